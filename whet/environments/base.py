@@ -1,0 +1,63 @@
+"""What an environment and a task set are. One ``Environment`` is one episode; a ``TaskSet`` poses tasks and makes them.
+
+Environments speak messages. They know no tokens, no model and no torch.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+from whet.config import Config
+from whet.types import Group, Message, Task
+
+
+@dataclass(slots=True)
+class Observation:
+    """What the model sees first."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None  # JSON schemas for the chat template
+
+
+@dataclass(slots=True)
+class Step:
+    """What the environment answers to one reply."""
+
+    reward: float = 0.0  # added to the episode's reward
+    done: bool = True
+    messages: list[Message] = field(default_factory=list)  # shown to the model next, if not done
+    scores: dict[str, float] = field(default_factory=dict)  # named components, merged into the trajectory's scores
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One episode. An exception other than a bad answer of the model is an infrastructure failure, never a reward."""
+
+    async def start(self) -> Observation: ...
+    async def step(self, reply: Message) -> Step: ...
+    async def close(self) -> None: ...
+
+
+class TaskSet(Config):
+    """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
+    ``data.type`` in a recipe; no change to the package is needed."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """The tasks of ``"train"`` or ``"test"``, in a fixed order, every uid distinct. The two never overlap."""
+        raise NotImplementedError
+
+    def make(self, task: Task) -> Environment:
+        """A fresh episode of the task. By default one turn, graded by ``grade``."""
+        from whet.environments.single_turn import SingleTurn
+
+        return SingleTurn(self, task)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """Scores of one answer; ``"reward"`` among them. Only used by the default ``make``."""
+        raise NotImplementedError(f"{type(self).__name__} must define either grade() or make()")
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        """Change rewards in view of the whole group (relative rewards). By default nothing."""
+
+    async def close(self) -> None:
+        """Release what grading holds (worker processes). By default nothing."""

@@ -1,0 +1,25 @@
+"""Errors that are meant for the user: the command line prints their message without a traceback."""
+
+
+class WhetError(Exception):
+    """Something the user or operator can act on. The message says what is wrong, where, and what to do."""
+
+    exit_code = 1
+
+
+class ConfigError(WhetError):
+    """The recipe or an override is wrong."""
+
+    exit_code = 2
+
+
+class DataError(WhetError):
+    """A data file or row is wrong."""
+
+
+class RefitError(WhetError):
+    """The generator doesn't hold the weights that the learner published."""
+
+
+class DeadlineError(WhetError):
+    """Something was waited for longer than its deadline."""

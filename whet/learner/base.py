@@ -1,0 +1,41 @@
+"""What a learner is, whatever its role (policy, critic, reward model, teacher) and however many ranks it spans."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.losses.base import Loss
+from whet.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Update:
+    """What one optimizer step returns."""
+
+    metrics: Metrics
+    logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained
+
+
+class Learner(Protocol):
+    async def score(self, batch: Batch, columns: set[str]) -> dict[str, Tensor]:
+        """Forward only. Columns: ``logprobs``, ``entropy``, ``values`` ([N]), ``reference_logprobs`` ([N])."""
+        ...
+
+    async def update(self, batch: Batch, loss: Loss) -> Update:
+        """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
+        ...
+
+    async def save(self, folder: Path) -> None:
+        """Write weights and optimizer as safetensors plus JSON into an existing folder."""
+        ...
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def close(self) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for people: parameters, trainable parameters, dtype, device, speed settings."""
+        ...

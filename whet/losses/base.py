@@ -1,0 +1,22 @@
+"""What a loss is: a frozen config that is called with a model's output and a batch. It knows no model and no device."""
+
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.metrics import Metrics
+
+Unit = Literal["token", "sequence", "group"]
+
+
+class Loss(Protocol):
+    """``needs`` names batch columns that must be filled before (``reference_logprobs``, ``advantages`` ...) and model
+    outputs beyond log-probs (``entropy``, ``values``). ``unit`` is the smallest piece of a batch on which the loss is
+    still additive: token losses may be cut between any two sequences, group losses only between groups.
+    """
+
+    needs: frozenset[str]
+    unit: Unit
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]: ...

@@ -1,0 +1,102 @@
+"""A batch is cut into micro-batches of bounded size, laid out as [data-parallel rank][micro-batch]. Every rank gets the
+same number of them. Weights were decided before, so how the cut falls changes no gradient."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.errors import DataError
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """A part of a batch, and where its tokens stand in it."""
+
+    batch: Batch
+    tokens: Tensor  # [n] indices into the whole batch
+
+
+def pack(batch: Batch, ranks: int, max_tokens: int, unit: str = "token") -> list[list[MicroBatch]]:
+    """Cut ``batch`` into micro-batches of at most ``max_tokens`` tokens, for each of ``ranks`` ranks.
+
+    Groups stay together where they fit, so that their prompt is computed once; with ``unit="group"`` (losses that
+    compare the members of a group) they are never cut. Deterministic. Raises ``DataError`` when one piece is too large.
+    """
+    pieces = _pieces(batch, max_tokens, whole_groups=unit == "group")
+    if not pieces:
+        return [[] for _ in range(ranks)]
+    total = sum(size for size, _ in pieces)
+    count = -(-total // max_tokens)
+    while True:  # a few more micro-batches until the pieces fit
+        count = -(-count // ranks) * ranks
+        bins = _spread(pieces, count, max_tokens)
+        if bins is not None:
+            break
+        count += 1
+    micro = [_micro_batch(batch, sequences) for sequences in bins]
+    return [micro[rank::ranks] for rank in range(ranks)]
+
+
+def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
+    """(tokens, sequences) of what stays together: groups, or as many sequences of a group as fit."""
+    own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences).tolist()
+    shared = _shared_tokens(batch)
+    members: dict[int, list[int]] = {}
+    for sequence, group in enumerate(batch.group.tolist()):
+        members.setdefault(group, []).append(sequence)
+    pieces: list[tuple[int, list[int]]] = []
+    for group, sequences in members.items():
+        size, current = shared[sequences[0]], list[int]()
+        for sequence in sequences:
+            if current and not whole_groups and size + own[sequence] > max_tokens:
+                pieces.append((size, current))
+                size, current = shared[sequence], []
+            size += own[sequence]
+            current.append(sequence)
+            if size > max_tokens:
+                what = "a whole group" if whole_groups else "one sequence with its prompt"
+                raise DataError(
+                    f"group {batch.group_uids[group]!r}: {what} has {size} tokens, more than learner.max_tokens = "
+                    f"{max_tokens}; raise learner.max_tokens or shorten prompts and answers"
+                )
+        pieces.append((size, current))
+    return pieces
+
+
+def _shared_tokens(batch: Batch) -> list[int]:
+    """[S] number of shared tokens each sequence hangs on."""
+    length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
+    result = [0] * batch.sequences
+    for segment, start in enumerate(batch.segment_start.tolist()):
+        sequence = int(batch.sequence[start])
+        ancestor = parent[segment]
+        while sequence >= 0 and ancestor >= 0:
+            result[sequence] += length[ancestor]
+            ancestor = parent[ancestor]
+    return result
+
+
+def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:
+    """Longest first, each into the emptiest bin; None if a bin overflows."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    load = [0] * count
+    for size, sequences in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
+        index = min(range(count), key=load.__getitem__)
+        if load[index] + size > max_tokens:
+            return None
+        load[index] += size
+        bins[index] += sequences
+    return bins
+
+
+def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
+    if sequences:
+        return MicroBatch(*batch.select(torch.tensor(sorted(sequences))))
+    # A rank without work still takes part in collectives: one short sequence that trains nothing.
+    part, tokens = batch.select(torch.tensor([int(batch.trained_per_sequence.argmin())]))
+    idle = replace(part, trained=torch.zeros_like(part.trained))
+    if part.weight is not None:
+        idle.weight = torch.zeros_like(part.weight)
+    return MicroBatch(idle, tokens)
