@@ -1,0 +1,99 @@
+"""A tiny tokenizer and tiny random models for tests: built in memory, no download, a function of the seed alone."""
+
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+VOCAB = 264  # 256 bytes and 3 special tokens, rounded up to a multiple of 8
+
+
+def tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token per byte, ChatML, ids below ``VOCAB``."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*alphabet, *SPECIAL])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    wrapped.chat_template = chat_template
+    return wrapped
+
+
+def tiny_llama(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """2 layers, 4 heads of size 32 over 2 key-value heads, untied. ``changes`` go to the config."""
+    return _build(LlamaForCausalLM, LlamaConfig(**_sizes(vocab, changes)), dtype, seed)
+
+
+def tiny_qwen3(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes with query and key norms and tied embeddings."""
+    return _build(Qwen3ForCausalLM, Qwen3Config(**_sizes(vocab, {"tie_word_embeddings": True, **changes})), dtype, seed)
+
+
+def tiny_gemma(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes; the first layer sees a sliding window of 8 tokens, the second everything."""
+    gemma = {
+        "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "query_pre_attn_scalar": 32,
+        "tie_word_embeddings": True,
+    }
+    return _build(Gemma3ForCausalLM, Gemma3TextConfig(**_sizes(vocab, {**gemma, **changes})), dtype, seed)
+
+
+def _sizes(vocab: int, changes: dict[str, Any]) -> dict[str, Any]:
+    eos = vocab_id("<|im_end|>")
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": eos if eos < vocab else None,
+        "pad_token_id": vocab_id("<|endoftext|>") if eos < vocab else None,
+    }
+    return {**sizes, **changes}
+
+
+def vocab_id(special: str) -> int:
+    """The id of a special token of ``tiny_tokenizer``."""
+    return 256 + SPECIAL.index(special)
+
+
+def _build(kind: type[PreTrainedModel], config: Any, dtype: torch.dtype, seed: int) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind(config)
+    return model.to(dtype).eval()
