@@ -1,0 +1,115 @@
+"""What is worth looking at: the metrics that people are shown, how to write them, and what should worry. Shared by the
+terminal, the report and docs/metrics.md, so that they call a thing by one name."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Style = Literal["number", "percent", "count"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One metric. ``low`` and ``high`` bound what is ordinary; beyond them it is shown as a warning."""
+
+    key: str
+    label: str
+    short: str = ""  # at most nine characters; the label where it is short
+    style: Style = "number"
+    low: float | None = None
+    high: float | None = None
+    plotted: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "short", self.short or self.label)
+
+    def worrying(self, value: float | None) -> bool:
+        """True outside the bounds, and for a number that is missing because it wasn't finite."""
+        if value is None or not math.isfinite(value):
+            return True
+        return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
+
+    def text(self, value: float | None) -> str:
+        return show(value, self.style)
+
+
+# In order of interest: where there is room for a few only, these are the first that the run reports.
+CATALOG = (
+    Entry("reward/mean", "reward"),
+    Entry("accuracy", "accuracy", style="percent"),
+    Entry("loss", "loss"),
+    Entry("answer/length_mean", "answer length", "length", "count"),
+    Entry("entropy", "entropy", low=0.03),
+    Entry("kl", "KL to reference", "KL", high=0.5),
+    Entry("mismatch/token_mult_prob_error", "mismatch", high=1.05),
+    Entry("clip/high", "clipped high", "clip high", "percent", high=0.2),
+    Entry("clip/low", "clipped low", "clip low", "percent", high=0.2),
+    Entry("gradient_norm", "gradient norm", "grad norm", high=100.0),
+    Entry("answer/truncated", "truncated answers", "truncated", "percent", high=0.25),
+    Entry("mismatch/kl", "mismatch KL", "mism. KL", high=0.02),
+    Entry("mismatch/max", "largest mismatch", "mism. max", high=2.0),
+    Entry("ratio/mean", "ratio", low=0.9, high=1.1, plotted=False),
+    Entry("reward/std", "reward spread", "spread", low=1e-6, plotted=False),
+    Entry("groups/kept", "groups kept", "kept", "count", plotted=False),
+    Entry("groups/dropped", "groups dropped", "dropped", "count", plotted=False),
+    Entry("lr", "learning rate", "lr", plotted=False),
+)
+ENTRIES = {entry.key: entry for entry in CATALOG}
+
+# The owner's phases of a step (see clock.py) that are told apart; all else is "other". Colours: (dark, light).
+PHASES = {
+    "generate": ("#5b9cf5", "#2f6fd0"),
+    "grade": ("#e8b04b", "#c98a12"),
+    "learn": ("#a98bf0", "#7a55d6"),
+    "publish": ("#4fc3a1", "#17936d"),
+    "evaluate": ("#f08bb4", "#cf4a85"),
+    "checkpoint": ("#c0a58a", "#94724f"),
+    "other": ("#6b7280", "#a3a9b3"),
+}
+
+
+def phases(line: dict[str, Any]) -> dict[str, float]:
+    """Seconds by phase of one train line; they add up to its ``time/step``. Phases that took no time are left out."""
+    found = {name: float(line.get(f"time/{name}") or 0.0) for name in PHASES if name != "other"}
+    rest = float(line.get("time/step") or 0.0) - sum(found.values())
+    return {name: seconds for name, seconds in {**found, "other": rest}.items() if seconds > 1e-9}
+
+
+def show(value: float | None, style: Style = "number") -> str:
+    """A number in at most seven characters.
+
+    >>> show(0.01234), show(0.4321, "percent"), show(134_515_008, "count"), show(2e-6)
+    ('0.0123', '43.2%', '134.5M', '2.0e-06')
+    """
+    if value is None or not math.isfinite(value):
+        return "not finite"
+    if style == "percent":
+        return f"{100 * value:.1f}%"
+    if style == "count":
+        for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+            if abs(value) >= size:
+                scale = 1e3 if unit == "k" else size
+                return f"{value / scale:.1f}{unit}"
+        return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 1e5 or size < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.{max(0, 3 - int(math.log10(size)))}f}" if size >= 1 else f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Time for people.
+
+    >>> duration(4.25), duration(75), duration(3725)
+    ('4.2 s', '1m 15s', '1h 02m')
+    """
+    if seconds is None or not math.isfinite(seconds):
+        return "-"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"

@@ -1,0 +1,132 @@
+"""Where the seconds of a step go, how fast tokens flow, and when the run will be done. Knows no metric sink and no loop.
+
+One task, the *owner*, runs the training loop. The phases it opens are exclusive: an inner phase pauses the one around
+it, so that they and ``time/other`` add up to ``time/step``. Phases that other tasks or threads open meanwhile
+(rollouts in the background) overlap with those, and are reported apart, as the time in which at least one was open.
+"""
+
+import asyncio
+import statistics
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_Who = tuple[int, int]  # thread and task
+
+
+class Clock:
+    """Seconds per phase and step.
+
+    >>> clock = Clock()
+    >>> with clock.phase("learn"):
+    ...     pass
+    >>> sorted(clock.lap())
+    ['time/learn', 'time/other', 'time/step']
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._owner: _Who | None = None
+        self._begun = self._seen = now()
+        self._stack: list[str] = []  # phases of the owner that are open now, the innermost last
+        self._own: dict[str, float] = defaultdict(float)
+        self._open: dict[str, int] = defaultdict(int)  # phases of others: how many are open now
+        self._since: dict[str, float] = {}
+        self._overlap: dict[str, float] = defaultdict(float)
+
+    def start(self) -> None:
+        """Make the calling task the owner and begin the first step now. Without it, the first task that opens a
+        phase is the owner, and the first step began with the clock."""
+        with self._lock:
+            self._owner = _who()
+            self._begun = self._seen = self._now()
+            self._own.clear()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time spent inside to ``name``; to the innermost one where phases are nested."""
+        if name in ("step", "other") or name.startswith("overlap/"):
+            raise ValueError(f"a phase can't be called {name!r}: the clock itself reports that")
+        with self._lock:
+            who = _who()
+            if self._owner is None:
+                self._owner = who
+            own = who == self._owner
+            now = self._now()
+            if own:
+                self._settle(now)
+                self._stack.append(name)
+            else:
+                if not self._open[name]:
+                    self._since[name] = now
+                self._open[name] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                now = self._now()
+                if own:
+                    self._settle(now)
+                    self._stack.pop()
+                else:
+                    self._open[name] -= 1
+                    if not self._open[name]:
+                        self._overlap[name] += now - self._since.pop(name)
+
+    def lap(self) -> dict[str, float]:
+        """End the step. Returns seconds by ``time/<phase>``, ``time/other``, ``time/step``, ``time/overlap/<phase>``.
+
+        Phases that are open are split here: what has passed belongs to this step, the rest to the next."""
+        with self._lock:
+            now = self._now()
+            self._settle(now)
+            for name in self._since:
+                self._overlap[name] += now - self._since[name]
+                self._since[name] = now
+            step = now - self._begun
+            result = {f"time/{name}": seconds for name, seconds in self._own.items()}
+            result["time/other"] = max(0.0, step - sum(self._own.values()))
+            result["time/step"] = step
+            result |= {f"time/overlap/{name}": seconds for name, seconds in self._overlap.items()}
+            self._own.clear()
+            self._overlap.clear()
+            self._begun = now
+            return result
+
+    def _settle(self, now: float) -> None:
+        if self._stack:
+            self._own[self._stack[-1]] += now - self._seen
+        self._seen = now
+
+
+class Pace:
+    """Throughput and time left, from the median of the last steps: one slow step (compilation, a checkpoint, an
+    evaluation) changes neither."""
+
+    def __init__(self, window: int = 20) -> None:
+        self._steps: deque[tuple[float, float]] = deque(maxlen=window)
+
+    def add(self, seconds: float, tokens: float) -> None:
+        self._steps.append((seconds, tokens))
+
+    def tokens_per_second(self) -> float:
+        """Median over the last steps; 0 before the first."""
+        rates = [tokens / seconds for seconds, tokens in self._steps if seconds > 0]
+        return statistics.median(rates) if rates else 0.0
+
+    def eta(self, steps_left: int) -> float | None:
+        """Seconds until ``steps_left`` more steps are done; None before the first step."""
+        if not self._steps:
+            return None
+        return max(0, steps_left) * statistics.median(seconds for seconds, _ in self._steps)
+
+
+def _who() -> _Who:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident(), id(task) if task else 0

@@ -1,0 +1,140 @@
+"""What was sampled, on disk: ``rollouts/step-000012.jsonl``, one line of JSON per trajectory.
+
+The recorder turns trajectories into ``RolloutRecord``s and writes them here; the report and ``whet view`` read them.
+Both need text only: no tokenizer and no model are known here.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from whet.errors import DataError
+from whet.metrics.atomic import sync_folder, write_atomically
+from whet.types import Message, Status
+
+
+@dataclass(slots=True)
+class RolloutRecord:
+    """One trajectory as people look at it. T is the number of trained tokens, over all trained spans."""
+
+    step: int
+    uid: str = ""  # the group's
+    task: str = ""  # the task's uid
+    sample: int = 0  # index in the group
+    prompt: str = ""  # what the model saw first, as text
+    answer: str = ""  # what it wrote, all trained spans
+    messages: list[Message] = field(default_factory=list)
+    reward: float | None = None  # None when the status is failed
+    advantage: float | None = None  # None when dropped or not yet known
+    scores: dict[str, float] = field(default_factory=dict)
+    status: str = Status.COMPLETED.value
+    error: str | None = None
+    tokens: list[int] = field(default_factory=list)  # [T]
+    texts: list[str] = field(default_factory=list)  # [T] the decoded piece of each token
+    logprobs: list[float | None] = field(default_factory=list)  # [T] as sampled
+    learner_logprobs: list[float | None] | None = None  # [T] under the weights at the start of the update
+    versions: tuple[int, int] | None = None  # oldest and newest weights that sampled it
+
+    @property
+    def differences(self) -> list[float | None]:
+        """[T] learner - sampler log-prob, None where either is missing."""
+        learner = self.learner_logprobs or []
+        result: list[float | None] = [
+            None if a is None or b is None else b - a for a, b in zip(self.logprobs, learner, strict=False)
+        ]
+        return result + [None] * (len(self.tokens) - len(result))
+
+    @property
+    def mismatch(self) -> float | None:
+        """Largest absolute difference over the tokens; None when nothing can be compared."""
+        return max((abs(d) for d in self.differences if d is not None), default=None)
+
+    @property
+    def correct(self) -> bool | None:
+        """Whether the grader called it correct. Without such a score: whether the reward is positive."""
+        value = self.scores.get("correct", self.reward)
+        return (
+            None if value is None or self.status == Status.FAILED else value > (0.5 if "correct" in self.scores else 0)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return _finite(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> Self:
+        """Unknown keys are left out and missing ones take their defaults: old runs stay readable."""
+        names = {f.name for f in fields(cls)}
+        known = {name: value for name, value in line.items() if name in names}
+        if isinstance(known.get("versions"), list):
+            known["versions"] = tuple(known["versions"])
+        known["scores"] = {name: value for name, value in (known.get("scores") or {}).items() if value is not None}
+        return cls(**known)
+
+
+def rollout_path(run_folder: Path, step: int) -> Path:
+    return run_folder / "rollouts" / f"step-{step:06d}.jsonl"
+
+
+def rollout_steps(run_folder: Path) -> list[int]:
+    """The steps whose rollouts were recorded, in order."""
+    names = [path.stem.removeprefix("step-") for path in (run_folder / "rollouts").glob("step-*.jsonl")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]) -> Path:
+    """Write all of a step's records at once, atomically. Numbers that aren't finite are written as null."""
+    lines = [json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+    path = rollout_path(run_folder, step)
+    # A lone surrogate can't be encoded in UTF-8, but its Python escape is also its JSON escape.
+    write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
+    return path
+
+
+def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:
+    """The records of one step. Raises DataError for a missing file or a line that isn't a record."""
+    path = rollout_path(run_folder, step)
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        recorded = rollout_steps(run_folder)
+        have = f"recorded steps: {_ranges(recorded)}" if recorded else "this run recorded none"
+        raise DataError(f"No rollouts of step {step} in {run_folder} ({have}).") from None
+    with file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield RolloutRecord.from_json(json.loads(line))
+            except (ValueError, TypeError, AttributeError) as error:
+                raise DataError(f"{path}, line {number} is not a rollout record: {error}") from error
+
+
+def drop_rollouts_after(run_folder: Path, step: int) -> None:
+    """Delete the rollouts of steps that a resumed run will do again."""
+    later = [s for s in rollout_steps(run_folder) if s > step]
+    for s in later:
+        rollout_path(run_folder, s).unlink()
+    if later:
+        sync_folder(run_folder / "rollouts")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def _ranges(numbers: list[int]) -> str:
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and n == parts[-1][1] + 1:
+            parts[-1][1] = n
+        else:
+            parts.append([n, n])
+    text = [str(a) if a == b else f"{a}-{b}" for a, b in parts]
+    return ", ".join(text if len(text) <= 12 else [*text[:6], "...", *text[-5:]])

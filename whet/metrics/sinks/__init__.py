@@ -1,0 +1,5 @@
+"""Where metrics go. A sink is a config that opens into something with ``write`` and ``close``."""
+
+from whet.metrics.sinks.base import Kind, OpenSinks, Sink, SinkConfig, Value
+
+__all__ = ["Kind", "OpenSinks", "Sink", "SinkConfig", "Value"]

@@ -1,0 +1,73 @@
+"""What a sink is. Values arrive once per step, after the numbers of all ranks have been merged.
+
+Keys are paths (``clip/high``). Two prefixes mean something to every sink: what depends on the machine or on the time
+of day (seconds, tokens per second, memory, timestamps) is under ``time/``, so that two runs can be compared without
+it; and ``run/...`` are facts about the run (model, device), shown once and never plotted.
+"""
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from whet.config import Config
+
+Value = float | int | str
+Kind = Literal["train", "evaluation"]
+
+
+class Sink(Protocol):
+    """An open destination of metrics."""
+
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None: ...
+    def close(self) -> None: ...
+
+
+class SinkConfig(Config):
+    """Base of all sinks. A user's own sink subclasses it and is named by its dotted path."""
+
+    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+        """Start writing about the run in ``folder``.
+
+        ``recipe`` is the resolved recipe as plain data. ``resume_step`` is the step of the checkpoint the run goes on
+        from, None for a new run; whatever the sink already holds about later steps is dropped, since they are done
+        again."""
+        raise NotImplementedError
+
+
+class OpenSinks:
+    """Several sinks as one: ``OpenSinks.of(configs, folder, recipe)``. Closing closes all, also when one fails."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    @classmethod
+    def of(
+        cls, configs: Sequence[SinkConfig], folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None
+    ) -> "OpenSinks":
+        with contextlib.ExitStack() as stack:
+            sinks = []
+            for config in configs:
+                sinks.append(config.open(folder, recipe, resume_step))
+                stack.callback(sinks[-1].close)
+            stack.pop_all()  # all are open: from here on they are the caller's to close
+        return cls(sinks)
+
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        for sink in self._sinks:
+            sink.write(step, values, kind)
+
+    def close(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for sink in self._sinks:
+                stack.callback(sink.close)
+
+
+def numbers(values: Mapping[str, Value]) -> dict[str, float]:
+    """The finite numbers among the values, without facts: what can be plotted."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if not isinstance(value, str) and not name.startswith("run/") and math.isfinite(value)
+    }

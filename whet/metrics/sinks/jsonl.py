@@ -1,0 +1,111 @@
+"""``metrics.jsonl``: the record of a run that everything else is drawn from. One line per step and kind.
+
+A line is on the disk before ``write`` returns. It is always valid JSON: a number that isn't finite is null and its
+name is in the line's ``not_finite`` list.
+"""
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.errors import DataError
+from whet.metrics.atomic import sync_folder, write_atomically
+from whet.metrics.sinks.base import Kind, SinkConfig, Value
+
+FILE = "metrics.jsonl"
+_RESERVED = ("step", "kind", "not_finite")
+
+
+class JSONLSink(SinkConfig):
+    """Append to ``metrics.jsonl`` in the run folder."""
+
+    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "JSONLWriter":
+        path = folder / FILE
+        if resume_step is not None:
+            truncate_after(path, resume_step)
+        elif path.exists() and path.stat().st_size:
+            raise DataError(f"{path} already holds the metrics of a run. Resume that run, or choose another folder.")
+        return JSONLWriter(path)
+
+
+class JSONLWriter:
+    """See ``JSONLSink``."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        sync_folder(path.parent)
+
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        data = encode_line(step, {**values, "time/written": time.time()}, kind)
+        while data:  # a write may be cut short; the tail must still land right behind it
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
+    """One line with its newline. Floats are written so that they are read back exactly."""
+    line: dict[str, Any] = {"step": int(step), "kind": kind}
+    broken = []
+    for name, value in values.items():
+        if name in _RESERVED:
+            raise ValueError(f"a metric can't be called {name!r}")
+        if not isinstance(value, str | int):  # float(): also numpy's and torch's scalars
+            value = float(value)
+            if not math.isfinite(value):
+                broken.append(name)
+                line[name] = None
+                continue
+        line[name] = value
+    if broken:
+        line["not_finite"] = broken
+    return json.dumps(line, allow_nan=False).encode() + b"\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics file in order of step, one per step and kind (the last word on a key counts).
+
+    A torn last line, left by a kill or being written now, is passed over. Raises DataError for any other broken one.
+    A missing file is an empty list."""
+    merged: dict[tuple[int, str], dict[str, Any]] = {}
+    for _, line in _lines(path):
+        merged.setdefault((line["step"], line.get("kind", "train")), {}).update(line)
+    return [merged[key] for key in sorted(merged, key=lambda key: key[0])]
+
+
+def truncate_after(path: Path, step: int) -> None:
+    """Drop the lines of later steps, and a torn last line, in one atomic replacement. Does nothing where there is
+    nothing to drop."""
+    if not path.exists():
+        return
+    kept = b"".join(raw for raw, line in _lines(path) if line["step"] <= step)
+    if len(kept) != path.stat().st_size:
+        write_atomically(path, kept)
+
+
+def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line without what differs between two identical runs."""
+    return {name: value for name, value in line.items() if not name.startswith("time/")}
+
+
+def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    raw = path.read_bytes().split(b"\n") if path.exists() else []
+    found = []
+    for number, text in enumerate(raw[:-1], 1):  # behind the last newline is nothing, or a torn line
+        try:
+            line = json.loads(text)
+            if not isinstance(line.get("step"), int):
+                raise ValueError("it has no step")
+        except (ValueError, AttributeError) as error:
+            raise DataError(f"{path}, line {number} is broken ({error}). Remove it to go on.") from error
+        found.append((text + b"\n", line))
+    return found

@@ -1,0 +1,41 @@
+"""TensorBoard event files under ``tensorboard/`` in the run folder."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.errors import WhetError
+from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
+
+
+class TensorBoardSink(SinkConfig):
+    """Every number as a scalar. Look at them with ``tensorboard --logdir FOLDER``."""
+
+    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise WhetError(
+                "The tensorboard sink needs TensorBoard, which isn't installed. "
+                "Install it with: pip install 'whet[tensorboard]'"
+            ) from error
+        # purge_step hides what an earlier attempt wrote about the steps that are done again.
+        purge = None if resume_step is None else resume_step + 1
+        writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge)
+        if resume_step is None:
+            writer.add_text("recipe", "    " + json.dumps(recipe, indent=2, default=str).replace("\n", "\n    "), 0)
+        return _Writer(writer)
+
+
+class _Writer:
+    def __init__(self, writer: Any) -> None:
+        self._writer = writer
+
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        for name, value in numbers(values).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()

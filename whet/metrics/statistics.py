@@ -1,0 +1,103 @@
+"""How sure one can be of an accuracy: intervals and unbiased estimates. Pure functions of counts and outcomes."""
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, fmean
+
+import numpy as np
+
+from whet.seeds import derive_seed
+
+
+def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Wilson 1927). Sensible at 0, at 1 and for small ``n``; (0, 1) for n = 0.
+
+    >>> low, high = wilson(8, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.49, 0.943)
+    """
+    _proportion(successes, n)
+    if n == 0:
+        return 0.0, 1.0
+    z = _z(confidence)
+    p = successes / n
+    centre = (p + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+    return max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half))
+
+
+def newcombe(
+    before: float, n_before: int, after: float, n_after: int, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """Difference of two independent proportions, after - before: (difference, low, high).
+
+    Newcombe's hybrid score interval (Newcombe 1998, method 10). ``before`` and ``after`` are counts of successes. On
+    the same tasks it is wider than need be: use ``paired_difference`` where the single outcomes are known."""
+    if not (n_before and n_after):
+        return 0.0, -1.0, 1.0
+    p, q = before / n_before, after / n_after
+    (p_low, p_high), (q_low, q_high) = wilson(before, n_before, confidence), wilson(after, n_after, confidence)
+    d = q - p
+    return d, d - math.hypot(q - q_low, p_high - p), d + math.hypot(q_high - q, p - p_low)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Probability that at least one of ``k`` answers is right, from ``correct`` right ones among ``n`` sampled.
+
+    The unbiased estimator 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374), as a product, which does not
+    overflow. Raises ValueError unless 1 <= k <= n and 0 <= correct <= n.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    if not (1 <= k <= n and 0 <= correct <= n):
+        raise ValueError(f"pass@k needs 1 <= k <= n and 0 <= correct <= n, got {n=}, {correct=}, {k=}")
+    miss = 1.0
+    for i in range(n - correct + 1, n + 1):
+        miss *= max(0, i - k) / i
+    return 1.0 - miss
+
+
+def paired_difference(
+    before: Sequence[float], after: Sequence[float], seed: int = 0, resamples: int = 4000, confidence: float = 0.95
+) -> tuple[float, float, float]:
+    """Mean of after - before on the same tasks with a percentile bootstrap interval over tasks: (mean, low, high).
+
+    ``before[i]`` and ``after[i]`` are scores of the same task: 0 or 1, or a mean over several samples."""
+    differences = _differences(before, after)
+    if not differences:
+        raise ValueError("a paired difference needs at least one task")
+    random = np.random.default_rng(derive_seed("paired_difference", seed))
+    values = np.asarray(differences)
+    # A bounded number of values at a time: resamples x tasks indices would be large for long evaluations.
+    means = np.array([values[random.integers(len(values), size=len(values))].mean() for _ in range(resamples)])
+    tail = (1 - confidence) / 2
+    return fmean(differences), float(np.quantile(means, tail)), float(np.quantile(means, 1 - tail))
+
+
+def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> float:
+    """Exact two-sided p-value that two models are equally often right on the same tasks (McNemar 1947, binomial)."""
+    differences = _differences(before, after)
+    won, lost = differences.count(1), differences.count(-1)
+    n = won + lost
+    if n == 0:
+        return 1.0
+    logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) for i in range(min(won, lost) + 1)]
+    return min(1.0, 2 * math.fsum(math.exp(value - n * math.log(2)) for value in logs))
+
+
+def _differences(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    if len(before) != len(after):
+        raise ValueError(f"paired outcomes must be of the same tasks, got {len(before)} before and {len(after)} after")
+    return [float(b) - float(a) for a, b in zip(before, after, strict=True)]
+
+
+def _proportion(successes: float, n: int) -> None:
+    if n < 0 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes among {n} is no proportion")
+
+
+def _z(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
+    return NormalDist().inv_cdf(0.5 + confidence / 2)

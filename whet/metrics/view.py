@@ -1,0 +1,139 @@
+"""Looks through what a run sampled, in the terminal. Text of the model is shown as it is, but can't act: control
+characters are made visible and nothing in it is taken for markup."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console, RenderableType
+from rich.console import Group as Lines
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from whet.errors import DataError
+from whet.metrics.catalog import show
+from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
+from whet.metrics.visible import visible
+from whet.types import Status
+
+Sort = Literal["order", "reward", "advantage", "length", "mismatch"]
+Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
+
+_KEYS: dict[Sort, Callable[[RolloutRecord], float | None]] = {
+    "reward": lambda record: record.reward,
+    "advantage": lambda record: record.advantage,
+    "length": lambda record: len(record.tokens),
+    "mismatch": lambda record: record.mismatch,
+}
+# Background by |learner - sampler| log-prob; upwards in orange where the learner finds the token likelier.
+_LEVELS = (0.05, 0.2, 0.5, 1.0)
+_LIKELIER = ("", "on #3a2f1c", "on #5c4319", "on #8a5a12", "on #c2750a")
+_LESS_LIKELY = ("", "on #1c2c3f", "on #1d4166", "on #1c5a96", "on #1878cf")
+
+
+def view(
+    run: Path,
+    step: int | None = None,
+    n: int | None = 8,
+    sort: Sort = "order",
+    only: Only | None = None,
+    console: Console | None = None,
+    page: bool | None = None,
+) -> None:
+    """Show up to ``n`` rollouts (None: all) of one step, by default the last recorded one.
+
+    ``sort`` puts the largest first; ``only`` keeps those graded so, or that ended so. ``page`` sends them through the
+    pager; by default where there is a terminal. Raises DataError when nothing was recorded."""
+    console = console or Console()
+    if step is None:
+        steps = rollout_steps(run)
+        if not steps:
+            raise DataError(f"No rollouts in {run / 'rollouts'}. Is it a run folder, and was recording switched on?")
+        step = steps[-1]
+    everything = list(read_rollouts(run, step))
+    chosen = select(everything, sort, only)[:n]
+    head = Text.assemble(
+        (f"step {step}", "bold"), f"   {len(chosen)} of {len(everything)} rollouts", f"   sorted by {sort}",
+        f"   only {only}" if only else "",
+    )  # fmt: skip
+    page = console.is_terminal if page is None else page
+    if page:
+        with console.pager(styles=True):
+            _print(console, head, chosen)
+    else:
+        _print(console, head, chosen)
+
+
+def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | None = None) -> list[RolloutRecord]:
+    """The records that ``only`` keeps, sorted. Records without the number that is sorted by come last."""
+    if only == "correct" or only == "wrong":
+        chosen = [record for record in records if record.correct is (only == "correct")]
+    else:
+        chosen = [record for record in records if only is None or record.status == only]
+    if sort != "order":
+        key = _KEYS[sort]
+
+        def rank(record: RolloutRecord) -> tuple[bool, float]:
+            value = key(record)
+            return value is None, -(value or 0.0)
+
+        chosen.sort(key=rank)
+    return chosen
+
+
+def render(record: RolloutRecord) -> RenderableType:
+    """One rollout: its head, the prompt, and the answer with each token coloured by learner - sampler log-prob."""
+    verdict = {True: ("correct", "bold green"), False: ("wrong", "bold red"), None: ("", "")}[record.correct]
+    head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), verdict)
+    bad_end = record.status != Status.COMPLETED
+    facts = [
+        None if record.reward is None else f"reward {show(record.reward)}",
+        None if record.advantage is None else f"advantage {record.advantage:+.2f}",
+        f"{len(record.tokens)} tokens",
+        None if record.mismatch is None else f"largest difference {show(record.mismatch)}",
+        *(
+            f"{visible(name)} {show(value)}"
+            for name, value in record.scores.items()
+            if name not in ("correct", "reward")
+        ),
+    ]
+    line = Text("   ".join(fact for fact in facts if fact), style="dim")
+    if bad_end:
+        line.append(f"   {visible(record.status)}", style="not dim bold yellow")
+    parts: list[RenderableType] = [Rule(head, align="left", style="bright_black"), line, Text()]
+    parts += [
+        _indented("prompt", Text(visible(record.prompt), style="dim")),
+        Text(),
+        _indented("answer", _answer(record)),
+    ]
+    if record.error:
+        parts += [Text(), Text(f"error: {visible(record.error)}", style="bold red")]
+    return Lines(*parts, Text())
+
+
+def level(difference: float | None) -> int:
+    """0 to 4: how much a token's log-probs differ."""
+    return 0 if difference is None else sum(abs(difference) >= limit for limit in _LEVELS)
+
+
+def _answer(record: RolloutRecord) -> Text:
+    if len(record.texts) != len(record.tokens) or not record.texts:
+        return Text(visible(record.answer))
+    text = Text()
+    for piece, difference in zip(record.texts, record.differences, strict=True):
+        styles = _LIKELIER if (difference or 0) > 0 else _LESS_LIKELY
+        text.append(visible(piece), style=styles[level(difference)])
+    return text
+
+
+def _indented(label: str, text: Text) -> RenderableType:
+    return Lines(Text(label, style="bold underline"), Padding(text, (0, 0, 0, 2)))
+
+
+def _print(console: Console, head: Text, records: Sequence[RolloutRecord]) -> None:
+    console.print(head)
+    for record in records:
+        console.print(render(record))
+    if not records:
+        console.print("No rollout fits.", style="dim")
