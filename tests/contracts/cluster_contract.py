@@ -1,0 +1,158 @@
+"""What every cluster must do. Subclass ``ClusterContract`` in a test module and define the ``cluster`` fixture."""
+
+import asyncio
+import functools
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from whet.cluster.base import Cluster, Placement, Seat
+from whet.config import Config
+from whet.errors import DeadlineError, WhetError
+
+
+def in_event_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Run an async test in an event loop of its own."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **fixtures: Any) -> None:
+        asyncio.run(test(*args, **fixtures))  # type: ignore[arg-type]
+
+    return run
+
+
+class CounterConfig(Config):
+    start: int = 0
+    broken: bool = False
+
+
+class Counter:
+    """A worker of the tests. It notices when two of its methods run at once."""
+
+    def __init__(self, config: CounterConfig, seat: Seat) -> None:
+        if config.broken:
+            raise WhetError("the counter is broken; mend it")
+        self.count = config.start
+        self.seat = seat
+        self.inside = False
+
+    def add(self, number: int, seconds: float = 0.0) -> int:
+        assert not self.inside
+        self.inside = True
+        time.sleep(seconds)
+        self.count += number
+        self.inside = False
+        return self.count
+
+    def where(self) -> tuple[int, int, int, int]:
+        return (self.seat.rank, self.seat.ranks, self.seat.shard, self.seat.shards)
+
+    def thread(self) -> tuple[int, int]:
+        return os.getpid(), threading.get_ident()
+
+    def got(self, shard: Any, *rest: Any) -> tuple[Any, ...]:
+        return (self.seat.rank, shard, *rest)
+
+    def fail(self, rank: int) -> None:
+        if self.seat.rank == rank:
+            raise WhetError(f"rank {rank} ran out of luck; try again")
+
+    def close(self) -> None:
+        self.count = -1
+
+
+class ClusterContract:
+    @in_event_loop
+    async def test_a_call_reaches_every_rank_and_answers_in_order(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(start=5), Placement(ranks=3))
+        assert await group.call("where") == [(0, 3, 0, 3), (1, 3, 1, 3), (2, 3, 2, 3)]
+        assert await group.call("add", 2) == [7, 7, 7]
+        await group.close()
+
+    @in_event_loop
+    async def test_ranks_of_one_shard_get_the_same_shard_and_answer_once(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(ranks=4, ranks_per_shard=2))
+        assert await group.call("where") == [(0, 4, 0, 2), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 1, 2)]
+        assert await group.scatter("got", ["a", "b"], 7) == [(0, "a", 7), (2, "b", 7)]
+        await group.close()
+
+    @in_event_loop
+    async def test_a_wrong_number_of_shards_is_refused(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
+        with pytest.raises(ValueError, match="3 shards"):
+            await group.scatter("got", [1, 2, 3])
+        await group.close()
+
+    @in_event_loop
+    async def test_calls_of_one_worker_never_overlap_and_keep_their_order(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement())
+        results = await asyncio.gather(*(group.call("add", 1, 0.01) for _ in range(5)))
+        assert results == [[1], [2], [3], [4], [5]]
+        assert len({tuple(await group.call("thread")) for _ in range(3)}) == 1
+        await group.close()
+
+    @in_event_loop
+    async def test_the_event_loop_goes_on_while_a_worker_works(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement())
+        await group.call("where")
+        working = asyncio.create_task(group.call("add", 1, 0.3))
+        turns = 0
+        while not working.done():
+            await asyncio.sleep(0.01)
+            turns += 1
+        assert turns > 10
+        await group.close()
+
+    @in_event_loop
+    async def test_an_exception_reaches_the_caller_unchanged_and_the_worker_lives_on(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
+        with pytest.raises(WhetError, match=r"^rank 1 ran out of luck; try again$") as caught:
+            await group.call("fail", 1)
+        assert type(caught.value) is WhetError
+        assert await group.call("add", 1) == [1, 1]
+        await group.close()
+
+    @in_event_loop
+    async def test_what_building_a_worker_raises_the_first_call_raises(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(broken=True), Placement())
+        with pytest.raises(WhetError, match="the counter is broken"):
+            await group.call("where")
+        await group.close()
+
+    @in_event_loop
+    async def test_a_deadline_names_the_method_and_what_was_in_its_way(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(deadline=30.0))
+        await group.call("where")
+        with pytest.raises(DeadlineError, match=r"Counter\.add .* 0\.05 s"):
+            await group.call("add", 1, 0.5, deadline=0.05)
+        with pytest.raises(DeadlineError, match=r"Counter\.where .*still busy with add"):
+            await group.call("where", deadline=0.05)
+        assert await group.call("add", 0) == [1]
+        await group.close()
+
+    @in_event_loop
+    async def test_a_call_given_up_before_it_began_never_runs(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement())
+        first = asyncio.create_task(group.call("add", 1, 0.2))
+        await asyncio.sleep(0.05)
+        with pytest.raises(DeadlineError):
+            await group.call("add", 100, deadline=0.05)
+        assert await first == [1]
+        assert await group.call("add", 0) == [1]
+        await group.close()
+
+    @in_event_loop
+    async def test_a_closed_group_refuses_calls_and_closing_twice_is_fine(self, cluster: Cluster) -> None:
+        group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
+        await group.close()
+        await group.close()
+        with pytest.raises(WhetError, match="after the group was closed"):
+            await group.call("where")
+
+    def test_a_placement_that_does_not_divide_is_refused(self) -> None:
+        with pytest.raises(WhetError, match="multiple"):
+            Placement(ranks=3, ranks_per_shard=2)
