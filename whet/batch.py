@@ -11,16 +11,16 @@ Nothing here knows a model, a device mesh or an algorithm. Shapes: N tokens, S s
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import DataError
 from whet.seeds import derive_seed
-from whet.types import Distribution, Group, Status, Trajectory
+from whet.types import Distribution, Group, Status, Trajectory, Weighting
 
-Weighting = Literal["token", "sequence", "group", "constant"]
+MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
 
 _TOKEN = {"axis": "token"}
 _SEQUENCE = {"axis": "sequence"}
@@ -68,16 +68,21 @@ class Batch:
         cls, groups: Sequence[Group], *, share_prompts: bool = True, distribution: Distribution | None = None
     ) -> "Batch":
         """Lay out the trajectories of the groups, in order. What all trajectories of a group have in common before the
-        first trained token becomes one shared segment, unless ``share_prompts`` is off.
+        first trained token becomes one shared segment; so does what all groups have in common (a system prompt, say),
+        if it is long enough to be worth it. ``share_prompts=False`` makes every trajectory a root.
 
         Raises ``DataError`` for a failed trajectory or one without tokens.
         """
         layout = _Layout()
-        for index, group in enumerate(groups):
-            shared = _common_prefix(group) if share_prompts and len(group.trajectories) > 1 else []
-            root = layout.segment(shared, [False] * len(shared), None, parent=-1, sequence=-1) if shared else -1
+        prompts = [_same_start([_leading(t) for t in group.trajectories]) for group in groups]
+        common = _same_start(prompts) if share_prompts and len(groups) > 1 else []
+        root = layout.shared_segment(common, parent=-1) if len(common) >= MIN_COMMON_PREFIX else -1
+        for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
+            parent, shared = root, len(common) if root >= 0 else 0
+            if share_prompts and len(group.trajectories) > 1 and len(prompt) > shared:
+                parent, shared = layout.shared_segment(prompt[shared:], parent), len(prompt)
             for trajectory in group.trajectories:
-                layout.add_sequence(group.uid, index, trajectory, root, len(shared))
+                layout.add_sequence(group.uid, index, trajectory, parent, shared)
         return layout.batch(tuple(group.uid for group in groups), distribution or Distribution())
 
     def __len__(self) -> int:
@@ -190,14 +195,17 @@ class Batch:
         return replace(self, **moved, scores={name: value.to(device) for name, value in self.scores.items()})
 
 
-def _common_prefix(group: Group) -> list[int]:
-    """The tokens that all trajectories share before any of them trains one."""
-    prompts = []
-    for trajectory in group.trajectories:
-        leading = takewhile(lambda span: not span.trained, trajectory.spans)
-        prompts.append([token for span in leading for token in span.tokens])
-    same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*prompts, strict=False))
-    return [tokens[0] for tokens in same]
+def _leading(trajectory: Trajectory) -> list[int]:
+    """The tokens before the first trained one."""
+    return [token for span in takewhile(lambda span: not span.trained, trajectory.spans) for token in span.tokens]
+
+
+def _same_start(lists: Sequence[list[int]]) -> list[int]:
+    """The longest common prefix. With one list, the list itself."""
+    if not lists:
+        return []
+    low, high = min(lists), max(lists)  # what the first and last in order share, all share
+    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))]
 
 
 class _Layout:
@@ -234,6 +242,9 @@ class _Layout:
         self.trained += [flag and (i > 0 or previous >= 0) for i, flag in enumerate(trained)]
         self.logprobs += logprobs or [0.0] * len(tokens)
         return len(self.start) - 1
+
+    def shared_segment(self, tokens: list[int], parent: int) -> int:
+        return self.segment(tokens, [False] * len(tokens), None, parent, sequence=-1)
 
     def add_sequence(self, uid: str, group: int, trajectory: Trajectory, root: int, shared: int) -> None:
         if trajectory.status is Status.FAILED:

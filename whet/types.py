@@ -7,7 +7,9 @@ samples a group of G: every objective reads the same columns.
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
+
+Weighting = Literal["token", "sequence", "group", "constant"]  # how a token's share of a step is counted
 
 
 class Message(TypedDict):

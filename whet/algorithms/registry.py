@@ -1,0 +1,3 @@
+"""Built-in algorithms by the name that recipes use."""
+
+ALGORITHMS = {"grpo": "whet.algorithms.grpo:GRPO"}

@@ -1,0 +1,110 @@
+"""One episode: an environment and a generator take turns until the environment is done. Tokens are only ever appended;
+nothing that was sampled is decoded and encoded again. Knows no groups, no permits and no learner."""
+
+import time
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.data.renderer import Renderer
+from whet.environments.base import Environment
+from whet.errors import DataError
+from whet.generators.base import Generator, SamplingParams
+from whet.seeds import derive_seed
+from whet.types import Distribution, Message, Span, Status, Trajectory
+
+
+class Sampling(Config):
+    """How answers are sampled."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 takes the most likely token each time."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k most likely tokens; 0: all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample among the most likely tokens that hold this much probability."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Leave out tokens less likely than this share of the most likely one."""
+    max_new_tokens: int = Field(256, gt=0)
+    """Longest reply of one turn, in tokens."""
+    max_turns: int = Field(1, gt=0)
+    """Longest episode, in replies."""
+    max_prompt_tokens: int = Field(2048, gt=0)
+    """A task with a longer prompt is an error."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a reply."""
+
+    @property
+    def distribution(self) -> Distribution:
+        """What the learner's log-probs are taken under; greedy sampling has none, so temperature 1."""
+        return Distribution(self.temperature or 1.0, self.top_k, self.top_p, self.min_p)
+
+    def params(self, seed: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.max_new_tokens,
+            seed=seed,
+            distribution=self.distribution,
+            greedy=self.temperature == 0,
+            stop_token_ids=stop_token_ids,
+            stop=self.stop,
+        )
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds that episodes waited, added up over all of them (they overlap)."""
+
+    generating: float = 0.0
+    grading: float = 0.0
+
+
+async def run_episode(
+    environment: Environment,
+    generator: Generator,
+    renderer: Renderer,
+    sampling: Sampling,
+    *,
+    seed: int,
+    session: str,
+    timing: Timing,
+) -> Trajectory:
+    """Play one episode to its end. Raises what the environment or generator raises; closes the environment always."""
+    try:
+        observation = await environment.start()
+        messages: list[Message] = list(observation.messages)
+        prompt = renderer.render_prompt(messages, observation.tools)
+        if len(prompt) > sampling.max_prompt_tokens:
+            raise DataError(
+                f"{session}: the prompt has {len(prompt)} tokens, more than sampling.max_prompt_tokens = "
+                f"{sampling.max_prompt_tokens}; raise it or leave the task out"
+            )
+        history, spans = list(prompt), [Span(prompt, trained=False)]
+        trajectory = Trajectory(spans, messages=messages, status=Status.TRUNCATED)
+        for turn in range(sampling.max_turns):
+            started = time.perf_counter()
+            params = sampling.params(derive_seed(seed, turn), renderer.stop_token_ids)
+            completion = await generator.sample(history, params, session)
+            sampled = time.perf_counter()
+            timing.generating += sampled - started
+            spans.append(Span(completion.tokens, True, completion.logprobs, completion.versions))
+            history += completion.tokens
+            reply = renderer.parse_reply(completion.tokens)
+            messages.append(reply)
+            step = await environment.step(reply)
+            timing.grading += time.perf_counter() - sampled
+            trajectory.reward += step.reward
+            trajectory.scores |= step.scores
+            if completion.finish_reason == "length":
+                break
+            if step.done:
+                trajectory.status = Status.COMPLETED
+                break
+            if turn + 1 < sampling.max_turns:
+                added = renderer.render_next(history, step.messages)
+                spans.append(Span(added, trained=False))
+                history += added
+                messages += step.messages
+        return trajectory
+    finally:
+        await environment.close()

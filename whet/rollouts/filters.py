@@ -1,0 +1,64 @@
+"""What happens to a group between grading and learning. A filter returns the group, changed or not, or None to drop it.
+Filters run in the order in which the recipe lists them. Whole groups are dropped, never single rows: dropping rows
+would bias the baseline."""
+
+from dataclasses import replace
+from pydantic import Field
+
+from whet.config import Config
+from whet.types import Group, Span, Status, Trajectory
+
+FILTERS = {
+    "dynamic_sampling": "whet.rollouts.filters:DynamicSampling",
+    "overlong_shaping": "whet.rollouts.filters:OverlongShaping",
+    "overlong_filter": "whet.rollouts.filters:OverlongFilter",
+}
+
+
+class Filter(Config):
+    """Base of all filters; subclass it for your own and name it by its dotted path."""
+
+    def __call__(self, group: Group) -> Group | None:
+        raise NotImplementedError
+
+
+class DynamicSampling(Filter):
+    """Drop groups whose rewards have no spread: they teach nothing (DAPO, arXiv 2503.14476). The source then samples
+    further tasks until the step is full. List it before any shaping, so that spread is judged on the plain reward."""
+
+    def __call__(self, group: Group) -> Group | None:
+        rewards = {trajectory.reward for trajectory in group.trajectories}
+        return group if len(rewards) > 1 else None
+
+
+class OverlongShaping(Filter):
+    """Soft punishment of long answers (DAPO, arXiv 2503.14476): nothing up to ``limit - buffer`` trained tokens, then
+    linearly down to ``-penalty`` at ``limit`` and beyond. All turns of an episode count."""
+
+    limit: int = Field(gt=0)
+    """Length L in tokens."""
+    buffer: int = Field(gt=0)
+    """Length B over which the punishment grows."""
+    penalty: float = Field(1.0, ge=0)
+
+    def __call__(self, group: Group) -> Group | None:
+        shaped = []
+        for trajectory in group.trajectories:
+            over = (trajectory.trained_tokens - (self.limit - self.buffer)) / self.buffer
+            shaping = -self.penalty * min(max(over, 0.0), 1.0)
+            scores = trajectory.scores | {"overlong": shaping}
+            shaped.append(replace(trajectory, reward=trajectory.reward + shaping, scores=scores))
+        return replace(group, trajectories=shaped)
+
+
+class OverlongFilter(Filter):
+    """Truncated answers train no token but still count in their group's baseline (DAPO, arXiv 2503.14476)."""
+
+    def __call__(self, group: Group) -> Group | None:
+        masked = [_untrained(t) if t.status is Status.TRUNCATED else t for t in group.trajectories]
+        return replace(group, trajectories=masked)
+
+
+def _untrained(trajectory: Trajectory) -> Trajectory:
+    spans = [Span(span.tokens, False, span.logprobs, span.versions) for span in trajectory.spans]
+    return replace(trajectory, spans=spans)

@@ -1,0 +1,37 @@
+"""The staleness budget. A group of rollouts may start only while it holds a permit; a step's permits come back after new
+weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
+learner was started more than n versions ago."""
+
+from whet.errors import WhetError
+
+
+class Permits:
+    """Counts permits. One task (the source) takes and returns them, so there is nothing to wait for here.
+
+    >>> permits = Permits(per_step=2, max_staleness=0)
+    >>> permits.take(), permits.take(), permits.take()
+    (True, True, False)
+    >>> permits.give_back_step(); permits.take()
+    True
+    """
+
+    def __init__(self, per_step: int, max_staleness: int) -> None:
+        self.per_step = per_step
+        self.available = per_step * (max_staleness + 1)
+        self._total = self.available
+
+    def take(self) -> bool:
+        if self.available == 0:
+            return False
+        self.available -= 1
+        return True
+
+    def give_back(self, count: int = 1) -> None:
+        """Groups that were dropped before training free their permits at once."""
+        self.available += count
+        if self.available > self._total:
+            raise WhetError("more permits were given back than taken: a step was published twice")
+
+    def give_back_step(self) -> None:
+        """The step that was trained is published."""
+        self.give_back(self.per_step)

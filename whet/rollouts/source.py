@@ -1,0 +1,291 @@
+"""Where the loop's groups come from in reinforcement learning: tasks are drawn, episodes run side by side, finished groups
+are filtered and handed over in the order of their tickets.
+
+Who waits for what: ``next_groups`` waits for the oldest tickets. A ticket's task waits for free episode slots
+(``concurrency``), then for the generator and the environment, with a deadline. ``published`` never waits. Tickets are
+issued in one place (``_issue``), by permit, and consumed in order, so the result doesn't depend on which episode
+finishes first.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.data.order import TaskOrder
+from whet.data.renderer import Renderer
+from whet.environments.base import TaskSet
+from whet.errors import DataError, DeadlineError, WhetError
+from whet.generators.base import Generator
+from whet.metrics import Metrics
+from whet.rollouts.episode import Sampling, Timing, run_episode
+from whet.rollouts.filters import Filter
+from whet.rollouts.permits import Permits
+from whet.seeds import derive_seed
+from whet.types import Group, Span, Status, Task, Trajectory
+
+log = logging.getLogger(__name__)
+
+
+class RolloutConfig(Config):
+    """How many rollouts make a step, and how far they may run ahead."""
+
+    prompts_per_step: int = Field(8, gt=0)
+    """Groups that one step learns from."""
+    max_staleness: int = Field(0, ge=0)
+    """How many weight versions behind a rollout may have started. 0: synchronous; 1: one step off; n: n steps off."""
+    concurrency: int = Field(256, gt=0)
+    """Episodes that run at once."""
+    deadline: float = Field(600.0, gt=0)
+    """Seconds that one group may take before the run stops."""
+    retries: int = Field(2, ge=0)
+    """How often an episode is run again after its environment or generator failed."""
+    max_failed: float = Field(0.1, ge=0, le=1)
+    """Share of a step's groups that may be lost to failures before the run stops."""
+    max_sampling_rounds: int = Field(4, gt=0)
+    """At most this many times ``prompts_per_step`` groups are sampled for one step when filters drop some."""
+    when_exhausted: Literal["error", "smaller_step"] = "error"
+    """What to do when that limit is reached."""
+
+
+@dataclass(slots=True)
+class _Ticket:
+    number: int
+    task: int  # index into the task set
+    version: int  # weights when it was issued
+    job: "asyncio.Task[Group | None] | None" = None
+    group: Group | None = None
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What happened since the last step was handed over."""
+
+    metrics: Metrics = field(default_factory=Metrics)
+    timing: Timing = field(default_factory=Timing)
+
+
+class RolloutSource:
+    """A ``Source`` of groups sampled by the policy."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sampling: Sampling,
+        taskset: TaskSet,
+        generator: Generator,
+        renderer: Renderer,
+        *,
+        group_size: int,
+        filters: Sequence[Filter] = (),
+        seed: int = 0,
+        tasks: Sequence[Task] | None = None,
+    ) -> None:
+        self.config, self.sampling, self.taskset = config, sampling, taskset
+        self.generator, self.renderer = generator, renderer
+        self.group_size, self.filters, self.seed = group_size, tuple(filters), seed
+        self.tasks = taskset.tasks("train") if tasks is None else tasks
+        if not self.tasks:
+            raise DataError(f"{type(taskset).__name__} has no training tasks")
+        self.order = TaskOrder(len(self.tasks), seed)
+        self.permits = Permits(config.prompts_per_step, config.max_staleness)
+        self.version = 0
+        self._next_ticket = 0
+        self._tickets: deque[_Ticket] = deque()
+        self._slots = asyncio.Semaphore(config.concurrency)
+        self._tally = _Tally()
+
+    async def __aenter__(self) -> "RolloutSource":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        jobs = [ticket.job for ticket in self._tickets if ticket.job is not None]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        self._tickets.clear()
+        await self.taskset.close()
+
+    async def next_groups(self) -> list[Group]:
+        """One step's groups, in ticket order. Raises ``DataError`` when filters drop too many, ``WhetError`` when too many
+        failed, ``DeadlineError`` when one took too long."""
+        wanted = self.config.prompts_per_step
+        groups: list[Group] = []
+        sampled = failed = 0
+        self._issue()
+        while len(groups) < wanted:
+            ticket = self._tickets[0]
+            group = await self._finish(ticket)
+            self._tickets.popleft()
+            sampled += 1
+            if any(t.status is Status.FAILED for t in group.trajectories):
+                failed += 1
+                self._check_failures(group, failed)
+            else:
+                self._count(group, ticket)
+                kept = self._filter(group)
+                if kept is not None:
+                    groups.append(kept)
+                    continue
+            if sampled >= wanted * self.config.max_sampling_rounds:
+                self._exhausted(groups, sampled)
+                self.permits.give_back(wanted - len(groups))
+                break
+            self.permits.give_back()
+            self._issue()
+        self._tally.metrics.sum("groups/kept", len(groups)).sum("groups/dropped", sampled - failed - len(groups))
+        self._tally.metrics.sum("groups/failed", failed)
+        self._owed = len(groups)
+        return groups
+
+    async def published(self, version: int) -> None:
+        """New weights are in the generator: the trained step's permits come back."""
+        self.version = version
+        self.permits.give_back(self._owed)
+        self._owed = 0
+        if self.config.max_staleness:
+            self._issue()  # run ahead; in step, sampling starts when the next groups are asked for
+
+    _owed = 0
+
+    def tally(self) -> tuple[Metrics, Timing]:
+        """Metrics and timing since the last call."""
+        tally, self._tally = self._tally, _Tally()
+        return tally.metrics, tally.timing
+
+    def state(self) -> dict[str, Any]:
+        """Everything a resumed run needs (JSON): the position in the data, and each ticket that is not trained yet, with
+        its group if that is finished. Tickets under way are sampled again, under the same seeds."""
+        pending = []
+        for ticket in self._tickets:
+            job = ticket.job
+            done = job is not None and job.done() and not job.cancelled() and job.exception() is None
+            group = ticket.group or (job.result() if done and job is not None else None)
+            pending.append(
+                {
+                    "number": ticket.number,
+                    "task": ticket.task,
+                    "version": ticket.version,
+                    "trajectories": [asdict(t) for t in group.trajectories] if group else None,
+                }
+            )
+        return {"order": self.order.state(), "next_ticket": self._next_ticket, "pending": pending}
+
+    def load_state(self, state: dict[str, Any], version: int) -> None:
+        self.order.load_state(state["order"])
+        self.version, self._next_ticket = version, state["next_ticket"]
+        for saved in state["pending"]:
+            ticket = _Ticket(saved["number"], saved["task"], saved["version"])
+            if saved["trajectories"] is not None:
+                task = self.tasks[ticket.task]
+                ticket.group = Group(self._uid(ticket), task, [_trajectory(t) for t in saved["trajectories"]])
+            self.permits.take()
+            self._tickets.append(ticket)
+
+    def _issue(self) -> None:
+        """Start what lies waiting after a resume, then a new ticket for each permit."""
+        for ticket in self._tickets:
+            if ticket.job is None and ticket.group is None:
+                ticket.job = asyncio.create_task(self._run_group(ticket))
+        while self.permits.take():
+            ticket = _Ticket(self._next_ticket, self.order.next(), self.version)
+            self._next_ticket += 1
+            ticket.job = asyncio.create_task(self._run_group(ticket))
+            self._tickets.append(ticket)
+
+    async def _finish(self, ticket: _Ticket) -> Group:
+        if ticket.group is not None:
+            return ticket.group
+        assert ticket.job is not None
+        try:
+            group = await asyncio.wait_for(asyncio.shield(ticket.job), self.config.deadline)
+        except TimeoutError:
+            raise DeadlineError(
+                f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; "
+                "an environment or the generator hangs, or the deadline is too short"
+            ) from None
+        assert group is not None
+        return group
+
+    async def _run_group(self, ticket: _Ticket) -> Group:
+        task, uid = self.tasks[ticket.task], self._uid(ticket)
+        trajectories = await asyncio.gather(*(self._episode(task, uid, i) for i in range(self.group_size)))
+        group = Group(uid, task, list(trajectories))
+        if not any(t.status is Status.FAILED for t in trajectories):
+            await self.taskset.score_group(task, group)
+        return group
+
+    async def _episode(self, task: Task, uid: str, sample: int) -> Trajectory:
+        async with self._slots:
+            for attempt in range(self.config.retries + 1):
+                try:
+                    return await run_episode(
+                        self.taskset.make(task),
+                        self.generator,
+                        self.renderer,
+                        self.sampling,
+                        seed=derive_seed(self.seed, "rollout", uid, sample),
+                        session=f"{uid}/{sample}",
+                        timing=self._tally.timing,
+                    )
+                except (asyncio.CancelledError, WhetError):
+                    raise  # the former ends the run, the latter is for the user: trying again would not help
+                except Exception as error:
+                    log.warning("episode %s/%d failed (attempt %d): %r", uid, sample, attempt + 1, error)
+                    self._tally.metrics.sum("episodes/failed", 1)
+                    last = error
+            return Trajectory([], status=Status.FAILED, error=repr(last))
+
+    def _filter(self, group: Group) -> Group | None:
+        kept: Group | None = group
+        for keep in self.filters:
+            if kept is None:
+                break
+            kept = keep(kept)
+        return kept
+
+    def _count(self, group: Group, ticket: _Ticket) -> None:
+        metrics = self._tally.metrics
+        for trajectory in group.trajectories:
+            metrics.mean("reward/mean", trajectory.reward)
+            for name, value in trajectory.scores.items():
+                metrics.mean("accuracy" if name == "correct" else f"scores/{name}", value)
+            metrics.mean("answer/length_mean", trajectory.trained_tokens)
+            metrics.mean("answer/truncated", float(trajectory.status is Status.TRUNCATED))
+            metrics.sum("answer/tokens", trajectory.trained_tokens)
+            oldest = min((span.versions[0] for span in trajectory.spans if span.versions), default=self.version)
+            metrics.max("staleness/max", self.version - oldest)
+
+    def _check_failures(self, group: Group, failed: int) -> None:
+        errors = [t.error for t in group.trajectories if t.status is Status.FAILED]
+        log.warning("group %s is dropped: %d of its episodes failed", group.uid, len(errors))
+        if failed > max(1, self.config.max_failed * self.config.prompts_per_step):
+            raise WhetError(
+                f"{failed} groups of this step were lost to failures, more than rollouts.max_failed = "
+                f"{self.config.max_failed:g} of {self.config.prompts_per_step}; the last one, {group.uid}: {errors[-1]}"
+            )
+
+    def _exhausted(self, groups: list[Group], sampled: int) -> None:
+        if not groups or self.config.when_exhausted == "error":
+            raise DataError(
+                f"of {sampled} groups sampled for this step only {len(groups)} passed the filters "
+                f"({self.config.prompts_per_step} are needed); the tasks are too easy or too hard for this model. "
+                "Choose other tasks, a larger group, more rollouts.max_sampling_rounds, or "
+                "rollouts.when_exhausted=smaller_step"
+            )
+
+    def _uid(self, ticket: _Ticket) -> str:
+        return f"{ticket.number:07d}:{self.tasks[ticket.task].uid}"
+
+
+def _trajectory(saved: dict[str, Any]) -> Trajectory:
+    spans = [
+        Span(s["tokens"], s["trained"], s["logprobs"], tuple(s["versions"]) if s["versions"] else None)
+        for s in saved["spans"]
+    ]
+    return Trajectory(**(saved | {"spans": spans, "status": Status(saved["status"])}))

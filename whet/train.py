@@ -1,0 +1,47 @@
+"""THE loop. Groups come from a source, become one batch, are learned from, and the new weights are published; then the
+permits return. Every algorithm runs through here, in step or asynchronously."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from whet.algorithms.annotate import annotate
+from whet.batch import Batch
+from whet.checkpoint.crash_points import crash_point
+from whet.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from whet.run import Run
+
+
+async def train(run: "Run") -> None:
+    """Run from ``run.start`` to ``run.recipe.steps``."""
+    algorithm, clock = run.recipe.algorithm, run.clock
+    async with run.source:
+        await run.before_first_step()
+        for step in range(run.start, run.recipe.steps):
+            with clock.phase("generate"):
+                groups = await run.source.next_groups()
+            crash_point("step.generated")
+            with clock.phase("learn"):
+                batch = Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
+                batch = await annotate(batch, algorithm, run.learners)
+                for minibatch in _minibatches(batch, run, step):
+                    for role, loss in algorithm.losses.items():
+                        update = await run.learners[role].update(minibatch, loss)
+                        run.metrics.merge(update.metrics, prefix="" if role == "policy" else f"{role}/")
+                        if role == "policy" and algorithm.on_policy:
+                            batch.old_logprobs = update.logprobs  # for people to look at
+            crash_point("step.updated")
+            with clock.phase("publish"):
+                await run.publish(step + 1)
+            crash_point("step.published")
+            await run.housekeeping(step + 1, groups, batch)
+
+
+def _minibatches(batch: Batch, run: "Run", step: int) -> Iterator[Batch]:
+    """Each with its weights set."""
+    algorithm = run.recipe.algorithm
+    for epoch in range(algorithm.epochs):
+        seed = derive_seed(run.recipe.seed, "minibatches", step, epoch)
+        for minibatch, _ in batch.minibatches(algorithm.minibatches, seed):
+            yield algorithm.weigh(minibatch, run.recipe.sampling.max_new_tokens)
