@@ -1,0 +1,74 @@
+"""Functions for grading workers to run; importable there by name."""
+
+import os
+import signal
+import time
+
+import whet.environments.math_grader as math_grader
+
+
+def echo(value):
+    return value
+
+
+def hang(_value=None):
+    while True:
+        pass
+
+
+def hold_the_interpreter(_value=None):
+    return len(str(9 ** (9**9)))
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+    return "woke"
+
+
+def die(_value=None):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def die_once(path):
+    if os.path.exists(path):
+        return "survived"
+    open(path, "w").close()
+    os._exit(3)
+
+
+def eat_memory(_value=None):
+    return len(bytearray(1 << 40))
+
+
+def recurse(value=0):
+    return recurse(value + 1)
+
+
+def raise_bug(_value=None):
+    raise KeyError("a bug of the grader")
+
+
+def chatter(value):
+    print("noise on standard output", flush=True)
+    os.write(1, b"more noise\n")
+    return value
+
+
+def process_id():
+    return os.getpid()
+
+
+def broken_prepare():
+    raise ImportError("no such library here")
+
+
+def exit_in_prepare():
+    os._exit(5)
+
+
+def slow_prepare():
+    time.sleep(60)
+
+
+def grade_in_worker(answer, gold):
+    return math_grader.grade_in_worker(answer, gold)

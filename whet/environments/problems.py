@@ -1,0 +1,146 @@
+"""Questions with known mathematical answers, as a task set: the common part of GSM8K, MATH and arithmetic.
+
+Also the guarantee all of them give: the test questions are not among the training questions, and no question is there
+twice. Knows no file format.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeVar, cast, get_args
+
+from pydantic import Field, field_validator
+
+from whet.data.jsonl import Tally
+from whet.environments.base import TaskSet
+from whet.environments.math_grader import MathGrader
+from whet.errors import ConfigError, DataError
+from whet.seeds import derive_seed
+from whet.types import Message, Task
+
+BOXED = "Reason step by step and put the final answer in \\boxed{}."
+Split = Literal["train", "test"]
+
+
+@dataclass(slots=True, frozen=True)
+class Problem:
+    """A question and what it is graded by."""
+
+    uid: str
+    question: str
+    answer: str
+
+
+P = TypeVar("P", bound=Problem)
+
+
+class BoxedProblems(TaskSet):
+    """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
+
+    prompt: str = "{question}\n\n" + BOXED  # what the user says
+    system: str | None = None
+    limit: int | None = Field(default=None, ge=1)  # at most so many training tasks, the first ones
+    grader: MathGrader = MathGrader()
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_question(cls, prompt: str) -> str:
+        if "{question}" not in prompt:
+            raise ValueError("must contain {question}, which the question replaces")
+        return prompt
+
+    def problems(self) -> dict[Split, list[Problem]]:
+        """Both splits, without overlap."""
+        raise NotImplementedError
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self._tasks[known_split(split)]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return await self.grader.grade(answer, task.data["answer"])
+
+    async def close(self) -> None:
+        self.grader.close()
+
+    @cached_property
+    def _tasks(self) -> dict[Split, list[Task]]:
+        problems = self.problems()
+        chosen = {"train": problems["train"][: self.limit], "test": problems["test"]}
+        return {split: [self._task(problem) for problem in chosen[split]] for split in problems}
+
+    def _task(self, problem: Problem) -> Task:
+        return Task(
+            uid=problem.uid,
+            prompt=messages(self.system, self.prompt.replace("{question}", problem.question)),
+            data={"answer": problem.answer},
+        )
+
+
+def messages(system: str | None, user: str) -> list[Message]:
+    """A prompt of one user message, after a system message if there is one."""
+    leading: list[Message] = [{"role": "system", "content": system}] if system is not None else []
+    return [*leading, {"role": "user", "content": user}]
+
+
+def known_split(split: str) -> Split:
+    """The split, or ``DataError``."""
+    if split not in get_args(Split):
+        raise DataError(f"there is no split {split!r}; known: {', '.join(get_args(Split))}")
+    return cast(Split, split)
+
+
+def same_question(text: str) -> str:
+    """What two questions have in common when they are the same but for letter case and spacing."""
+    return " ".join(text.split()).casefold()
+
+
+def distinct(problems: Sequence[P], tally: Tally, apart_from: Sequence[P] = ()) -> list[P]:
+    """The problems whose question comes up for the first time and isn't one of ``apart_from``."""
+    held_out = {same_question(problem.question) for problem in apart_from}
+    seen: set[str] = set()
+    kept = []
+    for problem in problems:
+        question = same_question(problem.question)
+        if question in held_out:
+            tally.drop("also in the test split")
+        elif question in seen:
+            tally.drop("duplicate question")
+        else:
+            seen.add(question)
+            kept.append(problem)
+    return kept
+
+
+def hold_out(problems: Sequence[P], count: int, name: str) -> tuple[list[P], list[P]]:
+    """(rest, held out): ``count`` problems chosen by a hash of their question alone, so that the choice survives
+    reordering and added rows change little. Raises ``ConfigError`` when less than half would be left to train on."""
+    if count * 2 > len(problems):
+        raise ConfigError(
+            f"{name}: test_size={count} would hold out more than half of {len(problems)} rows; "
+            "lower test_size or give test_path"
+        )
+    by_hash = sorted(problems, key=lambda problem: derive_seed("held out", same_question(problem.question)))
+    chosen = {problem.uid for problem in by_hash[:count]}
+    return (
+        [problem for problem in problems if problem.uid not in chosen],
+        [problem for problem in problems if problem.uid in chosen],
+    )
+
+
+def split_problems(
+    name: str, train: list[P], test: list[P] | None, test_size: int | None, tally: Tally
+) -> dict[Split, list[P]]:
+    """Distinct problems in two splits that share no question. ``test`` None: ``test_size`` of ``train`` are held out;
+    otherwise ``test_size`` bounds ``test``. ``tally`` counts both files' rows."""
+    if test is None:
+        train, test = hold_out(distinct(train, tally), test_size or 0, name)
+    else:
+        test = distinct(test, tally)
+        train = distinct(train, tally, apart_from=test)
+        if test_size is not None:
+            tally.drop("beyond test_size", max(0, len(test) - test_size))
+            test = test[:test_size]
+    tally.report(len(train) + len(test))
+    if not train:
+        raise DataError(f"{name}: no training problem is left")
+    return {"train": train, "test": test}

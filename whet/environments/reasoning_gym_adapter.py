@@ -1,0 +1,203 @@
+"""The problem generators of reasoning-gym (arXiv 2505.24760) as a task set, scored by their own scorers.
+
+Some of its scorers ``eval`` what the model wrote. Those see only answers that a screen has let through (digits,
+operators and brackets, say), and every scorer runs in a killable worker with a time and a memory limit. A generator
+whose code evaluates text and that nobody has looked at yet is refused.
+"""
+
+import inspect
+import pickle
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.data.jsonl import Tally
+from whet.environments.base import TaskSet
+from whet.environments.grading_worker import GradingLimits, GradingPool
+from whet.environments.math_grader import last_boxed
+from whet.environments.problems import Problem, Split, distinct, known_split, messages
+from whet.errors import ConfigError, DataError
+from whet.seeds import derive_seed
+from whet.types import Task
+
+AnswerKind = Literal["boxed", "tag", "last_line", "whole"]
+INSTRUCTIONS: dict[AnswerKind, str] = {
+    "boxed": "Put the final answer in \\boxed{}.",
+    "tag": "Give the final answer between <answer> and </answer>.",
+    "last_line": "Give the final answer alone on the last line.",
+    "whole": "Reply with the answer only.",
+}
+MAX_CHARS = 20_000  # of an answer that is scored
+
+_NUMERIC = re.compile(r"[0-9+\-*/().\s]*")
+_LISTS = re.compile(r"[A-Za-z0-9_\[\],\s'\"-]*")  # nothing here can call, access an attribute or format
+_FUNCTIONS = "sin|cos|tan|sec|csc|cot|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs|pi"
+_SYMBOLIC = re.compile(rf"(?:[0-9+\-*/^()\s]|\.(?=[0-9])|(?<![A-Za-z])(?:[A-Za-z]|{_FUNCTIONS})(?![A-Za-z]))*")
+SCREENS = {
+    "binary_matrix": _LISTS,
+    "countdown": _NUMERIC,
+    "intermediate_integration": _SYMBOLIC,
+    "n_queens": _LISTS,
+    "polynomial_multiplication": _SYMBOLIC,
+    "puzzle24": _NUMERIC,
+    "simple_integration": _SYMBOLIC,
+    "spiral_matrix": _LISTS,
+    "string_insertion": _LISTS,
+}
+# Looked at: what these evaluate is text they generated or ship themselves, never an answer.
+TRUSTED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "codeio", "number_sorting", "propositional_logic"})
+_EVALUATES = re.compile(r"(?<![\w.])(?:\w+\.)?(?:eval|exec|parse_expr|sympify)\(")
+
+
+@dataclass(slots=True, frozen=True)
+class _Entry(Problem):
+    entry: dict[str, Any]  # as reasoning-gym made it; its scorer needs all of it
+
+
+class ReasoningGym(TaskSet):
+    """One generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
+
+    dataset: str
+    settings: dict[str, Any] = Field(default_factory=dict)  # the generator's own, but for size and seed
+    train_size: int = Field(default=2000, ge=1)  # generated; repeated and held-out questions are dropped from it
+    test_size: int = Field(default=200, ge=0)
+    seed: int = 0
+    answer: AnswerKind = "tag"  # where in the reply the answer stands
+    instruction: str | None = None  # appended to the question; None: what ``answer`` asks for
+    system: str | None = None
+    limits: GradingLimits = GradingLimits()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Raises ``ConfigError`` for an unknown generator or setting."""
+        instruction = INSTRUCTIONS[self.answer] if self.instruction is None else self.instruction
+        return [
+            Task(uid=uid, prompt=messages(self.system, f"{entry.question}\n\n{instruction}".strip()))
+            for uid, entry in self._entries[known_split(split)].items()
+        ]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """``reward`` is the scorer's score, ``correct`` is 1 from a score of 1, ``format`` is 1 if there is an answer
+        that can be scored."""
+        split = known_split(task.uid.split("/")[-2])
+        found = self._entries[split].get(task.uid)
+        if found is None:
+            raise DataError(f"{task.uid!r} is no task of this set: {self.dataset} with seed {self.seed}")
+        given = extract(answer, self.answer)
+        screen = SCREENS.get(self.dataset)
+        if given is None or (screen and not screen.fullmatch(given)):
+            return {"reward": 0.0, "correct": 0.0, "format": 0.0}
+        config = pickle.dumps(self._settings(split))
+        return await self._pool.scores(score_in_worker, self.dataset, config, given, found.entry)
+
+    async def close(self) -> None:
+        pool = self.__dict__.pop("_pool", None)
+        if pool is not None:
+            pool.close()
+
+    @cached_property
+    def _pool(self) -> GradingPool:
+        return GradingPool(prepare=prepare, limits=self.limits)
+
+    @cached_property
+    def _entries(self) -> dict[Split, dict[str, _Entry]]:
+        check_generator(self.dataset, self.settings)
+        test = self._generate("test", [])
+        return {
+            "train": {entry.uid: entry for entry in self._generate("train", test)},
+            "test": {entry.uid: entry for entry in test},
+        }
+
+    def _generate(self, split: Split, apart_from: list[_Entry]) -> list[_Entry]:
+        settings = self._settings(split)
+        if not settings["size"]:
+            return []
+        name = f"reasoning_gym/{self.dataset}/{split}"
+        generated = _dataset(self.dataset, settings)
+        drawn = [generated[index] for index in range(settings["size"])]
+        entries = [_Entry(f"{name}/{i}", entry["question"], "", entry) for i, entry in enumerate(drawn)]
+        tally = Tally(name, len(entries))
+        kept = distinct(entries, tally, apart_from)
+        tally.report(len(kept))
+        return kept
+
+    def _settings(self, split: Split) -> dict[str, Any]:
+        size = self.train_size if split == "train" else self.test_size
+        # 32 bits: some generators hand the seed to numpy.
+        seed = derive_seed(self.seed, "reasoning_gym", self.dataset, split) % 2**32
+        return {**self.settings, "size": size, "seed": seed}
+
+
+def extract(reply: str, kind: AnswerKind) -> str | None:
+    """The answer in a reply, stripped; None where there is none or it is overlong."""
+    if kind == "boxed":
+        found = last_boxed(reply)
+    elif kind == "tag":
+        before, tag, rest = reply.rpartition("<answer>")
+        found = rest.partition("</answer>")[0] if tag and "</answer>" in rest else None
+    else:
+        found = reply if kind == "whole" else (reply.strip().splitlines() or [""])[-1]
+    found = (found or "").strip()
+    return found if 0 < len(found) <= MAX_CHARS else None
+
+
+def check_generator(name: str, settings: dict[str, Any]) -> None:
+    """Raises ``ConfigError`` unless the generator exists, knows the settings and may score what a model wrote."""
+    known = _generators()
+    if name not in known:
+        close = get_close_matches(name, known, n=3)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"reasoning_gym has no dataset {name!r}.{hint}")
+    kind, config = known[name]
+    allowed = [field for field in config.__dataclass_fields__ if field not in ("size", "seed")]
+    for key in settings:
+        if key not in allowed:
+            raise ConfigError(
+                f"reasoning_gym dataset {name!r} has no setting {key!r}; it has: {', '.join(allowed)} "
+                "(size and seed are train_size, test_size and seed)"
+            )
+    evaluates = _EVALUATES.search(inspect.getsource(sys.modules[kind.__module__]))
+    if name == "composite" or (evaluates and name not in SCREENS and name not in TRUSTED):
+        raise ConfigError(
+            f"reasoning_gym dataset {name!r} may run a model's answer as code, and there is no screen for it in "
+            "whet/environments/reasoning_gym_adapter.py; choose another dataset"
+        )
+
+
+def prepare() -> None:
+    """Import reasoning-gym, in a new worker."""
+    _generators()
+
+
+def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]) -> dict[str, float]:
+    """The scores of an answer, by the generator's own scorer."""
+    score = float(_cached_dataset(name, config).score_answer(answer=answer, entry=entry))
+    return {"reward": score, "correct": float(score >= 1), "format": 1.0}
+
+
+@lru_cache(maxsize=8)
+def _cached_dataset(name: str, config: bytes) -> Any:
+    return _dataset(name, pickle.loads(config))
+
+
+def _dataset(name: str, settings: dict[str, Any]) -> Any:
+    from reasoning_gym.factory import create_dataset
+
+    _generators()
+    try:
+        return create_dataset(name, **settings)
+    except (AssertionError, TypeError, ValueError) as problem:
+        raise ConfigError(f"reasoning_gym dataset {name!r} rejects its settings {settings}: {problem}") from problem
+
+
+def _generators() -> dict[str, tuple[type, Any]]:
+    try:
+        import reasoning_gym  # registers the generators
+    except ImportError as problem:
+        raise ConfigError(f"reasoning_gym is not installed ({problem}): pip install 'whet[quickstart]'") from None
+    return dict(reasoning_gym.factory.DATASETS)

@@ -1,0 +1,8 @@
+"""The built-in task sets: the name in a recipe, and the class it stands for."""
+
+TASK_SETS = {
+    "arithmetic": "whet.environments.arithmetic:Arithmetic",
+    "gsm8k": "whet.environments.gsm8k:GSM8K",
+    "math": "whet.environments.math_dataset:Math",
+    "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",
+}
