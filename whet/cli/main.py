@@ -1,0 +1,138 @@
+"""Runs a command and turns whatever ends it into one line and an exit code.
+
+0 done, 1 failed, 2 the recipe or command line is wrong, 130 interrupted, 141 the reader of the output went away.
+"""
+
+import os
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+
+from whet.cli import doctor, evaluate, export, recipes, show, train, view
+from whet.cli.session import session
+from whet.errors import WhetError
+
+BROKEN_PIPE = 141
+
+
+class _Commands(typer.core.TyperGroup):
+    """Ends every command here, so that typer neither prints its own errors nor swallows interrupts."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort):
+            raise
+        except BaseException as error:
+            if hasattr(error, "format_message"):  # the command line itself is wrong
+                raise
+            return finish(error)
+        return result
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from whet import __version__
+
+        print(f"whet {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def whet(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Sharpen a language model after pretraining. Start with: whet train quickstart"""
+
+
+app.command("train")(train.train)
+app.command("resume")(train.resume)
+app.command("eval")(evaluate.evaluate)
+app.command("show")(show.show)
+app.command("view")(view.view)
+app.command("export")(export.export)
+app.command("doctor")(doctor.doctor)
+app.command("recipes")(recipes.recipes)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The ``whet`` command. Always ends in SystemExit."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    session.run, session.debug = None, "--debug" in words
+    # --debug is for when something went wrong: it may be added anywhere.
+    words = [word for word in words if word != "--debug"]
+    try:
+        code = app(args=words, prog_name="whet", standalone_mode=False)
+    except Exception as error:
+        code = finish(error)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        code = finish(error)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def finish(error: BaseException) -> int:
+    """Say how a command ended, and return the exit code."""
+    if isinstance(error, BrokenPipeError):
+        # What is still buffered has no reader; without this, Python complains once more while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    if session.debug:
+        traceback.print_exception(error)
+    if isinstance(error, KeyboardInterrupt):
+        resume = f" Go on with: whet resume {session.run}" if session.run and session.run.exists() else ""
+        _say(f"interrupted.{resume}")
+        return 130
+    if isinstance(error, WhetError):
+        _say(f"error: {error}")
+        return error.exit_code
+    if hasattr(error, "format_message"):
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(error.format_message())
+            return 2
+        context = getattr(error, "ctx", None)
+        hint = f"\nSee: {context.command_path} --help" if context is not None else ""
+        _say(f"error: {error.format_message()}{hint}")
+        return 2
+    text = str(error).strip() or "no message"
+    _say(f"error: {type(error).__name__}: {text}{_keep_traceback(error)}")
+    return 1
+
+
+def _keep_traceback(error: BaseException) -> str:
+    """Write the traceback into the run folder; say where it is, or how to see it."""
+    if session.debug:
+        return ""
+    if session.run is not None and session.run.is_dir():
+        log = session.run / "error.log"
+        part = log.with_name("error.log.part")
+        try:
+            part.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            part.replace(log)
+        except OSError:
+            return "\nAdd --debug to see the traceback."
+        return f"\nThe traceback is in {log}."
+    return "\nThis is not an error whet expected. Add --debug to see the traceback."
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,18 @@
+"""``whet recipes``: the recipes that come with the package."""
+
+from whet.cli.words import AsJson
+
+
+def recipes(as_json: AsJson = False) -> None:
+    """List the recipes, each with what it does."""
+    from whet.config import list_recipes
+
+    found = list_recipes()
+    if as_json:
+        import json
+
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    width = max(map(len, found), default=0)
+    for name, description in found.items():
+        print(f"{name:<{width}}  {description}".rstrip())

@@ -1,0 +1,36 @@
+"""``whet show``: the recipe after parents and overrides, and where each value came from."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from whet.cli.words import AsJson, Overrides, RecipeArgument
+
+
+def show(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    explain: Annotated[
+        str | None, typer.Option("--explain", metavar="KEY", help="Print all that is known about one key.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the resolved recipe as YAML; each value with its origin."""
+    from whet.config import load
+    from whet.config.explain import annotated_yaml
+    from whet.config.explain import explain as explained
+    from whet.recipe import Recipe
+
+    loaded = load(Recipe, recipe, overrides or [])
+    if explain is not None:
+        print(explained(loaded, explain), end="")
+    elif as_json:
+        print(loaded.value.model_dump_json(indent=2))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+        from rich.syntax import Syntax
+
+        Console().print(Syntax(annotated_yaml(loaded), "yaml", theme="ansi_dark", background_color="default"))
+    else:
+        print(annotated_yaml(loaded), end="")

@@ -1,0 +1,42 @@
+"""``whet train`` and ``whet resume``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from whet.cli.session import session
+from whet.cli.words import Overrides, RecipeArgument, RunArgument, run_folder
+
+
+def train(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="Run folder to create, instead of a new one under runs/.")
+    ] = None,
+) -> None:
+    """Train a model as a recipe says. For example: whet train quickstart steps=5"""
+    from whet.config import load
+    from whet.errors import ConfigError
+    from whet.recipe import Recipe
+
+    settings = load(Recipe, recipe, overrides or []).value
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--folder {folder}: it exists and is not empty. To go on with a run: whet resume {folder}")
+
+    from whet import run
+
+    session.run = folder if folder is not None else run.new_folder(settings)
+    done = run.start(settings, session.run)
+    print(f"finished: {done}")
+
+
+def resume(run: RunArgument, overrides: Overrides = None) -> None:
+    """Go on with a run from its newest complete checkpoint."""
+    session.run = run_folder(run)
+
+    from whet import run as runs
+
+    done = runs.resume(session.run, overrides or [])
+    print(f"finished: {done}")

@@ -1,0 +1,28 @@
+"""The arguments that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="Name of a recipe (see: whet recipes) or path of a YAML file.")
+]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as in runs/quickstart-1.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as in optimizer.lr=1e-6.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def run_folder(run: Path) -> Path:
+    """The folder, which must hold a run. Raises ConfigError naming the nearest one."""
+    from whet.config.nearest import did_you_mean
+    from whet.errors import ConfigError
+
+    if (run / "recipe.yaml").is_file():
+        return run
+    runs = [folder.parent.name for folder in run.parent.glob("*/recipe.yaml")] if run.parent.is_dir() else []
+    what = "holds no recipe.yaml, so it is not a run" if run.is_dir() else "there is no such run folder"
+    listed = f" Runs in {run.parent}: {', '.join(sorted(runs)[:10])}." if runs else ""
+    raise ConfigError(f"{run}: {what}.{did_you_mean(run.name, runs)}{listed}")

@@ -1,0 +1,24 @@
+"""The known name nearest to a mistyped one."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name most like ``name`` whatever its case, dashes or underscores; None when nothing is alike."""
+    plain = {_plain(candidate): candidate for candidate in sorted(known, reverse=True)}
+    matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
+    if matches:
+        return plain[matches[0]]
+    longer = [plain[key] for key in sorted(plain) if len(name) >= 2 and key.startswith(_plain(name))]
+    return longer[0] if longer else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``" Did you mean 'lr'?"`` or an empty text."""
+    match = nearest(name, known)
+    return f" Did you mean {match!r}?" if match else ""
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")
