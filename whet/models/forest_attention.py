@@ -1,0 +1,320 @@
+"""Attention over a forest of segments, through transformers' own ``AttentionInterface``: no fork of a modelling file.
+
+What flows through: the packed queries, keys and values of one layer, [1, heads, N, size], and a ``ForestLayout`` made
+once per batch. A segment's queries see its ancestors' tokens and, causally, its own. Segments of similar size are
+padded into blocks, so that 64 short answers cost one product and not 64. Knows no loss, no learner and no device mesh.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.batch import Batch
+from whet.errors import WhetError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+NAME = "whet_forest"
+_PADDING = 1.25  # a block may hold this many times the query-key pairs that its segments need ...
+_SLACK = 1 << 16  # ... plus this many, which cost about as much as starting another block
+
+
+@dataclass(slots=True)
+class Block:
+    """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding."""
+
+    rows: int  # C
+    queries: int  # tokens of the longest segment
+    keys: int  # tokens of the longest path, ancestors included
+    before: Tensor  # [C] tokens of the ancestors; the same in all rows where ``even``
+    even: bool
+
+
+@dataclass(slots=True)
+class ForestLayout:
+    """Where every block finds its queries and keys, and every token its result. Made once per batch."""
+
+    blocks: list[Block]
+    query: "Gather"  # packed token of each query row of all blocks
+    key: "Gather"  # packed token of each key row of all blocks
+    result: "Gather"  # query row of each packed token
+    masks: dict[Any, Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device | str) -> "ForestLayout":
+        """The layout of a batch, on the model's device."""
+        return cls._of(batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch), device)
+
+    @classmethod
+    def of_one(cls, tokens: int, device: torch.device | str) -> "ForestLayout":
+        """The layout of a single sequence."""
+        return cls._of([0], [-1], tokens, device)
+
+    @classmethod
+    def _of(cls, starts: list[int], parents: list[int], tokens: int, device: torch.device | str) -> "ForestLayout":
+        lengths = [end - start for start, end in zip(starts, [*starts[1:], tokens], strict=True)]
+        paths: list[list[int]] = []  # each segment's ancestors' tokens
+        for parent in parents:
+            paths.append(
+                [] if parent < 0 else [*paths[parent], *range(starts[parent], starts[parent] + lengths[parent])]
+            )
+
+        blocks: list[Block] = []
+        query: list[int] = []
+        key: list[int] = []
+        row_of_token = [0] * tokens
+        for members in _bins([len(path) for path in paths], lengths):
+            queries = max(lengths[i] for i in members)
+            keys = max(len(paths[i]) + lengths[i] for i in members)
+            for i in members:
+                own = range(starts[i], starts[i] + lengths[i])
+                row_of_token[own.start : own.stop] = range(len(query), len(query) + lengths[i])
+                query += [*own, *[-1] * (queries - lengths[i])]
+                key += [*paths[i], *own, *[-1] * (keys - len(paths[i]) - lengths[i])]
+            before = [len(paths[i]) for i in members]
+            blocks.append(
+                Block(len(members), queries, keys, torch.tensor(before, device=device), len(set(before)) == 1)
+            )
+        return cls(
+            blocks,
+            Gather.of(query, tokens, device),
+            Gather.of(key, tokens, device),
+            Gather.of(row_of_token, len(query), device),
+        )
+
+    def mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """What block ``index`` may see, added to its scores: [1 or C, 1, queries, keys]; None: plainly causal."""
+        name = (index, window, dtype)
+        if name not in self.masks:
+            block = self.blocks[index]
+            whole = window is None or window >= block.keys
+            if whole and block.even and int(block.before[0]) == 0:
+                self.masks[name] = None
+            else:
+                before = block.before[:1] if block.even else block.before
+                here = before[:, None, None, None] + torch.arange(block.queries, device=before.device)[:, None]
+                there = torch.arange(block.keys, device=before.device)
+                seen = there <= here
+                if window is not None and not whole:
+                    seen &= there > here - window
+                self.masks[name] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+        return self.masks[name]
+
+
+@dataclass(slots=True)
+class Gather:
+    """Rows picked by index, with a backward that sums in float32 whatever the rows' type (a shared prompt's keys are
+    picked once per answer)."""
+
+    index: Tensor  # [R] row to pick; padding picks row 0
+    back: Tensor  # the picks, padding left out, sorted by the row they picked
+    bags: Tensor  # [rows] where each row's picks begin in ``back``
+
+    @classmethod
+    def of(cls, index: list[int], rows: int, device: torch.device | str) -> "Gather":
+        picked = torch.tensor(index, dtype=torch.long)
+        order = picked.argsort(stable=True)
+        back = order[int((picked < 0).sum()) :]
+        counts = torch.bincount(picked[back], minlength=rows)
+        return cls(picked.clamp(min=0).to(device), back.to(device), (counts.cumsum(0) - counts).to(device))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, width] -> [R, width]"""
+        picked: Tensor = _Pick.apply(rows, self.index, self.back, self.bags)
+        return picked
+
+
+class _Pick(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, back: Tensor, bags: Tensor) -> Tensor:
+        ctx.save_for_backward(back, bags)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        back, bags = ctx.saved_tensors
+        return F.embedding_bag(back, grads[0].contiguous(), bags, mode="sum"), None, None, None
+
+
+def _bins(before: list[int], lengths: list[int]) -> list[list[int]]:
+    """Segments put together while padding them to one size wastes little."""
+    bins: list[list[int]] = []
+    longest, needed, size = 0, 0, (0, 0)
+    for i in sorted(range(len(lengths)), key=lambda i: (before[i], lengths[i])):
+        pairs = lengths[i] * (before[i] + lengths[i])
+        padded = (max(size[0], lengths[i]), max(size[1], before[i] + lengths[i]))
+        count = len(bins[-1]) + 1 if bins else 1
+        fits = count * padded[0] * padded[1] <= _PADDING * (needed + pairs) + _SLACK
+        if not bins or not fits or (before[i] == 0) != (longest == 0):
+            bins.append([])
+            needed, padded = 0, (lengths[i], before[i] + lengths[i])
+        bins[-1].append(i)
+        longest, needed, size = before[i], needed + pairs, padded
+    return bins
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    whet_forest: ForestLayout | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """One layer. [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
+    if whet_forest is None:
+        raise WhetError(
+            "this model has forest attention selected but was called without a layout; call it through forest_hidden, "
+            "or select another attention with model.set_attn_implementation('sdpa')"
+        )
+    layout = whet_forest
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    queries, keys, values = layout.query(_rows(query)), layout.key(_rows(key)), layout.key(_rows(value))
+
+    results, q, k = [], 0, 0
+    for index, block in enumerate(layout.blocks):
+        q_end, k_end = q + block.rows * block.queries, k + block.rows * block.keys
+        mask = layout.mask(index, sliding_window, query.dtype)
+        one = _attend(
+            _heads(queries[q:q_end], block.rows, query.shape[1]),
+            _heads(keys[k:k_end], block.rows, key.shape[1]),
+            _heads(values[k:k_end], block.rows, value.shape[1]),
+            mask, scaling, dropout, softcap, s_aux,
+        )  # fmt: skip
+        results.append(one.transpose(1, 2).reshape(q_end - q, -1))
+        q, k = q_end, k_end
+    packed = layout.result(torch.cat(results))
+    return packed.view(1, query.shape[2], query.shape[1], -1), None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, heads, N, size] -> [N, heads * size]"""
+    return x[0].transpose(0, 1).reshape(x.shape[2], -1)
+
+
+def _heads(rows: Tensor, count: int, heads: int) -> Tensor:
+    """[count * length, heads * size] -> [count, heads, length, size]"""
+    return rows.view(count, rows.shape[0] // count, heads, -1).transpose(1, 2)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    if softcap is None and sinks is None:
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+        )
+    repeats = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is None:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~seen, float("-inf"))
+    else:
+        scores = scores + mask
+    wide = scores if scores.dtype == torch.float64 else scores.float()
+    if sinks is not None:
+        column = sinks.to(wide.dtype).view(1, -1, 1, 1).expand(*wide.shape[:3], 1)
+        shares = torch.cat([wide, column], dim=-1).softmax(-1)[..., :-1]
+    else:
+        shares = wide.softmax(-1)
+    return F.dropout(shares.to(value.dtype), dropout) @ value
+
+
+def register() -> None:
+    """Make ``whet_forest`` a name that transformers knows. May be called any number of times."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(NAME, forest_attention)
+    AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    return None
+
+
+def supports_forest(hf_config: "PretrainedConfig") -> bool:
+    """Whether all layers are attention that goes through transformers' attention interface. Recurrent, convolutional
+    and linear attention layers carry a state along the row: their batches must be laid out with unshared prompts."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if known is None or isinstance(known, tuple) or hf_config.is_encoder_decoder:
+        return False
+    kinds = set(getattr(hf_config, "layer_types", None) or [])
+    return (
+        known._supports_attention_backend
+        and not known._is_stateful
+        and kinds <= {"full_attention", "sliding_attention"}
+    )
+
+
+def use_forest_attention(model: "PreTrainedModel") -> None:
+    """Select forest attention. Raises ``WhetError`` for an architecture that can't have it."""
+    if not supports_forest(model.config):
+        raise WhetError(
+            f"{type(model).__name__} has layers that are not plain attention; "
+            "lay its batches out with share_prompts=False"
+        )
+    register()
+    model.set_attn_implementation(NAME)
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """The Hugging Face model inside a PEFT wrap, or the model itself."""
+    get_base_model: Any = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
+
+
+def decoder_of(model: nn.Module) -> Any:
+    """The part of a causal language model (or a PEFT wrap of it) that maps tokens to final hidden states."""
+    return unwrapped(model).get_decoder()
+
+
+def forest_hidden(model: nn.Module, batch: Batch) -> Tensor:
+    """Final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
+
+    A model without forest attention runs its sequences as padded rows; its batch must have no shared segment.
+    """
+    decoder = decoder_of(model)
+    device = decoder.get_input_embeddings().weight.device
+    if decoder.config._attn_implementation == NAME:
+        layout = ForestLayout.of(batch, device)
+        packed = decoder(
+            input_ids=batch.tokens[None].to(device),
+            position_ids=batch.position[None].to(device),
+            use_cache=False,
+            whet_forest=layout,
+        )
+        hidden: Tensor = packed.last_hidden_state[0]
+        return hidden
+    if bool((batch.segment_parent >= 0).any()):
+        raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")
+    pad = nn.utils.rnn.pad_sequence
+    pieces = batch.tokens.to(device).split(batch.segment_length.tolist())
+    present = pad([torch.ones_like(piece) for piece in pieces], batch_first=True)
+    rows = decoder(input_ids=pad(list(pieces), batch_first=True), attention_mask=present, use_cache=False)
+    unpadded: Tensor = rows.last_hidden_state[present.bool()]
+    return unpadded

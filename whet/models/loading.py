@@ -1,0 +1,172 @@
+"""From a name or folder to a Hugging Face model, its tokenizer and its config. Reads safetensors only.
+
+What flows through: a ``ModelConfig`` is resolved once to a local folder (the built-in model is converted, a Hub id is
+downloaded); everything is then read from that folder, so nothing after that can wait on a network. Knows no batch,
+no optimizer and no device mesh.
+"""
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from pydantic import Field
+
+from whet.config import Config
+from whet.errors import WhetError
+from whet.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+log = logging.getLogger(__name__)
+
+BUILT_IN = "smollm2-135m-instruct"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+_PROBE_SECONDS = 5.0
+
+
+class LoraSettings(Config):
+    """Low-rank adapters (arXiv 2106.09685) by PEFT; everything else is frozen."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+
+
+class ModelConfig(Config):
+    """Which weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face Hub."""
+
+    path: str = BUILT_IN
+    lora: LoraSettings | None = None
+    trust_remote_code: bool = False  # lets a model's folder run its own Python code
+    revision: str | None = None  # branch, tag or commit of a Hub id
+
+
+def resolve(config: ModelConfig) -> Path:
+    """The local folder that holds the model; converts or downloads at need.
+
+    Raises ``WhetError`` when there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
+    """
+    if config.path == BUILT_IN:
+        from whet.models.smollm2 import smollm2_folder
+
+        return smollm2_folder()
+    folder = Path(config.path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise WhetError(f"model folder {folder} has no config.json; name the folder that holds the model's files")
+        return folder
+    if not _HUB_ID.fullmatch(config.path):
+        raise WhetError(
+            f"model {config.path!r}: there is no such folder. Give {BUILT_IN!r}, a folder with config.json and "
+            "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
+        )
+    return _from_hub(config)
+
+
+def load_model_config(config: ModelConfig) -> "PretrainedConfig":
+    """The Hugging Face config alone."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(resolve(config), trust_remote_code=config.trust_remote_code)
+
+
+def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
+    """The tokenizer. Raises ``WhetError`` where the folder has none."""
+    from transformers import AutoTokenizer
+
+    folder = resolve(config)
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise WhetError(f"model {config.path!r}: no tokenizer could be read from {folder}: {error}") from error
+
+
+def load_model(
+    config: ModelConfig, *, dtype: torch.dtype, train: bool = True, seed: int = 0
+) -> "PreTrainedModel | PeftModel":
+    """The model on the CPU with forest attention selected (where its architecture allows) and its head checked.
+
+    With ``train`` false no parameter asks for a gradient and dropout is off. ``seed`` determines fresh LoRA adapters.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from whet.models.forest_attention import supports_forest, use_forest_attention
+    from whet.models.head import check_head
+
+    folder = resolve(config)
+    if not any(folder.glob("*.safetensors")):
+        raise WhetError(
+            f"model folder {folder} has no *.safetensors file; other weight formats can run code when loaded"
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, use_safetensors=True, trust_remote_code=config.trust_remote_code
+    )
+    if supports_forest(model.config):
+        use_forest_attention(model)
+    check_head(model)
+    if config.lora is not None and train:
+        model = _with_lora(model, config.lora, seed)
+    if not train:
+        model.requires_grad_(False)
+    return model.train(train)
+
+
+def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "PeftModel":
+    from peft import LoraConfig, get_peft_model
+
+    settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed("lora", seed))
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=lora.target_modules, **settings))
+
+
+def _from_hub(config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    offline = not _hub_answers()
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+    if config.trust_remote_code:
+        wanted.append("*.py")
+    try:
+        folder = snapshot_download(
+            config.path,
+            revision=config.revision,
+            allow_patterns=wanted,
+            ignore_patterns=["*/*"],
+            local_files_only=offline,
+            etag_timeout=_PROBE_SECONDS,
+        )
+    except LocalEntryNotFoundError as error:
+        raise WhetError(
+            f"model {config.path!r} is neither a folder here nor in the Hugging Face cache, and the Hub can't be "
+            f"reached. Give a folder, use the built-in {BUILT_IN!r}, or download it where there is a network"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise WhetError(
+            f"model {config.path!r}: neither a folder here nor a model on the Hugging Face Hub that you may read. "
+            "Check the spelling; for a gated model run `hf auth login`"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise WhetError(f"model {config.path!r}: the download from the Hugging Face Hub failed: {error}") from error
+    return Path(folder)
+
+
+def _hub_answers() -> bool:
+    """Whether the Hub can be reached at all: asked once with a deadline, because its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PROBE_SECONDS)
+    except Exception as error:
+        log.info("the Hugging Face Hub doesn't answer (%s); using what is cached", error)
+        return False
+    return True
