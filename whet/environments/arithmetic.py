@@ -1,6 +1,7 @@
 """Seeded arithmetic problems, as terms or as small stories: needs no download, and any size can be made."""
 
 import random
+
 from pydantic import Field
 
 from whet.data.jsonl import Tally

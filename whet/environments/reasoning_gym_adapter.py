@@ -138,7 +138,7 @@ def extract(reply: str, kind: AnswerKind) -> str | None:
     if kind == "boxed":
         found = last_boxed(reply)
     elif kind == "tag":
-        before, tag, rest = reply.rpartition("<answer>")
+        _, tag, rest = reply.rpartition("<answer>")
         found = rest.partition("</answer>")[0] if tag and "</answer>" in rest else None
     else:
         found = reply if kind == "whole" else (reply.strip().splitlines() or [""])[-1]

@@ -1,0 +1,140 @@
+"""Rows for supervised fine-tuning and preference learning, as groups of trajectories.
+
+A supervised row is a group of one trained trajectory; a preference pair a group of two with rewards 1 and 0. They are
+rendered turn by turn, exactly as a rollout would append them, so that a model is trained on the tokens it will sample.
+"""
+
+from itertools import takewhile
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.data.jsonl import Row, read_jsonl
+from whet.data.renderer import Renderer
+from whet.data.source import MappedRows
+from whet.types import Group, Message, Span, Task, Trajectory
+
+TrainOn = Literal["assistant", "last_assistant", "all"]
+
+
+class Rows(Config):
+    """A JSONL file of examples. Subclasses say how a row becomes a group."""
+
+    path: str
+    train_on: TrainOn = "assistant"  # every reply, the last one only, or all tokens but the first
+    max_tokens: int | None = Field(default=None, ge=2)  # longer rows are left out, and counted
+
+    def group(self, row: Row, renderer: Renderer) -> Group:
+        """The group of a row. Raises ``DataError`` naming the row and field."""
+        raise NotImplementedError
+
+    def groups(self, renderer: Renderer) -> MappedRows[Row]:
+        """One group per row, rendered when drawn. Raises ``DataError`` for a file that can't be read."""
+
+        def bounded(row: Row) -> Group | str:
+            group = self.group(row, renderer)
+            longest = max(sum(len(span.tokens) for span in trajectory.spans) for trajectory in group.trajectories)
+            too_long = self.max_tokens is not None and longest > self.max_tokens
+            return f"longer than {self.max_tokens} tokens" if too_long else group
+
+        return MappedRows(read_jsonl(self.path), bounded)
+
+
+class SupervisedRows(Rows):
+    """Rows of ``messages``, or of ``prompt`` and ``completion`` (each a text or a list of messages), and optionally
+    ``tools``."""
+
+    def group(self, row: Row, renderer: Renderer) -> Group:
+        return supervised_group(row, renderer, self.train_on)
+
+
+class PreferenceRows(Rows):
+    """Rows of ``chosen`` and ``rejected`` (each a text or a list of messages) and their ``prompt``; without one, the
+    messages both begin with are the prompt."""
+
+    train_on: TrainOn = "last_assistant"
+
+    def group(self, row: Row, renderer: Renderer) -> Group:
+        return preference_group(row, renderer, self.train_on)
+
+
+def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistant") -> Group:
+    """A group of one. Raises ``DataError`` naming the row and field."""
+    if "messages" in row.values:
+        messages, name = _messages(row, "messages", "user"), "messages"
+    else:
+        messages, name = _messages(row, "prompt", "user") + _messages(row, "completion", "assistant"), "completion"
+    trajectory = render_conversation(row, name, messages, renderer, train_on)
+    return Group(uid=row.where, task=Task(row.where, messages[:-1]), trajectories=[trajectory])
+
+
+def preference_group(row: Row, renderer: Renderer, train_on: TrainOn = "last_assistant") -> Group:
+    """The chosen answer with reward 1, then the rejected one with reward 0. Raises ``DataError`` naming the row and
+    field."""
+    chosen, rejected = _messages(row, "chosen", "assistant"), _messages(row, "rejected", "assistant")
+    prompt = _messages(row, "prompt", "user") if "prompt" in row.values else []
+    if prompt and chosen[: len(prompt)] == prompt and rejected[: len(prompt)] == prompt:
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if not prompt:
+        pairs = zip(chosen, rejected, strict=False)
+        prompt = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if chosen == rejected:
+        raise row.problem("rejected", "must differ from the chosen answer", row.values["rejected"])
+    trajectories = []
+    for name, answer, reward in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
+        trajectory = render_conversation(row, name, prompt + answer, renderer, train_on)
+        trajectory.reward = reward
+        trajectories.append(trajectory)
+    return Group(uid=row.where, task=Task(row.where, prompt), trajectories=trajectories)
+
+
+def render_conversation(
+    row: Row, name: str, messages: list[Message], renderer: Renderer, train_on: TrainOn
+) -> Trajectory:
+    """The spans of a conversation, as a rollout would have appended them. It must begin with something to reply to
+    and end with a reply."""
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if not replies or replies[-1] != len(messages) - 1:
+        raise row.problem(name, "must end with a reply of the assistant", row.values[name])
+    if replies[0] == 0:
+        raise row.problem(name, "must have a message before the first reply", row.values[name])
+    tools: list[dict[str, Any]] | None = row.values.get("tools") or None
+    spans: list[Span] = []
+    history: list[int] = []
+    done = 0
+    for index in replies:
+        new = messages[done:index]
+        if not done:
+            given = renderer.render_prompt(new, tools)
+        elif new:
+            given = renderer.render_next(history, new)
+        else:
+            raise row.problem(name, "must not hold two replies in a row", row.values[name])
+        reply = renderer.render_reply(messages[:index], messages[index], tools)
+        trained = train_on != "last_assistant" or index == replies[-1]
+        spans += [Span(given, trained=train_on == "all"), Span(reply, trained=trained)]
+        history += given + reply
+        done = index + 1
+    if train_on == "all":  # nothing predicts the first token
+        first = spans[0].tokens
+        spans[:1] = [Span(first[:1], trained=False), Span(first[1:], trained=True)]
+    return Trajectory(spans, messages=messages)
+
+
+def _messages(row: Row, name: str, role: str) -> list[Message]:
+    """A field as messages; a text is one message of the role."""
+    value = row.values.get(name)
+    if isinstance(value, str):
+        return [{"role": role, "content": row.text(name)}]
+    if not isinstance(value, list) or not value:
+        raise row.problem(name, "must be a text or a list of messages that is not empty", value)
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise row.problem(name, "must hold messages with a 'role' and a 'content'", message)
+        if not isinstance(message.get("content"), str):
+            raise row.problem(name, "must hold messages whose 'content' is a text", message)
+        if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
+            raise row.problem(name, "must not hold an empty reply", message)
+    return list(value)

@@ -1,0 +1,61 @@
+"""The order in which tasks or rows are drawn: shuffled anew each epoch, without end, resumable. Knows only numbers."""
+
+import random
+from typing import Any
+
+from whet.errors import ConfigError
+from whet.seeds import derive_seed
+
+
+class TaskOrder:
+    """An infinite iterator over shuffled indices. The order is a function of seed and epoch alone; the state is
+    (epoch, cursor).
+
+    >>> order = TaskOrder(3, seed=0)
+    >>> sorted(order.next() for _ in range(3)), order.state()
+    ([0, 1, 2], {'epoch': 0, 'cursor': 3, 'count': 3})
+    """
+
+    def __init__(self, count: int, seed: int = 0, shuffle: bool = True):
+        """Over ``range(count)``; ``shuffle`` off: in the given order."""
+        if count < 1:
+            raise ConfigError("there is nothing to draw from: the task set or data set is empty")
+        self.count, self.seed, self.shuffle = count, seed, shuffle
+        self.epoch = 0  # of the last index drawn
+        self.cursor = 0  # how many were drawn in that epoch
+        self._order = self._of_epoch(0)
+
+    def next(self) -> int:
+        """The next index, in 0 .. count - 1."""
+        if self.cursor == self.count:
+            self.epoch, self.cursor = self.epoch + 1, 0
+            self._order = self._of_epoch(self.epoch)
+        self.cursor += 1
+        return self._order[self.cursor - 1]
+
+    __next__ = next
+
+    def __iter__(self) -> "TaskOrder":
+        return self
+
+    def state(self) -> dict[str, int]:
+        """JSON values for a checkpoint."""
+        return {"epoch": self.epoch, "cursor": self.cursor, "count": self.count}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there. Raises ``ConfigError`` when the number of tasks is another than it was."""
+        if state["count"] != self.count:
+            raise ConfigError(
+                f"the checkpoint was made with {state['count']} tasks or rows, now there are {self.count}: "
+                "resume with the same data, or start anew"
+            )
+        if not 0 <= state["cursor"] <= self.count or state["epoch"] < 0:
+            raise ConfigError(f"the checkpoint holds an impossible position in the data: {state}")
+        self.epoch, self.cursor = state["epoch"], state["cursor"]
+        self._order = self._of_epoch(self.epoch)
+
+    def _of_epoch(self, epoch: int) -> list[int]:
+        order = list(range(self.count))
+        if self.shuffle:
+            random.Random(derive_seed(self.seed, "order", epoch)).shuffle(order)
+        return order

@@ -1,0 +1,94 @@
+"""A data set as a source of groups: the counterpart of sampling for supervised and preference training.
+
+Rows become groups when they are drawn. Knows no tokenizer; what maps a row to a group does.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from whet.data.order import TaskOrder
+from whet.errors import ConfigError, DataError
+from whet.metrics import Metrics
+from whet.types import Group
+
+T = TypeVar("T")
+
+
+class MappedRows(Sequence[Group | str], Generic[T]):
+    """Rows turned into groups when asked for. ``to_group`` gives a group, or the reason for leaving the row out."""
+
+    def __init__(self, rows: Sequence[T], to_group: Callable[[T], Group | str]):
+        self.rows, self.to_group = rows, to_group
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Group | str:  # type: ignore[override]
+        return self.to_group(self.rows[index])
+
+
+class DatasetSource:
+    """``batch_size`` groups per step, epoch after epoch, in an order derived from the seed."""
+
+    def __init__(
+        self, groups: Sequence[Group] | MappedRows[Any], batch_size: int, seed: int = 0, shuffle: bool = True
+    ) -> None:
+        """Raises ``ConfigError`` when there are fewer groups than a batch holds."""
+        if not 1 <= batch_size <= len(groups):
+            raise ConfigError(f"a batch of {batch_size} groups can't be drawn from {len(groups)} rows")
+        self.groups: Sequence[Group | str] = groups
+        self.batch_size = batch_size
+        self.order = TaskOrder(len(groups), seed, shuffle)
+        self.dropped: Counter[str] = Counter()  # reason -> rows left out so far
+        self._trained = self.order.state()
+        self._metrics = Metrics()
+
+    async def __aenter__(self) -> "DatasetSource":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass, if no row is left out."""
+        return len(self.groups) // self.batch_size
+
+    async def next_groups(self) -> list[Group]:
+        """The next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when a whole pass over
+        the rows doesn't fill a batch."""
+        batch: list[Group] = []
+        for _ in range(len(self.groups)):
+            group = self.groups[self.order.next()]
+            if isinstance(group, str):
+                self.dropped[group] += 1
+                self._metrics.sum("data/dropped", 1)
+                continue
+            batch.append(replace(group, uid=f"{group.uid}@{self.order.epoch}"))
+            if len(batch) == self.batch_size:
+                self._metrics.max("data/epoch", self.order.epoch + self.order.cursor / self.order.count)
+                return batch
+        raise DataError(
+            f"only {len(batch)} of {len(self.groups)} rows can be used, fewer than a batch of {self.batch_size}; "
+            f"left out: {dict(self.dropped)}"
+        )
+
+    async def published(self, version: int) -> None:
+        """What was drawn has been trained on: from now on it is part of the state."""
+        self._trained = self.order.state()
+
+    def metrics(self) -> Metrics:
+        """Metrics since the last call."""
+        metrics, self._metrics = self._metrics, Metrics()
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for a checkpoint: the position after the last batch that was trained on."""
+        return {"order": self._trained}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.order.load_state(state["order"])
+        self._trained = self.order.state()
