@@ -1,12 +1,22 @@
 """``whet eval``: the score of a run's model, or of any model on a recipe's tasks."""
 
-import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whet.cli.words import AsJson, Overrides
+
+if TYPE_CHECKING:
+    from whet.evaluate import Report
+
+
+class Split(StrEnum):
+    """Which tasks are posed."""
+
+    TEST = "test"
+    TRAIN = "train"
 
 
 def evaluate(
@@ -17,9 +27,9 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option("--model", help="Model to score instead: a folder or a name on the Hugging Face hub.")
     ] = None,
-    split: Annotated[str, typer.Option("--split", help="Tasks to pose: train or test.")] = "test",
+    split: Annotated[Split | None, typer.Option("--split", help="Tasks to pose, instead of the recipe's.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Pose only the first tasks.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Answers per task.")] = 1,
+    samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per task.")] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 is greedy.")
     ] = None,
@@ -38,44 +48,28 @@ def evaluate(
         settings,
         model=model,
         run=run if model is None else None,
-        split=split,
+        split=split.value if split else None,
         limit=limit,
         samples=samples,
         temperature=temperature,
     )
+    measures = _measures(report)
     if as_json:
         import json
 
-        print(json.dumps(_plain(report), indent=2, ensure_ascii=False, default=str))
+        print(json.dumps(measures, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{model or target}, {split}", title_justify="left")
+    table = Table(title=f"{model or target}: {report.n} tasks, {report.samples} per task", title_justify="left")
     table.add_column("measure")
     table.add_column("value", justify="right")
-    for name, value in _rows(_plain(report)):
-        table.add_row(name, value)
-    Console(file=sys.stdout).print(table)
+    for name, value in measures.items():
+        table.add_row(name, f"{value:.4g}")
+    Console().print(table)
+    print(f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)")
 
 
-def _plain(report: object) -> dict[str, object]:
-    import dataclasses
-
-    if dataclasses.is_dataclass(report) and not isinstance(report, type):
-        return dataclasses.asdict(report)
-    dump = getattr(report, "model_dump", None)
-    return dict(dump(mode="json")) if dump else dict(vars(report))
-
-
-def _rows(values: dict[str, object], prefix: str = "") -> list[tuple[str, str]]:
-    """Numbers and words of the report, nested mappings flattened; lists (every answer) are only for --json."""
-    rows: list[tuple[str, str]] = []
-    for name, value in values.items():
-        if isinstance(value, dict):
-            rows += _rows(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            rows.append((prefix + name, f"{value:.4g}"))
-        elif isinstance(value, str | int) or value is None:
-            rows.append((prefix + name, "-" if value is None else str(value)))
-    return rows
+def _measures(report: "Report") -> dict[str, float]:
+    return {name.removeprefix("evaluation/"): value for name, value in report.metrics().items()}

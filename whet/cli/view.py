@@ -34,8 +34,14 @@ def view(
     n: Annotated[int, typer.Option("-n", min=0, help="How many to show; 0 shows all.")] = 8,
     sort: Annotated[Order, typer.Option("--sort", help="What comes first (the largest).")] = Order.ORDER,
     only: Annotated[Kept | None, typer.Option("--only", help="Only those graded so, or that ended so.")] = None,
+    html: Annotated[bool, typer.Option("--html", help="Write the run's report.html instead.")] = False,
 ) -> None:
     """Read the answers that were sampled in a step of a run."""
+    if html:
+        from whet.metrics.report import write_report
+
+        print(f"written: {write_report(run_folder(run))}")
+        return
     from whet.metrics.view import view as show
 
     show(run_folder(run), step=step, n=n or None, sort=sort.value, only=only.value if only else None)

@@ -162,7 +162,8 @@ def _check_base(cls: type, base: Any) -> None:
     if getattr(base, "_is_protocol", False):
         fields = getattr(cls, "model_fields", {})
         wanted = {name for name in {**vars(base), **vars(base).get("__annotations__", {})} if _is_member(name)}
-        missing = sorted(name for name in wanted if not hasattr(cls, name) and name not in fields)
+        has = {name for parent in cls.__mro__ for name in vars(parent)} | set(fields)
+        missing = sorted(wanted - has)
         if missing:
             raise ComponentError(f"{component_path(cls)} is not a {base.__name__}: it lacks {', '.join(missing)}")
     elif not issubclass(cls, base):

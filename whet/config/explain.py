@@ -46,7 +46,7 @@ def explain(loaded: Loaded[Config], key: str) -> str:
     if constraints := describe_constraints(place):
         rows["must be"] = " and ".join(constraints)
     if not is_type:
-        default = default_tree(place)
+        default = _default(type(loaded.value), tree, path)
         rows["default"] = _inline(default) if default else ("none: it must be given" if place.field else "none")
     rows["value"] = _inline(node)
     rows["from"] = _origin(loaded, key)
@@ -60,6 +60,22 @@ def explain(loaded: Loaded[Config], key: str) -> str:
             rows["known types"] = ", ".join(marker.registry)
     width = max(map(len, rows))
     return f"{key}\n" + "".join(f"  {name:<{width}}  {text}\n" for name, text in rows.items())
+
+
+def _default(root: type[Config], tree: Node, path: Path) -> Node | None:
+    """What the key is when the recipe doesn't name it: a section's own default goes before those of its class."""
+    default: Node | None = None
+    for depth in range(len(path)):
+        around, _ = nearest_node(tree, path[:depth])
+        known = default.value if default is not None and isinstance(default.value, dict) else {}
+        kind = around.value.get("type") if isinstance(around.value, dict) else None
+        same_class = "type" not in known or kind is None or known["type"].value == kind.value
+        place, _ = place_of(root, tree, path[: depth + 1])
+        if same_class and path[depth] in known:
+            default = known[str(path[depth])]
+        else:
+            default = default_tree(place) if place is not None else None
+    return default
 
 
 def _keys(key: str, tree: Node) -> Path:

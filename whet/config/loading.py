@@ -22,16 +22,17 @@ from whet.config.validation import problems_of
 from whet.config.yaml_text import parse_yaml
 
 C = TypeVar("C", bound=Config)
+C_co = TypeVar("C_co", bound=Config, covariant=True)
 
 RECIPES = Path(whet.__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded(Generic[C]):
+class Loaded(Generic[C_co]):
     """A checked recipe."""
 
-    value: C
+    value: C_co
     origins: dict[str, str]  # dotted key of every leaf of the dump -> "quickstart.yaml:12", "override" or "default"
     path: Path  # the file that was named
 
@@ -72,7 +73,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
             return path
         near = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file"
-        raise RecipeError([Problem("", str(source), what + (did_you_mean(path.name, near) if near else ""))])
+        raise RecipeError([Problem("", str(source), f"{what}.{did_you_mean(path.name, near)}")])
     names = recipe_names(search)
     if str(source) in names:
         return search / f"{source}.yaml"

@@ -10,6 +10,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
     if matches:
         return plain[matches[0]]
+    swapped = [plain[key] for key in plain if sorted(key) == sorted(_plain(name))]
+    if swapped:
+        return swapped[0]
     longer = [plain[key] for key in sorted(plain) if len(name) >= 2 and key.startswith(_plain(name))]
     return longer[0] if longer else None
 

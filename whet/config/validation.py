@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from whet.config.base import Config
+from whet.config.docs import field_docs
 from whet.config.nearest import did_you_mean
 from whet.config.problems import Problem
 from whet.config.schema import Place, describe_constraints, describe_type
@@ -75,8 +76,8 @@ def _problem(path: Path, details: list[dict[str, Any]], root: type[Config], tree
         return Problem(key, node.origin.where, unknown_key(str(path[-1]), above.known_keys(around)))
     if kind == "missing":
         wanted = f"; expected {describe_type(place)}" if place else ""
-        about = f" ({place.field.description})" if place and place.field and place.field.description else ""
-        return Problem(key, node.origin.where, f"is missing{wanted}{about}")
+        about = field_docs(place.owner).get(place.name) if place and place.owner else None
+        return Problem(key, node.origin.where, f"is missing{wanted}" + (f" ({about})" if about else ""))
     if kind in ("value_error", "assertion_error"):
         return Problem(key, node.origin.where, str(detail["ctx"]["error"]))
     where = node.origin.where if not rest else f"default of {key}"

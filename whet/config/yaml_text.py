@@ -14,6 +14,7 @@ from whet.config.problems import Problem, RecipeError
 from whet.config.tree import Node, Origin, Path, dotted
 
 _NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
+_TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 _SCALARS = (
     (_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), [*"~nN", ""]),
     (_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]),
@@ -122,13 +123,13 @@ class _Converter:
             return Node(None, origin)
         self.above.add(id(node))
         try:
+            if node.tag not in _TAGS:
+                self.complain(path, node, f"the tag {node.tag!r} is not allowed in a recipe; remove it")
             if isinstance(node, yaml.MappingNode):
                 return Node(self.mapping(node, path), origin)
             if isinstance(node, yaml.SequenceNode):
                 items = enumerate(node.value)
                 return Node([self.convert(item, (*path, i), self.at(item)) for i, item in items], origin)
-            if node.tag not in (_NULL, _BOOL, _INT, _FLOAT, _STR):
-                self.complain(path, node, f"the tag {node.tag!r} is not allowed in a recipe; remove it")
             try:
                 return Node(_scalar(node.tag, node.value), origin, quoted=bool(node.style))
             except ValueError:

@@ -1,0 +1,41 @@
+"""The command line over the small recipe of the tests: ``python -m tests.cli.stand_in train r.yaml``.
+
+``whet.run`` is replaced by one whose run does what ``name`` says: finish, crash, be interrupted.
+"""
+
+import sys
+import types
+from pathlib import Path
+
+from tests.config.settings import Settings
+from whet.errors import WhetError
+
+
+def start(recipe: Settings, folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    if recipe.name == "crash":
+        raise RuntimeError("the disk is on fire")
+    if recipe.name == "refuse":
+        raise WhetError("no such model: give model=...")
+    if recipe.name == "interrupt":
+        raise KeyboardInterrupt
+    return folder
+
+
+if __name__ == "__main__":
+    recipe = types.ModuleType("whet.recipe")
+    recipe.Recipe = Settings  # type: ignore[attr-defined]
+    sys.modules["whet.recipe"] = recipe
+    run = types.ModuleType("whet.run")
+    run.start, run.new_folder = start, lambda recipe: Path("runs/one")  # type: ignore[attr-defined]
+    sys.modules["whet.run"] = run
+    import whet
+
+    whet.run = run  # type: ignore[attr-defined]
+    from whet.cli import main
+
+    try:
+        main()
+    finally:
+        heavy = {"torch", "transformers", "datasets", "peft", "reasoning_gym", "wandb"} & sys.modules.keys()
+        assert not heavy, heavy

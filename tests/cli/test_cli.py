@@ -1,0 +1,136 @@
+"""The command line as a user meets it: real processes, their output, exit codes and time."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def whet(*words: str, cwd: Path, module: str = "tests.cli.stand_in") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "r.yaml").write_text("name: fine\noptimizer:\n  lr: 1e-5\n")
+    return tmp_path
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy(folder):
+    start = time.monotonic()
+    result = whet("--help", cwd=folder, module="whet")
+    assert result.returncode == 0
+    for command in ("train", "resume", "eval", "show", "view", "export", "doctor", "recipes"):
+        assert command in result.stdout
+    assert time.monotonic() - start < 2.0  # 0.2 s on a quiet machine
+    code = (
+        "import sys, whet.cli; heavy = {'torch', 'transformers', 'pydantic', 'yaml', 'rich.markdown'}; "
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    imported = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert imported.stdout.strip() == "[]"
+
+
+def test_every_command_has_help(folder):
+    for command in ("train", "eval", "view", "export", "doctor"):
+        assert whet(command, "--help", cwd=folder, module="whet").returncode == 0
+
+
+def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(folder):
+    (folder / "bad.yaml").write_text("name: x\noptimizer:\n  lrr: 1\n")
+    start = time.monotonic()
+    result = whet("train", "bad.yaml", "steps=abc", cwd=folder)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("error: 2 problems in the recipe:")
+    assert "bad.yaml:3: optimizer.lrr: unknown key. Did you mean 'lr'?" in result.stderr
+    assert "override 1 (steps=abc): steps: expected a whole number, got text 'abc'" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert time.monotonic() - start < 4.0  # 0.5 s on a quiet machine
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "No such command 'trian'. Did you mean 'train'?"),
+        (["train"], "Missing argument 'RECIPE'"),
+        (["train", "r.yaml", "--fodler", "x"], "No such option"),
+        (["show", "nowhere"], "there is no recipe of this name"),
+        (["resume", "runs/none"], "runs/none: there is no such run folder"),
+        (["train", "r.yaml", "--folder", "."], "it exists and is not empty"),
+    ],
+)
+def test_a_wrong_command_line_is_answered_without_a_traceback(folder, words, message):
+    result = whet(*words, cwd=folder)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_finished_run_says_where_it_is(folder):
+    result = whet("train", "r.yaml", cwd=folder)
+    assert (result.returncode, result.stdout) == (0, "finished: runs/one\n")
+
+
+def test_an_error_meant_for_the_user_is_printed_plainly(folder):
+    result = whet("train", "r.yaml", "name=refuse", cwd=folder)
+    assert (result.returncode, result.stderr) == (1, "error: no such model: give model=...\n")
+
+
+def test_an_unexpected_error_leaves_its_traceback_in_the_run_folder(folder):
+    result = whet("train", "r.yaml", "name=crash", cwd=folder)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: RuntimeError: the disk is on fire\nThe traceback is in runs/one/error.log")
+    assert "Traceback" not in result.stderr
+    assert "stand_in.py" in (folder / "runs/one/error.log").read_text()
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(folder):
+    for words in (["--debug", "train", "r.yaml", "name=crash"], ["train", "r.yaml", "name=crash", "--debug"]):
+        result = whet(*words, "--folder", f"runs/{words[0]}", cwd=folder)
+        assert result.returncode == 1
+        assert "Traceback" in result.stderr
+
+
+def test_an_interrupt_says_how_to_go_on(folder):
+    result = whet("train", "r.yaml", "name=interrupt", cwd=folder)
+    assert (result.returncode, result.stderr) == (130, "interrupted. Go on with: whet resume runs/one\n")
+
+
+def test_show_prints_a_recipe_that_loads_again(folder):
+    result = whet("show", "r.yaml", "steps=7", cwd=folder)
+    assert result.returncode == 0
+    assert "# override" in result.stdout
+    assert "# r.yaml:3" in result.stdout
+    (folder / "again.yaml").write_text(result.stdout)
+    as_json = [whet("show", *words, "--json", cwd=folder).stdout for words in (["again.yaml"], ["r.yaml", "steps=7"])]
+    assert json.loads(as_json[0]) == json.loads(as_json[1])
+    assert json.loads(as_json[0])["steps"] == 7
+
+
+def test_show_explains_a_key(folder):
+    result = whet("show", "r.yaml", "--explain", "optimizer.lr", cwd=folder)
+    assert result.returncode == 0
+    for part in ("greater than 0", "Learning rate.", "r.yaml:3", "1e-05", "0.001"):
+        assert part in result.stdout
+    wrong = whet("show", "r.yaml", "--explain", "optimizer.lrr", cwd=folder)
+    assert wrong.returncode == 2
+    assert "Did you mean 'lr'?" in wrong.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error(folder):
+    (folder / "long.yaml").write_text("numbers:\n" + "".join(f"  key{i}: {i}\n" for i in range(20000)))
+    command = f"{sys.executable} -m tests.cli.stand_in show long.yaml | head -1"
+    result = subprocess.run(
+        command, shell=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert result.stdout.startswith("description:")
+    assert result.stderr == ""

@@ -1,0 +1,58 @@
+"""The doctor finds what is missing and says how to get it."""
+
+import pytest
+
+from whet.cli import checks
+
+
+def test_a_missing_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):
+    monkeypatch.setattr(checks, "NEEDED", ("pydantic", "whet_no_such_package"))
+    monkeypatch.setattr(checks, "OPTIONAL", {"whet_no_such_extra": "wandb"})
+    found = {finding.subject: finding for finding in checks.packages()}
+    assert found["pydantic"].state == "good"
+    assert found["whet_no_such_package"].state == "broken"
+    assert found["whet_no_such_extra"].state == "advice"
+    assert found["whet_no_such_extra"].advice == 'pip install "whet[wandb]"'
+
+
+def test_memory_and_cores_are_plausible():
+    total, free = checks.memory_gib()
+    assert 0 < free <= total
+    assert checks.usable_cores() >= 1
+
+
+@pytest.mark.parametrize(("policy", "state"), [("PASSIVE", "good"), ("passive", "good"), ("ACTIVE", "advice")])
+def test_spinning_threads_are_advised_against(monkeypatch, policy, state):
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    found = {finding.subject: finding for finding in checks.threads()}
+    assert found["OMP_WAIT_POLICY"].state == state
+    assert found["OMP_NUM_THREADS"].state == "advice"
+
+
+def test_measuring_the_speed_leaves_the_precision_as_it_was():
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    (finding,) = checks.matmul_speed(size=64, budget_s=0.01)
+    assert "float32 medium" in finding.value
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_recipe_that_does_not_load_is_broken(tmp_path, monkeypatch):
+    import sys
+    import types
+
+    from tests.config.settings import Settings
+
+    module = types.ModuleType("whet.recipe")
+    module.Recipe = Settings  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "whet.recipe", module)
+    (tmp_path / "good.yaml").write_text("steps: 3\n")
+    (tmp_path / "bad.yaml").write_text("stepz: 3\n")
+    monkeypatch.chdir(tmp_path)
+    found = list(checks.recipes_validate(["good.yaml", "bad.yaml"]))
+    assert [finding.subject for finding in found] == ["recipe bad.yaml"]
+    assert found[0].state == "broken"
+    assert "Did you mean 'steps'?" in found[0].value
+    assert next(checks.recipes_validate(["good.yaml"])).state == "good"

@@ -1,0 +1,86 @@
+"""A user's own class is found by its dotted path, and what is wrong with it is said with file and line."""
+
+from pathlib import Path
+from typing import Annotated, Protocol
+
+import pytest
+
+from tests.config.settings import Loss, Pair, Settings
+from whet.config import Component, Config, RecipeError, dump_yaml, load
+
+MINE = "from tests.config.settings import Loss\nclass Mine(Loss):\n    power: tuple[int, ...] = (1,)\n"
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry != ""])
+    return tmp_path
+
+
+def loaded(text: str):
+    Path("r.yaml").write_text(text)
+    return load(Settings, "r.yaml", search=Path()).value
+
+
+@pytest.mark.parametrize("separator", [":", "."])
+def test_a_class_in_the_current_folder_is_found_and_written_back(separator):
+    module = f"mine_{ord(separator)}"
+    Path(f"{module}.py").write_text(MINE)
+    value = loaded(f"loss: {{type: {module}{separator}Mine, power: [2, 3]}}")
+    assert type(value.loss).__name__ == "Mine"
+    assert value.loss.power == (2, 3)
+    text = dump_yaml(value)
+    assert f"type: {module}:Mine" in text
+    assert loaded(text) == value
+
+
+def test_only_the_chosen_class_is_imported():
+    class Lazy(Config):
+        loss: Annotated[Loss, Component({"pair": "tests.config.settings:Pair", "heavy": "no_such_module:Heavy"})]
+
+    assert Lazy(loss="pair").loss == Pair()
+
+
+BROKEN = {
+    "raises": ("x = 1\nraise RuntimeError('no disk')\n", "RuntimeError: no disk at", "my_raises.py:2"),
+    "syntax": ("x = 1\nclass Mine(:\n", "invalid syntax at", "my_syntax.py:2"),
+    "needs": ("import not_there_at_all\n", "needs 'not_there_at_all', which is not installed at", "my_needs.py:1"),
+    "exits": ("raise SystemExit(3)\n", "SystemExit: 3 at", "my_exits.py:1"),
+    "lacks": (MINE.replace("Mine", "Mime"), "has no 'Mine'", "Did you mean 'Mime'?"),
+    "foreign": ("class Mine: pass\n", "is not a class derived from whet.config.Config", "loss.type"),
+    "sibling": (
+        "from whet.config import Config\nclass Mine(Config): pass\n",
+        "is not a Loss: derive it from tests.config.settings:Loss",
+        "loss.type",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_wrong_with_a_users_module_is_said_with_its_place(name):
+    source, *expected = BROKEN[name]
+    Path(f"my_{name}.py").write_text(source)
+    with pytest.raises(RecipeError) as caught:
+        loaded(f"loss:\n  type: my_{name}:Mine\n")
+    for part in ("r.yaml:2: loss.type:", *expected):
+        assert part in str(caught.value)
+
+
+def test_a_missing_module_says_where_it_was_looked_for(in_empty_folder):
+    with pytest.raises(RecipeError, match="there is no module 'nowhere': looked in") as caught:
+        loaded("loss: nowhere.deep:Mine")
+    assert str(in_empty_folder) in str(caught.value)
+
+
+def test_a_protocol_is_checked_by_its_members():
+    class Named(Protocol):
+        needs: frozenset[str]
+
+        def __call__(self) -> int: ...
+
+    class Holder(Config):
+        part: Annotated[Named, Component({"pair": "tests.config.settings:Pair"})]
+
+    with pytest.raises(ValueError, match="is not a Named: it lacks __call__, needs"):
+        Holder(part="pair")
