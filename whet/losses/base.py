@@ -12,11 +12,14 @@ Unit = Literal["token", "sequence", "group"]
 
 class Loss(Protocol):
     """``needs`` names batch columns that must be filled before (``reference_logprobs``, ``advantages`` ...) and model
-    outputs beyond log-probs (``entropy``, ``values``). ``unit`` is the smallest piece of a batch on which the loss is
-    still additive: token losses may be cut between any two sequences, group losses only between groups.
+    outputs beyond log-probs (``entropy``, ``values``, ``topk``). ``unit`` is the smallest piece of a batch on which the
+    loss is still additive: token losses may be cut between any two sequences, group losses only between groups.
     """
 
-    needs: frozenset[str]
-    unit: Unit
+    @property
+    def needs(self) -> frozenset[str]: ...
+
+    @property
+    def unit(self) -> Unit: ...
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]: ...

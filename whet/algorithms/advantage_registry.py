@@ -1,0 +1,8 @@
+"""Names that a recipe may use for advantage estimators. Only the chosen one is imported."""
+
+ADVANTAGES = {
+    "group": "whet.algorithms.advantages:GroupAdvantage",
+    "reinforce_plus_plus": "whet.algorithms.advantages:ReinforcePlusPlus",
+    "gdpo": "whet.algorithms.advantages:GDPO",
+    "gae": "whet.algorithms.advantages:GAE",
+}

@@ -1,0 +1,89 @@
+"""The loss of a policy in reinforcement learning: a surrogate and whatever a recipe adds to it.
+
+    loss: {type: policy, surrogate: {type: ppo_clip, clip_high: 0.28}, correction: {type: tis}, kl: {coefficient: 0.01}}
+
+All terms are sums over the same weighted tokens, so the whole is as additive as its parts.
+"""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.config import Component, Config
+from whet.losses.base import Unit
+from whet.losses.kl import KL
+from whet.losses.off_policy import Correction, mismatch, mismatch_metrics
+from whet.losses.policy_gradient import PolicyGradient, PPOClip, old_logprobs
+from whet.losses.registry import CORRECTIONS, SURROGATES
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, filled, token_metrics
+from whet.metrics import Metrics
+
+
+class PositiveNLL(Config):
+    """coefficient x -lp on the tokens of sequences whose reward is above ``threshold`` (VAPO, arXiv 2504.05118)."""
+
+    coefficient: float = Field(0.1, ge=0)
+    threshold: float = 0.0
+
+
+class PolicyLoss(WeightedLoss):
+    """surrogate x correction + KL - entropy bonus + positive NLL. Each term is reported under ``loss/``, and the
+    mismatch between sampler and learner whenever the sampler's log-probs are known."""
+
+    surrogate: Annotated[PolicyGradient, Component(SURROGATES)] = PPOClip()
+    correction: Annotated[Correction, Component(CORRECTIONS)] | None = None
+    """Multiplies the surrogate only."""
+    kl: KL | None = None
+    entropy_coefficient: float = Field(0.0, ge=0)
+    positive_nll: PositiveNLL | None = None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        names = self.surrogate.needs
+        if self.correction is not None:
+            names |= {"rollout_logprobs"}
+        if self.kl is not None:
+            names |= self.kl.needs
+        if self.entropy_coefficient:
+            names |= {"entropy"}
+        return names
+
+    @property
+    def unit(self) -> Unit:
+        """That of its coarsest part."""
+        whole = "sequence" in (self.surrogate.unit, self.correction.unit if self.correction else "token")
+        return "sequence" if whole else "token"
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        surrogate, metrics = self.surrogate.per_token(output, batch)
+        if self.correction is not None:
+            surrogate, corrected = self._corrected(self.correction, surrogate, output, batch)
+            metrics.merge(corrected)
+        terms = {"surrogate": surrogate}
+        if self.kl is not None:
+            terms["kl"], _ = self.kl.per_token(output, batch)
+        if self.entropy_coefficient:
+            terms["entropy"] = -self.entropy_coefficient * at_trained(batch, filled(output.entropy, "entropy"))
+        if self.positive_nll is not None:
+            positive = batch.per_token((batch.reward > self.positive_nll.threshold).double())
+            terms["positive_nll"] = -self.positive_nll.coefficient * positive * at_trained(batch, output.logprobs)
+
+        weight = filled(batch.weight, "weight")
+        totals = torch.stack([weight.sum(), *((weight * term).sum() for term in terms.values())]).detach().tolist()
+        for name, total in zip(terms, totals[1:], strict=True):
+            metrics.mean(f"loss/{name}", total, totals[0])
+        if batch.rollout_logprobs is not None:
+            metrics.merge(mismatch_metrics(old_logprobs(output, batch), batch.rollout_logprobs, batch))
+        return sum(terms.values(), torch.zeros_like(surrogate)), metrics
+
+    def _corrected(
+        self, correction: Correction, surrogate: Tensor, output: ModelOutput, batch: Batch
+    ) -> tuple[Tensor, Metrics]:
+        rollout = filled(batch.rollout_logprobs, "rollout_logprobs")
+        difference = mismatch(old_logprobs(output, batch), rollout, batch)
+        weight = correction(difference, batch).detach()
+        means = {"correction/weight": weight, "correction/changed": weight != bounded_exp(difference)}
+        return surrogate * weight, token_metrics(batch, means)

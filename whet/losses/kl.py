@@ -1,0 +1,58 @@
+"""Distance to the frozen reference, from the log-probs of sampled tokens alone (Schulman, "Approximating KL
+Divergence", 2020): as a term of the loss or, through ``estimate``, as a penalty inside a reward."""
+
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.losses.weighted import WeightedLoss, at_trained, filled, token_metrics
+from whet.metrics import Metrics
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+class KL(WeightedLoss):
+    """KL(policy || reference) per token, times a coefficient. A coefficient of 0 only measures it.
+
+    With e = lp_ref - lp: k1 = -e, unbiased and noisy; k2 = e^2 / 2; k3 = exp(e) - 1 - e, unbiased and never negative.
+    """
+
+    coefficient: float = Field(0.01, ge=0)
+    estimator: Estimator = "k3"
+    log_ratio_clamp: float = Field(20.0, gt=0)
+    """Bound of |e|."""
+    output_clamp: float = Field(10.0, gt=0)
+    """Bound of the estimate of one token, before the coefficient."""
+    unbiased_gradient: bool = False
+    """Multiply by exp(lp - sg(lp)): the gradient is then that of the expectation (DeepSeek-V3.2, arXiv 2512.02556)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reference_logprobs"})
+
+    def estimate(self, logprobs: Tensor, reference: Tensor) -> Tensor:
+        """The estimate at each token, without the coefficient. [N], [N] -> [N]"""
+        e = (reference - logprobs).clamp(-self.log_ratio_clamp, self.log_ratio_clamp)
+        if self.estimator == "k1":
+            value = -e
+        elif self.estimator == "k2":
+            value = e.square() / 2
+        else:
+            value = e.expm1() - e
+        return value.clamp(-self.output_clamp, self.output_clamp)
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        logprobs = at_trained(batch, output.logprobs)
+        reference = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        value = self.estimate(logprobs, reference)
+        if self.unbiased_gradient:
+            value = value * (logprobs - logprobs.detach()).exp()
+        return self.coefficient * value, kl_metrics(logprobs, reference, batch)
+
+
+def kl_metrics(logprobs: Tensor, reference: Tensor, batch: Batch) -> Metrics:
+    """``kl``: mean of k3 over the trained tokens, whatever estimator is trained on."""
+    measured = KL().estimate(at_trained(batch, logprobs.detach()), at_trained(batch, reference))
+    return token_metrics(batch, {"kl": measured})

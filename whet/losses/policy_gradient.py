@@ -1,0 +1,120 @@
+"""The policy-gradient objectives: what one token of an answer contributes, given its advantage.
+
+Log-probs under the weights at the start of the step (lp_old) are read from the batch; where that column is empty, the
+step is exactly on-policy and lp_old is the log-prob itself, detached. Corrections, KL and entropy are added elsewhere.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.losses.base import Unit
+from whet.losses.kl import kl_metrics
+from whet.losses.weighted import (
+    WeightedLoss,
+    at_trained,
+    bounded_exp,
+    filled,
+    mean_per_sequence,
+    token_metrics,
+)
+from whet.metrics import Metrics
+
+
+class PolicyGradient(WeightedLoss):
+    """What the surrogates have in common. All report ``ratio/mean``, ``/min``, ``/max``, ``clip/high``, ``clip/low``
+    and ``entropy/approximate`` (mean of -lp); ``entropy`` and ``kl`` (k3 to the reference) where they are known."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"advantages"})
+
+
+class PPOClip(PolicyGradient):
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho = exp(lp - lp_old) (PPO, arXiv 1707.06347)."""
+
+    clip_low: float = Field(0.2, gt=0)
+    clip_high: float = Field(0.2, gt=0)
+    """Larger than ``clip_low`` leaves unlikely tokens room to grow (clip-higher, DAPO, arXiv 2503.14476)."""
+    dual_clip: float | None = Field(None, gt=1)
+    """For A < 0 the loss is at most -dual_clip * A (arXiv 1912.09729)."""
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        ratio = bounded_exp(at_trained(batch, output.logprobs) - old_logprobs(output, batch))
+        advantages = at_trained(batch, filled(batch.advantages, "advantages"))
+        value, high, low = _clipped(ratio, advantages, self.clip_low, self.clip_high)
+        metrics = _policy_metrics(output, batch, ratio, high, low)
+        if self.dual_clip is not None:
+            bound = -self.dual_clip * advantages
+            over = (advantages < 0) & (value > bound)
+            value = torch.where(over, bound, value)
+            metrics.merge(token_metrics(batch, {"clip/dual": over}))
+        return value, metrics
+
+
+class GSPO(PolicyGradient):
+    """PPO-clip with one ratio per sequence, exp(mean_t (lp - lp_old)) (GSPO, arXiv 2507.18071). Each token carries its
+    sequence's ratio, with the gradient through its own log-prob (the paper's GSPO-token). Weigh by sequence."""
+
+    clip_low: float = Field(3e-4, gt=0)
+    clip_high: float = Field(4e-4, gt=0)
+
+    @property
+    def unit(self) -> Unit:
+        return "sequence"
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        logprobs = at_trained(batch, output.logprobs)
+        sequence_ratio = bounded_exp(mean_per_sequence(batch, (logprobs - old_logprobs(output, batch)).detach()))
+        ratio = batch.per_token(sequence_ratio) * (logprobs - logprobs.detach()).exp()
+        advantages = at_trained(batch, filled(batch.advantages, "advantages"))
+        value, high, low = _clipped(ratio, advantages, self.clip_low, self.clip_high)
+        return value, _policy_metrics(output, batch, ratio, high, low)
+
+
+class CISPO(PolicyGradient):
+    """-sg(clip(rho, 0, 1 + clip_high)) A lp: the clip bounds a token's weight and never stops its gradient
+    (MiniMax-M1, arXiv 2506.13585)."""
+
+    clip_high: float = Field(4.0, gt=0)
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        logprobs = at_trained(batch, output.logprobs)
+        ratio = bounded_exp(logprobs - old_logprobs(output, batch)).detach()
+        advantages = at_trained(batch, filled(batch.advantages, "advantages"))
+        value = -ratio.clamp(max=1 + self.clip_high) * advantages * logprobs
+        high = ratio > 1 + self.clip_high
+        return value, _policy_metrics(output, batch, ratio, high, torch.zeros_like(high))
+
+
+class Reinforce(PolicyGradient):
+    """-A lp (Williams 1992; RLOO, arXiv 2402.14740). Exact for the first update after sampling only."""
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        logprobs = at_trained(batch, output.logprobs)
+        value = -at_trained(batch, filled(batch.advantages, "advantages")) * logprobs
+        ratio = bounded_exp(logprobs - old_logprobs(output, batch))
+        return value, _policy_metrics(output, batch, ratio, torch.zeros_like(batch.trained), batch.trained & False)
+
+
+def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:
+    """lp_old, detached, 0 where untrained. [N]"""
+    source = output.logprobs if batch.old_logprobs is None else batch.old_logprobs
+    return at_trained(batch, source.detach())
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The clipped surrogate, and where the clip stops the gradient above and below. [N] each"""
+    value = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    return value, (ratio > 1 + high) & (advantages > 0), (ratio < 1 - low) & (advantages < 0)
+
+
+def _policy_metrics(output: ModelOutput, batch: Batch, ratio: Tensor, high: Tensor, low: Tensor) -> Metrics:
+    means = {"ratio/mean": ratio, "clip/high": high, "clip/low": low, "entropy/approximate": -output.logprobs}
+    if output.entropy is not None:
+        means["entropy"] = output.entropy
+    metrics = token_metrics(batch, means, {"ratio": ratio})
+    if batch.reference_logprobs is not None:
+        metrics.merge(kl_metrics(output.logprobs, batch.reference_logprobs, batch))
+    return metrics

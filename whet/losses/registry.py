@@ -1,0 +1,18 @@
+"""Names that a recipe may use for losses and their parts. Only the chosen one is imported."""
+
+SURROGATES = {
+    "ppo_clip": "whet.losses.policy_gradient:PPOClip",
+    "gspo": "whet.losses.policy_gradient:GSPO",
+    "cispo": "whet.losses.policy_gradient:CISPO",
+    "reinforce": "whet.losses.policy_gradient:Reinforce",
+}
+
+CORRECTIONS = {
+    "tis": "whet.losses.off_policy:TIS",
+    "icepop": "whet.losses.off_policy:IcePop",
+    "sequence_mask": "whet.losses.off_policy:SequenceMask",
+}
+
+LOSSES = {
+    "policy": "whet.losses.composite:PolicyLoss",
+}

@@ -1,0 +1,98 @@
+"""What all losses share: a value per token, summed with the weights that the batch carries. No second normaliser.
+
+Weight 0 times inf is nan, and so is its gradient: what a model says at untrained tokens is replaced by 0 before
+anything is computed from it (``at_trained``), not after.
+"""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.config import Config
+from whet.errors import DataError
+from whet.losses.base import Unit
+from whet.metrics import Metrics
+
+EXPONENT_LIMIT = 20.0
+"""Log-ratios are clamped to +-20 before ``exp``: beyond, a ratio has no gradient, rather than an infinite one."""
+
+
+class WeightedLoss(Config):
+    """A loss of the form ``(weight * per_token).sum()``, additive over any parts that ``unit`` allows."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
+    def unit(self) -> Unit:
+        return "token"
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The value of each token, [N], finite everywhere and 0 where untrained. The loss of a sequence or a pair is
+        repeated on each of its trained tokens, so that its share is the sum of their weights."""
+        raise NotImplementedError
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        """The scalar loss. The metric ``loss`` is the weighted mean, which is the same where weights add up to 1."""
+        per_token, metrics = self.per_token(output, batch)
+        weight = filled(batch.weight, "weight")
+        loss = (weight * per_token).sum()
+        return loss, Metrics().mean("loss", loss.item(), weight.sum().item()).merge(metrics)
+
+
+def filled(column: Tensor | None, name: str) -> Tensor:
+    """A column or model output that the loss can't do without. Raises DataError where it is missing."""
+    if column is None:
+        raise DataError(f"the loss needs {name!r}, which nobody filled in; whoever calls it must honour its 'needs'")
+    return column
+
+
+def at_trained(batch: Batch, column: Tensor) -> Tensor:
+    """The column with 0 at untrained tokens, whatever stood there. [N] or [N, K]; no gradient flows there either."""
+    trained = batch.trained if column.ndim == 1 else batch.trained.unsqueeze(1)
+    return torch.where(trained, column, torch.zeros_like(column))
+
+
+def bounded_exp(exponent: Tensor) -> Tensor:
+    """``exp`` that can't overflow."""
+    return exponent.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
+
+
+def log1mexp(x: Tensor) -> Tensor:
+    """log(1 - exp(x)) for x < 0, accurate near 0 and far from it (Maechler 2012). [*] -> [*]"""
+    near = x > -math.log(2)
+    # Each branch gets an input that suits it, so that neither sends a nan backwards.
+    close = torch.where(near, x, torch.full_like(x, -1.0))
+    far = torch.where(near, torch.full_like(x, -1.0), x)
+    return torch.where(near, torch.log(-torch.expm1(close)), torch.log1p(-torch.exp(far)))
+
+
+def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
+    """Means over each sequence's trained tokens, 0 for a sequence without any. [N] -> [S]"""
+    return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
+
+
+def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
+    """Means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N], bool or
+    float. All numbers leave the device at once."""
+    metrics = Metrics()
+    if not len(batch):
+        return metrics
+    trained, ranges = batch.trained, ranges or {}
+    found = [trained.sum().double()]
+    found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
+    for column in ranges.values():
+        found += [column.detach().double().masked_fill(~trained, math.inf).amin()]
+        found += [column.detach().double().masked_fill(~trained, -math.inf).amax()]
+    count, *numbers = torch.stack(found).tolist()
+    if count:
+        for name, total in zip(means, numbers, strict=False):
+            metrics.mean(name, total, count)
+        for index, name in enumerate(ranges):
+            low, high = numbers[len(means) + 2 * index :][:2]
+            metrics.min(f"{name}/min", low).max(f"{name}/max", high)
+    return metrics
