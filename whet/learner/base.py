@@ -28,6 +28,10 @@ class Learner(Protocol):
         """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
         ...
 
+    async def named_weights(self) -> list[tuple[str, Tensor]]:
+        """The full current weights, LoRA merged, under the names of the plain Hugging Face model."""
+        ...
+
     async def save(self, folder: Path) -> None:
         """Write weights and optimizer as safetensors plus JSON into an existing folder."""
         ...

@@ -1,0 +1,64 @@
+"""The settings of a learner: precision and memory, the optimizer, and what one worker is built from."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.models.loading import ModelConfig
+
+Precision = Literal["float32", "bfloat16", "float64"]
+MatmulPrecision = Literal["auto", "highest", "medium"]
+
+
+class LearnerConfig(Config):
+    """How a model is trained, whatever it is trained on."""
+
+    precision: Precision = "float32"
+    """``bfloat16`` computes in bfloat16 (autocast) over float32 weights; ``float64`` is for tests."""
+    max_tokens: int = Field(8192, gt=0)
+    """Most tokens of one micro-batch. It bounds memory and changes no gradient."""
+    activation_checkpointing: bool = False
+    """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
+    max_skipped_steps: int = Field(3, gt=0)
+    """So many steps in a row with a loss or gradient that is not finite end the run."""
+    matmul_precision: MatmulPrecision = "auto"
+    """How float32 products are computed. ``auto`` measures at the start, on a CPU, whether ``medium`` is faster at the
+    same accuracy; elsewhere it is ``highest``."""
+    deadline: float = Field(1800.0, gt=0)
+    """Seconds that one call of a worker (a forward pass over a batch, an optimizer step, a save) may take."""
+
+
+class OptimizerConfig(Config):
+    """AdamW (arXiv 1711.05101) with a warm-up and a schedule."""
+
+    lr: float = Field(1e-6, ge=0)
+    """The learning rate after the warm-up."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    """Of parameters with two or more dimensions (matrices, embeddings, LoRA's A and B), not of norms or biases."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """The gradient of the whole step is scaled down to this norm."""
+    warmup_steps: int = Field(0, ge=0)
+    """The learning rate rises linearly; the first step has ``lr / warmup_steps``."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up, towards ``min_lr_ratio * lr`` at the last step."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+
+
+class WorkerConfig(Config):
+    """Everything that one worker of a learner is built from."""
+
+    model: ModelConfig
+    learner: LearnerConfig = LearnerConfig()
+    optimizer: OptimizerConfig | None = None
+    """None: the model is frozen and only scores."""
+    head: Literal["language", "value"] = "language"
+    """What the learner says about tokens: their log-probs, or a critic's values."""
+    steps: int = Field(0, ge=0)
+    """Optimizer steps of the whole run: where a schedule ends."""
+    seed: int = 0
+    dumps: Path | None = None
+    """Where the batches of skipped steps are written for replay. None: they are not."""

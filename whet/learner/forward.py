@@ -1,0 +1,48 @@
+"""From a batch to what the model says about it. One gather, by predictor, is all the shifting there is; the head runs
+only where a token is trained. Knows no loss and no optimizer."""
+
+from collections.abc import Set
+from typing import Any
+
+from torch import Tensor, nn
+
+from whet.batch import Batch, ModelOutput
+from whet.errors import WhetError
+from whet.models.forest_attention import forest_hidden
+from whet.models.head import head_of, ids_logprobs, token_logprobs
+from whet.models.values import ValueHead
+
+
+def forward(
+    model: nn.Module, batch: Batch, needs: Set[str] = frozenset(), value_head: ValueHead | None = None
+) -> ModelOutput:
+    """What ``model`` says about the batch's N tokens, on its device; every column is 0 where untrained.
+
+    ``needs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's teacher ids.
+    With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
+    zeros flow, so that all ranks of a step take part in the backward pass.
+    """
+    hidden = forest_hidden(model, batch)
+    trained = batch.trained.to(hidden.device).nonzero().squeeze(1)
+    # index_select, because its backward sums the children of one predictor in a fixed order.
+    picked = hidden.index_select(0, batch.predictor.to(hidden.device)[trained])
+
+    def spread(rows: Tensor) -> Tensor:
+        return rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
+
+    if value_head is not None:
+        values = value_head(picked)
+        return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
+    head = head_of(model)
+    how: dict[str, Any] = {"bias": head.bias, "scale": head.scale, "softcap": head.softcap}
+    targets = batch.tokens.to(hidden.device)[trained]
+    logprobs, entropy = token_logprobs(
+        picked, head.weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
+    )
+    output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
+    if "topk" in needs:
+        if batch.teacher_ids is None:
+            raise WhetError("log-probs of the teacher's tokens were asked for, but the batch has no teacher_ids")
+        ids = batch.teacher_ids.to(hidden.device)[trained]
+        output.topk = spread(ids_logprobs(picked, head.weight, ids, batch.distribution, **how))
+    return output

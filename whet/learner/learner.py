@@ -1,0 +1,140 @@
+"""The controller's side of a learner: whole batches in, whole columns out. It cuts a batch into micro-batches, hands
+them to the workers, and puts what they answer back in the batch's order. Knows no model and no device."""
+
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.cluster.base import Cluster, Placement, WorkerGroup
+from whet.errors import WhetError
+from whet.learner.base import Update
+from whet.learner.config import WorkerConfig
+from whet.learner.worker import LearnerWorker, RankUpdate
+from whet.losses.base import Loss, Unit
+from whet.metrics import Metrics
+from whet.packing import MicroBatch, pack
+
+_OF_THE_MODEL = frozenset({"entropy", "topk"})  # needs of a loss that the forward pass fills, not a column
+_COLUMNS = frozenset(column.name for column in fields(Batch))
+
+
+class WorkerLearner:
+    """A ``Learner`` over a group of workers. Make one with ``launch``."""
+
+    def __init__(self, group: WorkerGroup, config: WorkerConfig, facts: dict[str, Any]) -> None:
+        self._group, self._config, self._facts = group, config, facts
+
+    @classmethod
+    async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
+        """Build the workers. By default one, with the learner's deadline."""
+        placement = placement or Placement(deadline=config.learner.deadline)
+        group = cluster.launch(LearnerWorker, config, placement)
+        try:
+            facts = (await group.call("describe"))[0]
+        except BaseException:
+            await group.close()
+            raise
+        return cls(group, config, facts)
+
+    async def score(self, batch: Batch, columns: set[str]) -> dict[str, Tensor]:
+        """See ``Learner``. [N] each, ``topk`` [N, K]; 0 where untrained. A column is empty where nothing is trained."""
+        part, kept = _trained_only(batch, "token")
+        shards = self._pack(part, "token")
+        answers = await self._group.scatter("score", shards, frozenset(columns)) if shards else []
+        micro = [one for shard in shards for one in shard]
+        scored = [one for answer in answers for one in answer]
+        return {
+            name: _in_order(len(batch), kept, micro, [columns_of[name] for columns_of in scored])
+            for name in sorted(columns)
+        }
+
+    async def update(self, batch: Batch, loss: Loss) -> Update:
+        """See ``Learner``. Reports the loss's own metrics and ``loss``, ``gradient_norm``, ``lr``, ``learner/tokens``
+        (trained), ``learner/micro_batches``, ``learner/skipped`` (steps). A batch without a trained token changes
+        nothing and is counted in ``learner/empty``."""
+        self._check(batch, loss)
+        part, kept = _trained_only(batch, loss.unit)
+        shards = self._pack(part, loss.unit)
+        if not shards:
+            return Update(Metrics().sum("learner/empty", 1), torch.zeros(len(batch)))
+        answers: list[RankUpdate] = await self._group.scatter("update", shards, loss)
+        micro = [one for shard in shards for one in shard]
+        logprobs = _in_order(len(batch), kept, micro, [one for answer in answers for one in answer.logprobs])
+        return Update(_metrics(answers, int(batch.trained.sum()), len(micro)), logprobs)
+
+    async def named_weights(self) -> list[tuple[str, Tensor]]:
+        """(Hugging Face name, tensor) of the full current weights, LoRA merged, a tied head included. The tensors may
+        be the model's own: copy what must outlive the next update."""
+        weights: list[tuple[str, Tensor]] = (await self._group.call("collect_weights"))[0]
+        return weights
+
+    async def save(self, folder: Path) -> None:
+        await self._group.call("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        await self._group.call("load", folder)
+        self._facts = (await self._group.call("describe"))[0]
+
+    async def close(self) -> None:
+        await self._group.close()
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for people, as of the last ``launch`` or ``load``."""
+        return dict(self._facts)
+
+    def _pack(self, batch: Batch, unit: Unit) -> list[list[MicroBatch]]:
+        """[shard][micro-batch], or nothing where nothing is trained."""
+        if not bool(batch.trained.any()):
+            return []
+        return pack(batch, self._group.placement.shards, self._config.learner.max_tokens, unit)
+
+    def _check(self, batch: Batch, loss: Loss) -> None:
+        if batch.weight is None:
+            raise WhetError("the batch has no weights; call Batch.weigh before an update")
+        columns = loss.needs - _OF_THE_MODEL - {"values"}
+        unknown = sorted(columns - _COLUMNS)
+        if unknown:
+            raise WhetError(
+                f"the loss needs {unknown}, which is neither a column of a batch nor something a model says"
+            )
+        empty = sorted(name for name in columns if getattr(batch, name) is None)
+        if empty:
+            raise WhetError(f"the loss needs the columns {empty}, which nobody filled")
+
+
+def _trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:
+    """The sequences that train something, and their tokens' indices: what trains nothing need not be computed. Losses
+    that compare the members of a group keep all members of each group that trains something."""
+    trains = batch.trained_per_sequence > 0
+    if unit == "group":
+        trains = torch.isin(batch.group, batch.group[trains])
+    if bool(trains.all()):
+        return batch, torch.arange(len(batch))
+    return batch.select(trains.nonzero().squeeze(1))
+
+
+def _in_order(size: int, kept: Tensor, micro_batches: Iterable[MicroBatch], parts: list[Tensor]) -> Tensor:
+    """The column of a whole batch of ``size`` tokens from those of its micro-batches."""
+    whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
+    for micro, part in zip(micro_batches, parts, strict=True):
+        trained = micro.batch.trained
+        whole[kept[micro.tokens[trained]]] = part[trained]
+    return whole
+
+
+def _metrics(answers: list[RankUpdate], tokens: int, micro_batches: int) -> Metrics:
+    metrics, first = Metrics(), answers[0]
+    metrics.sum("learner/tokens", tokens).sum("learner/micro_batches", micro_batches)
+    metrics.sum("learner/skipped", first.skipped)
+    if first.skipped:  # what is not finite must not spoil the other numbers of the step
+        return metrics
+    for answer in answers:
+        metrics.merge(answer.metrics)
+    if "loss" not in metrics.result():
+        metrics.mean("loss", sum(answer.loss for answer in answers))
+    return metrics.mean("gradient_norm", first.gradient_norm).mean("lr", first.lr)

@@ -1,0 +1,45 @@
+"""The full current weights of a model under the names that the plain Hugging Face model has. LoRA is merged on the way
+out, one matrix at a time: the model itself is never changed. Knows no generator."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import WhetError
+
+_LORA = ("lora_A.", "lora_B.")
+
+
+@torch.no_grad()
+def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of every parameter and persistent buffer, a tied head included, detached and unchanged in type.
+
+    With LoRA, W + scaling B A. The tensors may be the model's own: copy what must outlive the next step.
+    """
+    if not hasattr(model, "peft_config"):
+        yield from model.state_dict().items()
+        return
+    from peft.tuners.lora import LoraLayer
+
+    wrapped: Any = model
+    plain: nn.Module = wrapped.get_base_model()
+    layers = {name: module for name, module in plain.named_modules() if isinstance(module, LoraLayer)}
+    for name, tensor in plain.state_dict().items():
+        owner, _, inside = name.partition(".base_layer.")
+        if owner in layers and inside:
+            yield f"{owner}.{inside}", _merged(layers[owner], tensor) if inside == "weight" else tensor
+        elif not any(f".{part}" in name for part in _LORA):
+            if "lora_" in name or "modules_to_save" in name:
+                raise WhetError(
+                    f"{name}: this kind of adapter can't be merged on the fly; use plain LoRA on linear layers"
+                )
+            yield name, tensor
+
+
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    for adapter in layer.active_adapters:
+        if adapter in layer.lora_A:
+            weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+    return weight

@@ -1,0 +1,46 @@
+"""AdamW, the schedule of its learning rate, and the norm of the gradient. Knows parameters, not models or losses."""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from whet.learner.config import OptimizerConfig
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """The rate of optimizer step ``step`` (from 0) out of ``steps``. A run that goes on longer stays at the minimum.
+
+    Warm-up: lr (step + 1) / warmup_steps. Then the schedule falls from lr at the first step after the warm-up towards
+    min_lr_ratio lr, which it would reach at step ``steps`` (linear, or half a cosine: arXiv 1608.03983).
+    """
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
+    left = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[config.schedule]
+    if config.schedule == "constant":
+        return config.lr
+    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
+
+
+def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the parameters that ask for a gradient, decaying those of two or more dimensions."""
+    trained = [p for p in parameters if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+    )
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The Euclidean norm over all gradients, []."""
+    return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+
+
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    """Multiply all gradients, in place."""
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
