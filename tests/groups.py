@@ -1,0 +1,34 @@
+"""Groups for tests: by hand, or drawn by hypothesis."""
+
+from hypothesis import strategies as st
+
+from whet.types import Group, Span, Task, Trajectory
+
+
+def group(uid: str, prompt: list[int], answers: list[list[int]], rewards: list[float] | None = None) -> Group:
+    """One group: a prompt and trained answers; every sampled token has log-prob -1."""
+    rewards = rewards or [float(i) for i in range(len(answers))]
+    trajectories = [
+        Trajectory([Span(prompt, False), Span(answer, True, [-1.0] * len(answer), (0, 0))], reward=reward)
+        for answer, reward in zip(answers, rewards, strict=True)
+    ]
+    return Group(uid, Task(uid.split(":")[-1], []), trajectories)
+
+
+@st.composite
+def groups(draw: st.DrawFn, vocabulary: int = 32, longest: int = 12) -> list[Group]:
+    """One to four groups of one to four multi-turn trajectories; answers may be empty or untrained."""
+    tokens = st.lists(st.integers(0, vocabulary - 1), max_size=longest)
+    system = draw(st.sampled_from([[], [7] * 20]))
+    made = []
+    for index in range(draw(st.integers(1, 4))):
+        prompt = system + draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=longest))
+        trajectories = []
+        for _ in range(draw(st.integers(1, 4))):
+            spans = [Span(prompt, False)]
+            for _ in range(draw(st.integers(1, 2))):
+                spans.append(Span(draw(tokens), draw(st.sampled_from([True, True, True, False]))))
+                spans.append(Span(draw(tokens), False))
+            trajectories.append(Trajectory(spans, reward=draw(st.floats(-2, 2))))
+        made.append(Group(f"g{index}", Task(f"t{index}", []), trajectories))
+    return made

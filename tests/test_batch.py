@@ -1,0 +1,126 @@
+"""The forest: layout, weights, selection."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.groups import group, groups
+from whet.batch import MIN_COMMON_PREFIX, Batch
+from whet.errors import DataError
+from whet.types import Group, Span, Status, Task, Trajectory
+
+
+def paths(batch: Batch) -> list[tuple[list[int], list[bool]]]:
+    """Per sequence, the tokens and trained flags on the way from the root to its end."""
+    length, found = batch.segment_length.tolist(), {}
+    for segment, start in enumerate(batch.segment_start.tolist()):
+        sequence, indices, at = int(batch.sequence[start]), [], segment
+        while at >= 0:
+            begin = int(batch.segment_start[at])
+            indices = [*range(begin, begin + length[at]), *indices]
+            at = int(batch.segment_parent[at])
+        if sequence >= 0:
+            assert batch.position[indices].tolist() == list(range(len(indices)))
+            assert batch.predictor[indices].tolist() == [-1, *indices[:-1]]
+            found[sequence] = (batch.tokens[indices].tolist(), batch.trained[indices].tolist())
+    return [found.get(sequence, ([], [])) for sequence in range(batch.sequences)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(groups(), st.booleans())
+def test_every_trajectory_can_be_read_off_the_forest(made, share):
+    batch = Batch.from_groups(made, share_prompts=share)
+    trajectories = [t for g in made for t in g.trajectories]
+    for trajectory, (tokens, trained) in zip(trajectories, paths(batch), strict=True):
+        if not tokens:  # nothing of its own: all it has is shared and untrained
+            assert trajectory.trained_tokens == 0
+            continue
+        assert tokens == trajectory.tokens
+        assert trained == [span.trained for span in trajectory.spans for _ in span.tokens]
+    assert bool((batch.sequence[batch.trained] >= 0).all()), "trained tokens belong to exactly one sequence"
+
+
+def test_a_prompt_is_laid_out_once_for_all_its_answers():
+    batch = Batch.from_groups([group("a", [1, 2, 3], [[4, 5], [6], [7, 8]])])
+    assert batch.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert batch.position.tolist() == [0, 1, 2, 3, 4, 3, 3, 4]
+    assert batch.predictor.tolist() == [-1, 0, 1, 2, 3, 2, 2, 6]
+    assert batch.sequence.tolist() == [-1, -1, -1, 0, 0, 1, 2, 2]
+    assert batch.segment_parent.tolist() == [-1, 0, 0, 0]
+
+
+def test_what_all_prompts_have_in_common_is_laid_out_once():
+    system = list(range(100, 100 + MIN_COMMON_PREFIX))
+    batch = Batch.from_groups([group("a", [*system, 1], [[4], [5]]), group("b", [*system, 2], [[6], [7]])])
+    assert batch.segment_parent.tolist() == [-1, 0, 1, 1, 0, 4, 4]
+    assert len(batch) == MIN_COMMON_PREFIX + 2 + 4
+
+
+def test_token_mean_gives_every_trained_token_of_the_step_the_same_share():
+    weight = Batch.from_groups([group("a", [1], [[2, 3, 4], [5]])]).weigh("token").weight
+    assert weight.tolist() == [0, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_sequence_mean_gives_every_sequence_the_same_share_and_does_not_count_empty_ones():
+    weight = Batch.from_groups([group("a", [1], [[2, 3, 4, 5], [6], []])]).weigh("sequence").weight
+    assert weight.tolist() == [0, 0.125, 0.125, 0.125, 0.125, 0.5]
+
+
+def test_group_mean_gives_every_group_the_same_share():
+    weight = Batch.from_groups([group("a", [1], [[2, 3], [6]]), group("b", [1], [[9]])]).weigh("group").weight
+    assert weight.sum() == pytest.approx(1)
+    assert weight.tolist() == pytest.approx([0, 1 / 6, 1 / 6, 1 / 6, 0, 0.5])
+
+
+def test_a_constant_divisor_does_not_depend_on_lengths():
+    weight = Batch.from_groups([group("a", [1], [[2, 3], [6]])]).weigh("constant", 10).weight
+    assert weight.tolist() == pytest.approx([0, 0.05, 0.05, 0.05])
+    with pytest.raises(ValueError, match="divisor"):
+        Batch.from_groups([group("a", [1], [[2]])]).weigh("constant")
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups(), st.data())
+def test_selecting_sequences_keeps_their_paths_and_columns(made, data):
+    batch = Batch.from_groups(made).weigh("token")
+    chosen = sorted(data.draw(st.sets(st.integers(0, batch.sequences - 1), min_size=1)))
+    part, tokens = batch.select(torch.tensor(chosen))
+    assert torch.equal(part.tokens, batch.tokens[tokens])
+    assert torch.equal(part.weight, batch.weight[tokens])
+    assert part.reward.tolist() == batch.reward[chosen].tolist()
+    whole = paths(batch)
+    assert paths(part) == [whole[index] for index in chosen]
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups(), st.integers(1, 5), st.integers(0, 3))
+def test_minibatches_share_out_whole_groups(made, count, seed):
+    batch = Batch.from_groups(made)
+    parts = batch.minibatches(count, seed)
+    assert len(parts) == min(count, len(made))
+    met = [int(index) for part, _ in parts for index in part.group.unique()]
+    assert sorted(met) == list(range(len(made)))
+    assert sum(part.sequences for part, _ in parts) == batch.sequences
+
+
+def test_per_sequence_sums_trained_tokens_and_per_token_spreads_back():
+    batch = Batch.from_groups([group("a", [1, 2], [[3, 4], [5]])])
+    assert batch.per_sequence(torch.arange(5.0)).tolist() == [5, 4]
+    assert batch.per_token(torch.tensor([1.0, 2.0])).tolist() == [0, 0, 1, 1, 2]
+
+
+def test_the_first_token_of_a_root_has_no_predictor_and_is_not_trained():
+    lone = Group("a", Task("t", []), [Trajectory([Span([1, 2, 3], True)])])
+    assert Batch.from_groups([lone]).trained.tolist() == [False, True, True]
+
+
+def test_failed_and_empty_trajectories_are_refused_by_name():
+    failed = Group("bad", Task("t", []), [Trajectory([], status=Status.FAILED, error="no route")])
+    with pytest.raises(DataError, match=r"'bad'.*no route"):
+        Batch.from_groups([failed])
+    with pytest.raises(DataError, match="'empty'.*without any token"):
+        Batch.from_groups([Group("empty", Task("t", []), [Trajectory([])])])
+    short = Group("short", Task("t", []), [Trajectory([Span([1], False), Span([2, 3], True, [-1.0])])])
+    with pytest.raises(DataError, match="'short'.*2 sampled tokens with 1"):
+        Batch.from_groups([short])

@@ -1,0 +1,114 @@
+"""The rooms of the house: imports point down only, and heavy packages stay where they belong."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "whet"
+
+# From the ground up. A module may import from its own floor and from those below it.
+FLOORS = [
+    {"errors", "seeds", "types", "lazy"},
+    {"config"},
+    {"metrics", "batch", "packing"},
+    {"losses", "environments", "data"},
+    {"models"},
+    {"generators", "cluster", "parallel"},
+    {"rollouts", "learner", "weights", "checkpoint"},
+    {"algorithms"},
+    {"build"},
+    {"train", "evaluate"},
+    {"recipe"},
+    {"run"},
+    {"cli", "recipes", "__main__"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+# Who may import what at all, as path prefixes below whet/.
+ONLY_IN = {
+    "ray": ("cluster/",),
+    "vllm": ("generators/vllm_",),
+    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/"),
+}
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path, *, at_run_time: bool = True) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of every import, inside functions too, but not those for type checkers only."""
+
+    def walk(node: ast.AST) -> Iterator[tuple[int, str]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test) and at_run_time:
+                for other in child.orelse:
+                    yield from walk(other)
+            elif isinstance(child, ast.Import):
+                yield from ((child.lineno, alias.name) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                yield child.lineno, child.module
+                yield from ((child.lineno, f"{child.module}.{alias.name}") for alias in child.names)
+            else:
+                yield from walk(child)
+
+    yield from walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down_only(path: Path) -> None:
+    if path == PACKAGE / "__init__.py":
+        assert not list(imports(path))
+        return
+    own = FLOOR[room(path)]
+    upward = [
+        f"line {line}: {name}"
+        for line, name in imports(path)
+        if name.startswith("whet.") and FLOOR.get(name.split(".")[1], 0) > own
+    ]
+    assert not upward
+
+
+@pytest.mark.parametrize("package", ONLY_IN)
+def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
+    strangers = [
+        f"{path.relative_to(PACKAGE)}:{line}"
+        for path in modules()
+        for line, name in imports(path)
+        if (name == package or name.startswith(package + "."))
+        and not str(path.relative_to(PACKAGE)).startswith(ONLY_IN[package])
+    ]
+    assert not strangers
+
+
+def test_environments_know_no_torch() -> None:
+    strangers = [
+        f"{path.name}:{line}"
+        for path in (PACKAGE / "environments").rglob("*.py")
+        for line, name in imports(path)
+        if name.split(".")[0] in ("torch", "transformers")
+    ]
+    assert not strangers
+
+
+def test_a_recipe_is_read_without_torch_and_transformers() -> None:
+    """So that a wrong key is reported at once."""
+    code = (
+        "import sys; from whet.config import load; from whet.recipe import Recipe; load(Recipe, 'quickstart', []);"
+        "print([m for m in ('torch', 'transformers', 'datasets', 'peft', 'reasoning_gym', 'ray') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_is_too_long_for_one_subject() -> None:
+    long = [f"{path}: {n}" for path in modules() if (n := len(path.read_text(encoding="utf-8").splitlines())) > 400]
+    assert not long

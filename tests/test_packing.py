@@ -1,0 +1,61 @@
+"""Cutting a batch into micro-batches loses nothing, repeats nothing trained and respects the bound."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.groups import group, groups
+from whet.batch import Batch
+from whet.errors import DataError
+from whet.packing import pack
+
+
+@settings(max_examples=60, deadline=None)
+@given(groups(), st.integers(1, 4), st.integers(30, 80), st.sampled_from(["token", "group"]))
+def test_every_trained_token_lies_in_exactly_one_micro_batch(made, ranks, extra, unit):
+    batch = Batch.from_groups(made).weigh("token")
+    layout = pack(batch, ranks, 200 + extra, unit)
+
+    assert len(layout) == ranks
+    assert len({len(micro) for micro in layout}) == 1, "every rank takes part in as many collectives"
+    seen = torch.zeros(len(batch), dtype=torch.long)
+    for micro in (m for rank in layout for m in rank):
+        assert len(micro.batch) <= 200 + extra
+        assert torch.equal(micro.batch.tokens, batch.tokens[micro.tokens])
+        seen[micro.tokens[micro.batch.trained]] += 1
+    assert torch.equal(seen, batch.trained.long())
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups(), st.integers(1, 3))
+def test_the_weights_of_all_micro_batches_add_up_to_one_step(made, ranks):
+    batch = Batch.from_groups(made).weigh("sequence")
+    total = sum(float(m.batch.weight.sum()) for rank in pack(batch, ranks, 400, "token") for m in rank)
+    assert total == pytest.approx(float(bool(batch.trained.any())))
+
+
+def test_a_group_is_not_cut_where_the_loss_compares_its_members():
+    batch = Batch.from_groups([group(f"g{i}", [1, 2, 3], [[4] * 5, [5] * 5]) for i in range(4)])
+    for rank in pack(batch, 1, 15, "group"):
+        for micro in rank:
+            assert micro.batch.sequences % 2 == 0
+
+
+def test_members_are_spread_over_micro_batches_with_their_prompt_where_a_group_is_too_large():
+    batch = Batch.from_groups([group("g", [1, 2, 3], [[4] * 5] * 6)])
+    (micros,) = pack(batch, 1, 14, "token")
+    assert [len(m.batch) for m in micros] == [13, 13, 13]
+    assert all(m.batch.tokens[:3].tolist() == [1, 2, 3] for m in micros)
+
+
+def test_a_sequence_that_fits_nowhere_is_an_error_that_names_its_group_and_the_setting():
+    batch = Batch.from_groups([group("long", [1, 2, 3], [[4] * 20, [5]])])
+    with pytest.raises(DataError, match=r"'long'.*23 tokens.*learner\.max_tokens"):
+        pack(batch, 1, 16, "token")
+
+
+def test_the_layout_is_a_function_of_the_batch_alone():
+    batch = Batch.from_groups([group(f"g{i}", [1] * (i + 1), [[4] * (7 - i), [5]]) for i in range(6)])
+    first, second = (pack(batch, 2, 20, "token") for _ in range(2))
+    assert [[m.tokens.tolist() for m in rank] for rank in first] == [[m.tokens.tolist() for m in r] for r in second]
