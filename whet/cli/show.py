@@ -31,6 +31,8 @@ def show(
         from rich.console import Console
         from rich.syntax import Syntax
 
-        Console().print(Syntax(annotated_yaml(loaded), "yaml", theme="ansi_dark", background_color="default"))
+        text = annotated_yaml(loaded)
+        coloured = Syntax("", "yaml", theme="ansi_dark", background_color="default").highlight(text)
+        Console().print(coloured, soft_wrap=True, end="")
     else:
         print(annotated_yaml(loaded), end="")

@@ -5,6 +5,7 @@ Read from the source only when somebody asks, so that importing stays fast.
 
 import ast
 import inspect
+import re
 import textwrap
 
 from pydantic import BaseModel
@@ -47,7 +48,7 @@ def _comment(lines: list[str], statement: ast.AnnAssign) -> str:
     assert statement.end_col_offset is not None
     behind = lines[statement.end_lineno - 1].encode()[statement.end_col_offset :].decode().strip()
     if behind.startswith("#"):
-        return behind.lstrip("# ")
+        return "" if re.match(r"#\s*(noqa|type:)", behind) else behind.lstrip("# ")
     above: list[str] = []
     for line in reversed(lines[: statement.lineno - 1]):
         if not line.strip().startswith("#"):

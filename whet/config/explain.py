@@ -67,12 +67,13 @@ def _default(root: type[Config], tree: Node, path: Path) -> Node | None:
     default: Node | None = None
     for depth in range(len(path)):
         around, _ = nearest_node(tree, path[:depth])
-        known = default.value if default is not None and isinstance(default.value, dict) else {}
+        written = default.value if default is not None else {}
+        known = dict(enumerate(written)) if isinstance(written, list) else written if isinstance(written, dict) else {}
         kind = around.value.get("type") if isinstance(around.value, dict) else None
         same_class = "type" not in known or kind is None or known["type"].value == kind.value
         place, _ = place_of(root, tree, path[: depth + 1])
         if same_class and path[depth] in known:
-            default = known[str(path[depth])]
+            default = known[path[depth]]
         else:
             default = default_tree(place) if place is not None else None
     return default
