@@ -27,7 +27,7 @@ if __name__ == "__main__":
     recipe.Recipe = Settings  # type: ignore[attr-defined]
     sys.modules["whet.recipe"] = recipe
     run = types.ModuleType("whet.run")
-    run.start, run.new_folder = start, lambda recipe: Path("runs/one")  # type: ignore[attr-defined]
+    run.start, run.new_folder = start, lambda recipe, name: Path("runs/one")  # type: ignore[attr-defined]
     sys.modules["whet.run"] = run
     import whet
 

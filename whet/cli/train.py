@@ -21,14 +21,14 @@ def train(
     from whet.errors import ConfigError
     from whet.recipe import Recipe
 
-    settings = load(Recipe, recipe, overrides or []).value
+    loaded = load(Recipe, recipe, overrides or [])
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"--folder {folder}: it exists and is not empty. To go on with a run: whet resume {folder}")
 
     from whet import run
 
-    session.run = folder if folder is not None else run.new_folder(settings)
-    done = run.start(settings, session.run)
+    session.run = folder if folder is not None else run.new_folder(loaded.value, name=loaded.path.stem)
+    done = run.start(loaded.value, session.run)
     print(f"finished: {done}")
 
 

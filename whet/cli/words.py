@@ -8,7 +8,9 @@ import typer
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="Name of a recipe (see: whet recipes) or path of a YAML file.")
 ]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, as in runs/quickstart-1.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="Folder of a run, as in runs/quickstart-20260131-120000.")
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as in optimizer.lr=1e-6.")
 ]
