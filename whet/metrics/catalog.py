@@ -82,7 +82,7 @@ def show(value: float | None, style: Style = "number") -> str:
     ('0.0123', '43.2%', '134.5M', '2.0e-06')
     """
     if value is None or not math.isfinite(value):
-        return "not finite"
+        return "nan/inf"
     if style == "percent":
         return f"{100 * value:.1f}%"
     if style == "count":

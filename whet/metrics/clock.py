@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, how fast tokens flow, and when the run will be done. Knows no metric sink and no loop.
+"""Where the seconds of a step go, how fast tokens flow, and when the run will be done. Knows no sink and no loop.
 
 One task, the *owner*, runs the training loop. The phases it opens are exclusive: an inner phase pauses the one around
 it, so that they and ``time/other`` add up to ``time/step``. Phases that other tasks or threads open meanwhile

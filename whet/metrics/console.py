@@ -3,6 +3,7 @@
 Drawing is a pure function of what was gathered, the size and the time; the thread and the terminal are the sink's.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -33,12 +34,17 @@ class Dashboard:
         self._split: dict[str, float] = {}
         self._broken: set[str] = set()
         self._pace = Pace()
+        self._lock = threading.Lock()  # the display is drawn by another thread than the one that adds
         self._since = now()
         self.step = 0
         self.facts = RunFacts.of(folder, recipe)
         self.status = ""  # what is being done now; anybody may set it
 
     def add(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        with self._lock:
+            self._add(step, values, kind)
+
+    def _add(self, step: int, values: Mapping[str, Value], kind: Kind) -> None:
         self._last.update(values)
         found = numbers(values)
         self._broken = (self._broken - values.keys()) | {
@@ -70,15 +76,16 @@ class Dashboard:
 
     def draw(self, width: int, height: int) -> Group:
         """The display in exactly ``width`` x ``height`` characters."""
-        shown = self._chosen((3 if width >= 120 else 2) * (2 if height >= 31 else 1))
-        return Group(
-            self._header(width),
-            self._facts(),
-            *self._plots(shown, width, height - 11),
-            self._time(width),
-            self._values(width, shown),
-            self._progress(width),
-        )
+        with self._lock:
+            shown = self._chosen((3 if width >= 120 else 2) * (2 if height >= 31 else 1))
+            return Group(
+                self._header(width),
+                self._facts(),
+                *self._plots(shown, width, height - 11),
+                self._time(width),
+                self._values(width, shown),
+                self._progress(width),
+            )
 
     def _header(self, width: int) -> Table:
         line = Table.grid(expand=True)

@@ -1,6 +1,7 @@
 """Looks through what a run sampled, in the terminal. Text of the model is shown as it is, but can't act: control
 characters are made visible and nothing in it is taken for markup."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -26,10 +27,10 @@ _KEYS: dict[Sort, Callable[[RolloutRecord], float | None]] = {
     "length": lambda record: len(record.tokens),
     "mismatch": lambda record: record.mismatch,
 }
-# Background by |learner - sampler| log-prob; upwards in orange where the learner finds the token likelier.
+# Colours by |learner - sampler| log-prob; upwards in orange where the learner finds the token likelier.
 _LEVELS = (0.05, 0.2, 0.5, 1.0)
-_LIKELIER = ("", "on #3a2f1c", "on #5c4319", "on #8a5a12", "on #c2750a")
-_LESS_LIKELY = ("", "on #1c2c3f", "on #1d4166", "on #1c5a96", "on #1878cf")
+_LIKELIER = ("", "white on #3a2f1c", "white on #5c4319", "white on #8a5a12", "white on #c2750a")
+_LESS_LIKELY = ("", "white on #1c2c3f", "white on #1d4166", "white on #1c5a96", "white on #1878cf")
 
 
 def view(
@@ -59,6 +60,7 @@ def view(
     )  # fmt: skip
     page = console.is_terminal if page is None else page
     if page:
+        os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for less than a screen
         with console.pager(styles=True):
             _print(console, head, chosen)
     else:

@@ -1,5 +1,6 @@
 """Weights & Biases. Offline unless asked otherwise: needs no network and no login, and nothing leaves the machine."""
 
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +24,13 @@ class WandbSink(SinkConfig):
             import wandb
         except ImportError as error:
             raise WhetError(
-                "The wandb sink needs Weights & Biases, which isn't installed. Install it with: pip install 'whet[wandb]'"
+                "The wandb sink needs Weights & Biases, which isn't installed. "
+                "Install it with: pip install 'whet[wandb]'"
             ) from error
         folder.mkdir(parents=True, exist_ok=True)
         memory = folder / "wandb-run-id"  # so that a resumed run continues the same curve
         if resume_step is None or not memory.exists():
-            write_atomically(memory, wandb.util.generate_id().encode())
+            write_atomically(memory, uuid.uuid4().hex[:8].encode())
         try:
             run = wandb.init(
                 project=self.project,

@@ -1,0 +1,118 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.metrics.conftest import evaluation_values, train_values
+from whet.metrics.catalog import CATALOG, show
+from whet.metrics.console import Dashboard
+from whet.metrics.curves import Curve, plot
+from whet.metrics.sinks.console import ConsoleSink, ConsoleWriter
+from whet.metrics.summary import print_summary
+
+
+def drawn(dashboard, width, height):
+    console = Console(file=io.StringIO(), width=width, height=height, force_terminal=True, color_system=None)
+    with console.capture() as capture:
+        console.print(dashboard)
+    return capture.get().rstrip("\n").split("\n")
+
+
+def dashboard_after(tmp_path, steps, **values):
+    dashboard = Dashboard(tmp_path / "tiny", {"steps": 20, "model": {"name": "someone/Tiny-1M"}}, now=lambda: 0.0)
+    for step in range(1, steps + 1):
+        dashboard.add(step, {**train_values(step), **values})
+    return dashboard
+
+
+@pytest.mark.parametrize("size", [(60, 18), (80, 24), (100, 30), (119, 33), (140, 40), (250, 70)])
+@pytest.mark.parametrize("steps", [0, 1, 5, 700])
+def test_the_display_fills_the_terminal_but_for_one_line_and_never_wraps(tmp_path, size, steps):
+    dashboard = dashboard_after(tmp_path, steps)
+    if steps:
+        dashboard.add(steps, evaluation_values(0.5), "evaluation")
+    lines = drawn(dashboard, *size)
+    assert len(lines) == size[1] - 1
+    assert max(len(line) for line in lines) <= size[0]
+
+
+def test_the_display_says_what_is_trained_and_how_it_goes(tmp_path):
+    dashboard = dashboard_after(tmp_path, 5, **{"run/device": "cpu", "run/parameters": 1_000_000})
+    dashboard.add(5, evaluation_values(0.5), "evaluation")
+    text = "\n".join(drawn(dashboard, 100, 30))
+    for words in ("tiny", "Tiny-1M", "1.0M parameters", "cpu", "step 5/20", "evaluation 50.0%", "800 tokens/s"):
+        assert words in text
+    for words in ("generate 36%", "other 9%", "1m 22s left"):
+        assert words in text
+
+
+def test_a_number_that_is_not_finite_is_shown_as_such_until_it_is_finite_again(tmp_path):
+    dashboard = dashboard_after(tmp_path, 2, kl=float("nan"))
+    assert "nan/inf" in "\n".join(drawn(dashboard, 100, 30))
+    dashboard.add(3, {"kl": 0.1})
+    assert "nan/inf" not in "\n".join(drawn(dashboard, 100, 30))
+
+
+def test_a_run_without_rewards_shows_the_curves_it_has(tmp_path):
+    dashboard = Dashboard(tmp_path / "sft", {}, now=lambda: 0.0)
+    dashboard.add(1, {"loss": 2.0, "gradient_norm": 1.0})
+    text = "\n".join(drawn(dashboard, 80, 24))
+    assert "loss" in text
+    assert "gradient norm" in text
+    assert "reward" not in text
+
+
+def test_a_resumed_run_draws_its_curves_from_the_beginning(run_folder):
+    console = Console(file=io.StringIO(), width=80, height=24)
+    writer = ConsoleWriter(ConsoleSink(live=False), console, run_folder, {}, resume_step=4)
+    assert "step 4" in "\n".join(drawn(writer._dashboard, 80, 24))
+    writer.close()
+
+
+def test_a_rising_curve_rises():
+    lines = [line.plain for line in plot([Curve([0, 1, 2], [0.0, 0.5, 1.0], "")], 30, 10)]
+    assert len(lines) == 10
+    assert {len(line) for line in lines} == {30}
+    columns = [line.split("┤")[-1].split("│")[-1] for line in lines[:-1]]
+    filled = [i for line in reversed(columns) for i, c in enumerate(line) if c != " "]
+    assert filled == sorted(filled)
+
+
+def test_one_point_a_constant_and_many_points_can_be_drawn():
+    for xs, ys in (([3], [1.0]), ([1, 2], [0.0, 0.0]), (range(10_000), [1e9] * 10_000), ([1, 2], [-1e-9, 1e-9])):
+        assert len(plot([Curve(xs, ys, "", "◆")], 40, 8)) == 8
+
+
+def test_numbers_are_short():
+    for value in (0.0, 1.0, 1.0083, 99.99, 123.4, 12345.6, 1e-9, -0.000123, 1.5e12):
+        assert len(show(value)) <= 8
+        assert len(show(abs(value), "count")) <= 8
+    assert all(len(entry.short) <= 9 for entry in CATALOG)
+
+
+def test_the_summary_gives_accuracy_with_its_interval_and_commands_that_can_be_pasted(run_folder):
+    spaced = run_folder.rename(run_folder.with_name("a run"))
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(spaced, console)
+    text = console.file.getvalue()
+    for words in (
+        "8 steps in 44.0 s",
+        "20.0% of 200   95%: 15.0 to 26.1%",
+        "60.0% of 200   95%: 53.1 to 66.5%",
+        "+40.0 points",
+    ):
+        assert words in text
+    for verb in ("train --resume", "eval", "view", "export"):
+        assert f"whet {verb} '{spaced}'" in text
+
+
+def test_the_summary_of_a_run_that_did_nothing_can_be_printed(tmp_path):
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(tmp_path, console)
+    assert "0 steps" in console.file.getvalue()
+
+
+def test_every_metric_that_people_are_shown_is_explained():
+    text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert [entry.key for entry in CATALOG if f"`{entry.key}`" not in text] == []

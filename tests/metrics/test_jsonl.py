@@ -1,0 +1,110 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from whet.errors import DataError
+from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics, truncate_after, without_time
+
+
+def write(folder, steps, resume_step=None):
+    sink = JSONLSink().open(folder, {}, resume_step)
+    for step in steps:
+        sink.write(step, {"loss": step / 10, "time/step": 1.0})
+    sink.close()
+    return folder / FILE
+
+
+def test_a_line_is_readable_before_the_sink_is_closed(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(1, {"loss": 0.5})
+    assert without_time(read_metrics(tmp_path / FILE)[0]) == {"step": 1, "kind": "train", "loss": 0.5}
+    sink.close()
+
+
+def test_floats_are_read_back_exactly_also_those_of_numpy(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(1, {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": np.float64(1 / 3), "n": 3, "text": "x"})
+    sink.close()
+    line = read_metrics(tmp_path / FILE)[0]
+    assert (line["a"], line["b"], line["c"], line["n"], line["text"]) == (
+        0.1 + 0.2,
+        float(np.float32(0.1)),
+        1 / 3,
+        3,
+        "x",
+    )
+
+
+def test_numbers_that_are_not_finite_are_null_and_named(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(1, {"loss": math.nan, "kl": math.inf, "entropy": 0.5})
+    sink.close()
+    text = (tmp_path / FILE).read_text()
+    line = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert (line["loss"], line["kl"], line["not_finite"]) == (None, None, ["loss", "kl"])
+
+
+def test_two_runs_differ_in_time_only(tmp_path):
+    first, second = (write(tmp_path / name, range(3)) for name in "ab")
+    assert [without_time(a) for a in read_metrics(first)] == [without_time(b) for b in read_metrics(second)]
+    assert all("time/written" in line for line in read_metrics(first))
+
+
+def test_resuming_drops_later_steps_and_goes_on(tmp_path):
+    write(tmp_path, range(1, 8))
+    path = write(tmp_path, range(6, 9), resume_step=5)
+    assert [line["step"] for line in read_metrics(path)] == list(range(1, 9))
+    assert path.read_text().count("\n") == 8
+
+
+def test_resuming_drops_a_line_torn_by_a_kill(tmp_path):
+    path = write(tmp_path, range(1, 4))
+    whole = path.read_bytes()
+    for cut in (1, 5, len(whole.splitlines()[-1])):
+        path.write_bytes(whole[:-cut])
+        assert [line["step"] for line in read_metrics(path)] == [1, 2]
+        truncate_after(path, 3)
+        assert path.read_bytes() == whole[: whole[:-1].rindex(b"\n") + 1]
+
+
+def test_truncating_leaves_a_file_alone_that_has_nothing_to_drop(tmp_path):
+    path = write(tmp_path, range(1, 4))
+    before = path.stat().st_ino
+    truncate_after(path, 3)
+    assert path.stat().st_ino == before
+    truncate_after(tmp_path / "missing.jsonl", 3)
+
+
+def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
+    path = write(tmp_path, range(1, 4))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b'{"step": 2, "los\n' + lines[2])
+    with pytest.raises(DataError, match="line 2"):
+        read_metrics(path)
+    with pytest.raises(DataError, match="line 2"):
+        truncate_after(path, 3)
+
+
+def test_a_new_run_does_not_write_behind_an_old_one(tmp_path):
+    write(tmp_path, range(3))
+    with pytest.raises(DataError, match="already holds"):
+        JSONLSink().open(tmp_path, {})
+
+
+def test_lines_of_one_step_and_kind_are_read_as_one(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(2, {"evaluation/accuracy": 0.5}, "evaluation")
+    sink.write(1, {"loss": 1.0})
+    sink.write(2, {"evaluation/accuracy": 0.6, "evaluation/n": 10}, "evaluation")
+    sink.close()
+    first, second = read_metrics(tmp_path / FILE)
+    assert (first["step"], second["evaluation/accuracy"], second["evaluation/n"]) == (1, 0.6, 10)
+
+
+def test_a_metric_cannot_take_a_name_of_the_format(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    with pytest.raises(ValueError, match="step"):
+        sink.write(1, {"step": 5})
+    sink.close()

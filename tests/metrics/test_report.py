@@ -1,0 +1,129 @@
+import base64
+import hashlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.metrics.conftest import record
+from whet.errors import DataError
+from whet.metrics.report import rollouts as rollouts_part
+from whet.metrics.report import write_report
+from whet.metrics.rollout_file import rollout_path, write_rollouts
+from whet.metrics.sinks.jsonl import JSONLSink
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page, as a browser would see them."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.names, self.text, self.open = [], set(), [], []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.names |= {name for name, _ in attributes}
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.append(tag)
+        self.names |= {name for name, _ in attributes}
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture
+def html(run_folder):
+    return write_report(run_folder).read_text()
+
+
+def test_what_a_model_wrote_stays_text(html):
+    page = Page(html)
+    assert page.open == []
+    assert page.tags.count("script") == 1
+    assert "img" not in page.tags
+    assert not any(name.startswith("on") for name in page.names)
+    assert "<script>alert(1)</script>" in "".join(page.text)
+    assert "\x1b" not in html
+    assert "\u202e" not in html
+
+
+def test_names_from_the_recipe_and_the_folder_stay_text_too(run_folder):
+    (run_folder / "recipe.yaml").write_text("name: '<img src=x>'\nmodel: '<b>m</b>'\n# </pre><script>x</script>\n")
+    page = Page(write_report(run_folder).read_text())
+    assert "img" not in page.tags
+    assert page.tags.count("script") == 1
+
+
+def test_the_page_needs_nothing_from_outside_and_its_policy_admits_only_its_own_script(html):
+    assert not re.search(r"""(src|href|url|@import)\s*[=(]""", html.replace("src=x", ""))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', html).group(1)
+    assert policy.startswith("default-src 'none'")
+    for tag in ("style", "script"):
+        content = re.search(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL).group(1)
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert "style" not in Page(html).names
+
+
+def test_the_outcome_and_what_is_odd_are_on_top(html):
+    text = " ".join(Page(html).text)
+    for words in ("20.0%", "60.0%", "+40.0 points", "15.0 to 26.1%", "Tiny-1M", "1.0M", "8 of 20", "not finite"):
+        assert words in text
+
+
+def test_each_token_carries_both_log_probs(html):
+    assert 'data-t="1|-0.6|-0.57"' in html
+    assert re.search(r'<i class="u1" data-t="2\|-0.7\|-0.64"> legs</i>', html)
+
+
+def test_the_sample_is_bounded_and_spread_over_the_run(run_folder):
+    for step in range(9, 200):
+        write_rollouts(run_folder, step, [record(step, i) for i in range(16)])
+    chosen = rollouts_part.sample_rollouts(run_folder, most=40, steps=10)
+    steps = sorted({r.step for r in chosen})
+    assert len(chosen) == 40
+    assert (len(steps), steps[0], steps[-1]) == (10, 1, 199)
+    strangest = max(r.mismatch for r in rollouts_part.read_rollouts(run_folder, 199))
+    assert any(r.step == 199 and r.mismatch == strangest for r in chosen)
+
+
+def test_long_answers_and_monstrous_tokens_do_not_make_a_monstrous_page(run_folder):
+    monsters = [record(8, i, pieces=["<" * 500] * 1300) for i in range(8)]
+    write_rollouts(run_folder, 8, monsters)
+    size = write_report(run_folder).stat().st_size
+    assert size < rollouts_part.MOST_BYTES + 1_500_000
+
+
+def test_metrics_alone_make_a_report(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(1, {"loss": 2.0})
+    sink.close()
+    text = " ".join(Page(write_report(tmp_path).read_text()).text)
+    assert "Nothing was evaluated" not in text
+    assert "No rollouts were recorded" in text
+
+
+def test_lines_without_known_metrics_make_a_report(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    sink.write(0, {"mine": 1.0})
+    sink.write(0, {"evaluation/mine": 1.0}, "evaluation")
+    sink.close()
+    assert "Nothing was evaluated" in write_report(tmp_path).read_text()
+
+
+def test_old_rollouts_without_tokens_show_their_answer(run_folder):
+    rollout_path(run_folder, 8).write_text('{"step": 8, "answer": "just <b>text</b>"}\n')
+    assert "just &lt;b&gt;text&lt;/b&gt;" in write_report(run_folder).read_text()
+
+
+def test_a_folder_without_metrics_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="No metrics"):
+        write_report(tmp_path)

@@ -1,0 +1,82 @@
+import json
+import math
+
+import pytest
+
+from tests.metrics.conftest import HOSTILE, record
+from whet.errors import DataError
+from whet.metrics.rollout_file import (
+    RolloutRecord,
+    drop_rollouts_after,
+    read_rollouts,
+    rollout_path,
+    rollout_steps,
+    write_rollouts,
+)
+
+
+def test_records_are_read_back_as_they_were_written(tmp_path):
+    records = [record(12, 0), record(12, 1, False, HOSTILE), record(12, 2, pieces=["é", "\u2028", "\n", "日"])]
+    path = write_rollouts(tmp_path, 12, records)
+    assert path.name == "step-000012.jsonl"
+    assert path.read_bytes().count(b"\n") == 3
+    assert list(read_rollouts(tmp_path, 12)) == records
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path):
+    strange = record(1, 0)
+    strange.logprobs[0] = -math.inf
+    strange.scores["x"] = math.nan
+    write_rollouts(tmp_path, 1, [strange])
+    json.loads(rollout_path(tmp_path, 1).read_text(), parse_constant=lambda name: pytest.fail(name))
+    read = next(read_rollouts(tmp_path, 1))
+    assert read.logprobs[0] is None
+    assert read.differences[0] is None
+    assert read.scores == {"correct": 1.0}
+
+
+def test_missing_keys_take_defaults_and_unknown_ones_are_left_out(tmp_path):
+    path = rollout_path(tmp_path, 3)
+    path.parent.mkdir()
+    path.write_text('{"step": 3, "answer": "4", "tokens": [1, 2], "colour": "blue"}\n')
+    read = next(read_rollouts(tmp_path, 3))
+    assert (read.answer, read.correct, read.differences, read.mismatch) == ("4", None, [None, None], None)
+
+
+def test_a_failed_rollout_is_neither_correct_nor_wrong():
+    assert RolloutRecord(step=1, status="failed", reward=0.0).correct is None
+    assert RolloutRecord(step=1, reward=0.0).correct is False
+    assert RolloutRecord(step=1, reward=0.1, scores={"correct": 0.0}).correct is False
+
+
+def test_a_missing_step_is_an_error_that_says_which_there_are(run_folder):
+    with pytest.raises(DataError, match="1-8"):
+        list(read_rollouts(run_folder, 99))
+
+
+def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path):
+    path = rollout_path(tmp_path, 3)
+    path.parent.mkdir()
+    for line in ('{"step": 3', "[]", '{"answer": "no step"}'):
+        path.write_text('{"step": 3}\n' + line + "\n")
+        with pytest.raises(DataError, match="line 2"):
+            list(read_rollouts(tmp_path, 3))
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
+    write_rollouts(tmp_path, 1, [record(1, 0)])
+
+    def failing():
+        yield record(1, 1)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_rollouts(tmp_path, 1, failing())
+    assert len(list(read_rollouts(tmp_path, 1))) == 1
+    assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000001.jsonl"]
+
+
+def test_steps_that_are_done_again_are_dropped(run_folder):
+    drop_rollouts_after(run_folder, 5)
+    assert rollout_steps(run_folder) == [1, 2, 3, 4, 5]
+    drop_rollouts_after(run_folder / "nothing", 5)

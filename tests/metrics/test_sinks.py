@@ -1,0 +1,140 @@
+import builtins
+import importlib
+import io
+import socket
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.metrics.conftest import evaluation_values, train_values
+from whet.errors import WhetError
+from whet.metrics.registry import SINKS
+from whet.metrics.sinks import OpenSinks, SinkConfig
+from whet.metrics.sinks.console import ConsoleSink, ConsoleWriter
+from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics
+from whet.metrics.sinks.tensorboard import TensorBoardSink
+from whet.metrics.sinks.wandb import WandbSink
+
+
+def test_every_registered_name_leads_to_a_sink():
+    for path in SINKS.values():
+        module, _, name = path.partition(":")
+        assert issubclass(getattr(importlib.import_module(module), name), SinkConfig)
+
+
+def test_tensorboard_holds_the_numbers_and_forgets_steps_that_are_done_again(tmp_path):
+    sink = TensorBoardSink().open(tmp_path, {"name": "x"})
+    for step in range(1, 6):
+        sink.write(step, {"loss": float(step), "run/device": "cpu", "kl": float("nan")})
+    sink.close()
+    sink = TensorBoardSink().open(tmp_path, {"name": "x"}, resume_step=3)
+    sink.write(4, {"loss": 40.0})
+    sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["loss"]
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 3), (4, 40)]
+
+
+@pytest.mark.parametrize(
+    ("sink", "package", "extra"),
+    [(TensorBoardSink(), "torch.utils.tensorboard", "tensorboard"), (WandbSink(), "wandb", "wandb")],
+)
+def test_a_missing_package_is_an_error_that_names_the_extra(tmp_path, monkeypatch, sink, package, extra):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == package:
+            raise ModuleNotFoundError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(WhetError, match=rf"whet\[{extra}\]"):
+        sink.open(tmp_path, {})
+
+
+def test_wandb_works_offline_without_login_and_keeps_its_run_when_resumed(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("looked up a host"))
+    for resume_step in (None, 1):
+        sink = WandbSink().open(tmp_path / "run", {"steps": 3}, resume_step)
+        sink.write(2, {"loss": 0.5, "run/device": "cpu"})
+        sink.close()
+    identity = (tmp_path / "run" / "wandb-run-id").read_text()
+    assert list((tmp_path / "run" / "wandb").glob(f"offline-run-*/run-{identity}.wandb"))
+
+
+def test_all_sinks_are_written_and_closing_closes_the_rest_when_one_fails(tmp_path):
+    closed = []
+
+    class Broken:
+        def write(self, step, values, kind="train"): ...
+
+        def close(self):
+            raise OSError("disk gone")
+
+    class Noting(Broken):
+        def close(self):
+            closed.append(True)
+
+    jsonl = JSONLSink().open(tmp_path, {})
+    sinks = OpenSinks([Noting(), Broken(), jsonl])
+    sinks.write(1, {"loss": 1.0})
+    with pytest.raises(OSError, match="disk gone"):
+        sinks.close()
+    assert closed == [True]
+    assert read_metrics(tmp_path / FILE)[0]["loss"] == 1.0
+
+
+def test_sinks_that_opened_are_closed_when_a_later_one_does_not_open(tmp_path):
+    closed = []
+
+    class Good(SinkConfig):
+        def open(self, folder, recipe, resume_step=None):
+            class Opened:
+                def close(self):
+                    closed.append(True)
+
+            return Opened()
+
+    class Bad(SinkConfig):
+        def open(self, folder, recipe, resume_step=None):
+            raise WhetError("no")
+
+    with pytest.raises(WhetError):
+        OpenSinks.of([Good(), Bad()], tmp_path, {})
+    assert closed == [True]
+
+
+@pytest.mark.parametrize("environment", [{"TERM": "dumb"}, {}])
+def test_without_a_real_terminal_a_step_is_one_plain_line(tmp_path, monkeypatch, environment):
+    monkeypatch.setenv("TERM", environment.get("TERM", "xterm-256color"))
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=bool(environment) or None, width=60)
+    writer = ConsoleWriter(ConsoleSink(), console, tmp_path, {"steps": 20})
+    writer.write(0, {"run/device": "cpu"})
+    writer.write(1, train_values(1))
+    writer.write(1, evaluation_values(0.25) | {"evaluation/low": 0.2, "evaluation/high": 0.3}, "evaluation")
+    writer.close()
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("step 1/20  reward 0.1  accuracy 10.0%")
+    assert "800 tokens/s" in first
+    assert second.startswith("step 1/20  evaluation: accuracy 25.0% (n=200, 95% 20.0-30.0%)")
+    assert "\x1b" not in out.getvalue()
+
+
+def test_no_color_leaves_the_live_display_without_colours(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    out = io.StringIO()
+    writer = ConsoleWriter(
+        ConsoleSink(live=True), Console(file=out, force_terminal=True, width=80, height=24), tmp_path, {}
+    )
+    writer.write(1, train_values(1))
+    writer.close()
+    assert "reward" in out.getvalue()
+    assert "38;2;" not in out.getvalue()
+    assert "\x1b[38" not in out.getvalue()

@@ -1,0 +1,55 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from tests.metrics.conftest import record
+from whet.errors import DataError
+from whet.metrics.rollout_file import RolloutRecord
+from whet.metrics.view import level, select, view
+from whet.metrics.visible import visible
+
+
+def shown(run_folder, **options):
+    console = Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None)
+    view(run_folder, console=console, page=False, **options)
+    return console.file.getvalue()
+
+
+def test_the_last_step_is_shown_unless_another_is_asked_for(run_folder):
+    assert "step 8   5 of 5 rollouts" in shown(run_folder)
+    assert "step 2   1 of 5 rollouts" in shown(run_folder, step=2, n=1)
+
+
+def test_only_and_sort_choose_what_is_shown(run_folder):
+    text = shown(run_folder, only="correct", sort="mismatch", n=None)
+    assert "2 of 5 rollouts" in text
+    assert text.index("#2") < text.index("#0")
+    assert "No rollout fits." in shown(run_folder, only="failed")
+
+
+def test_text_of_a_model_can_neither_move_the_cursor_nor_act_as_markup(run_folder):
+    text = shown(run_folder, n=None)
+    assert "\x1b[2J" not in text
+    assert "\u202e" not in text
+    assert "\\x1b[2J" in text
+    assert "[red]" in text
+
+
+def test_records_without_the_number_come_last():
+    records = [RolloutRecord(step=1, sample=0), record(1, 1, False), record(1, 2, True)]
+    assert [r.sample for r in select(records, "reward")] == [2, 1, 0]
+
+
+def test_a_difference_deepens_the_colour():
+    assert [level(d) for d in (None, 0.0, 0.04, -0.05, 0.3, -0.7, 5.0)] == [0, 0, 0, 1, 2, 3, 4]
+
+
+def test_a_folder_without_rollouts_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="No rollouts"):
+        view(tmp_path)
+
+
+def test_control_characters_are_visible_and_ordinary_text_is_untouched():
+    assert visible("a\nb\tc é 日本 🙂") == "a\nb\tc é 日本 🙂"
+    assert visible("\x00\x1b\r\x9b\u202e\u2066\ud800") == "\\x00\\x1b\\r\\x9b\\u202e\\u2066\\ud800"
