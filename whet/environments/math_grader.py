@@ -15,12 +15,12 @@ from whet.environments.grading_worker import GradingLimits, GradingPool
 from whet.errors import DataError
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
-_NUMBER = re.compile(rf"([+-]?)({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)")
-_FRACTION = re.compile(r"([+-]?)(?:([0-9]+)/([0-9]+)|\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\})")
+_NUMBER = re.compile(rf"([+-]?)\s*({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)")
+_FRACTION = re.compile(r"([+-]?)\s*(?:([0-9]+)\s*/\s*([0-9]+)|\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\})")
 _SHORT_FRACTION = re.compile(r"(?<=frac)([0-9])([0-9])$")  # \frac12
 _LAST_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
 _NUMBER_LENGTH = 100  # characters; longer ones are left to the worker, where a runaway computation is contained
-_NOISE = re.compile(r"\\?\$|\\[!,;: ]|\s|~")  # currency, maths mode and spacing
+_NOISE = re.compile(r"\\?[$%]|\\[!,;: ]")  # currency, percent, maths mode and thin spaces
 
 
 class MathGrader(Config):
@@ -111,7 +111,7 @@ def as_number(text: str) -> Fraction | None:
     else, also for overlong numbers and for digits other than 0-9."""
     if len(text) > _NUMBER_LENGTH:
         return None
-    plain = _NOISE.sub("", text).replace("{,}", ",").removesuffix("%").removesuffix("\\").removesuffix(".")
+    plain = _NOISE.sub("", text).replace("{,}", ",").strip().removesuffix(".")
     plain = _SHORT_FRACTION.sub(r"{\1}{\2}", plain)
     if match := _NUMBER.fullmatch(plain):
         value = Fraction(match[2].replace(",", "").rstrip("."))

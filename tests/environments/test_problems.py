@@ -1,0 +1,161 @@
+"""Question-and-answer task sets: what is tested is never trained on, and wrong files say where they are wrong."""
+
+import asyncio
+import json
+import logging
+import pickle
+
+import pytest
+from pydantic import ValidationError
+
+from whet.environments.arithmetic import Arithmetic, by_precedence
+from whet.environments.gsm8k import GSM8K
+from whet.environments.math_dataset import Math
+from whet.errors import ConfigError, DataError
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def gsm8k_rows(count, start=0):
+    return [
+        {"question": f"What is {i} plus 1?", "answer": f"It is {i + 1}.\n#### {i + 1:,}"} for i in range(start, count)
+    ]
+
+
+def questions(taskset, split):
+    return [task.prompt[-1]["content"] for task in taskset.tasks(split)]
+
+
+def every_taskset(folder):
+    gsm8k = write(folder / "gsm8k.jsonl", gsm8k_rows(40))
+    rows = [{"problem": f"Half of {i}?", "answer": f"\\frac{{{i}}}{{2}}", "difficulty": i % 5} for i in range(40)]
+    return [
+        GSM8K(path=gsm8k, test_size=10),
+        Math(path=write(folder / "math.jsonl", rows), test_size=10),
+        Arithmetic(train_size=50, test_size=10),
+        Arithmetic(train_size=50, test_size=10, digits=1, terms=3, operations="+-*", stories=0.5),
+    ]
+
+
+def test_splits_never_overlap_uids_are_distinct_and_the_order_is_fixed(tmp_path):
+    for taskset, same in zip(every_taskset(tmp_path), every_taskset(tmp_path), strict=True):
+        train, test = questions(taskset, "train"), questions(taskset, "test")
+        assert train
+        assert len(test) == 10
+        assert not set(train) & set(test)
+        uids = [task.uid for split in ("train", "test") for task in taskset.tasks(split)]
+        assert len(uids) == len(set(uids))
+        assert questions(same, "train") == train
+        assert taskset == same
+        assert questions(pickle.loads(pickle.dumps(taskset)), "test") == test
+
+
+def test_a_right_answer_is_worth_one_and_a_wrong_one_nothing(tmp_path):
+    for taskset in every_taskset(tmp_path):
+        for task in taskset.tasks("train")[:5]:
+            right = asyncio.run(taskset.grade(task, f"\\boxed{{{task.data['answer']}}}"))
+            assert right == {"reward": 1, "correct": 1, "format": 1}
+            assert asyncio.run(taskset.grade(task, "\\boxed{123456789}"))["correct"] == 0
+            assert asyncio.run(taskset.grade(task, "no idea"))["format"] == 0
+        asyncio.run(taskset.close())
+
+
+def test_held_out_problems_stay_the_same_when_rows_are_reordered(tmp_path):
+    rows = gsm8k_rows(40)
+    forward = GSM8K(path=write(tmp_path / "a.jsonl", rows), test_size=10)
+    backward = GSM8K(path=write(tmp_path / "b.jsonl", rows[::-1]), test_size=10)
+    assert set(questions(forward, "test")) == set(questions(backward, "test"))
+
+
+def test_test_questions_and_duplicates_leave_the_training_split_and_the_log_says_so(tmp_path, caplog):
+    rows = gsm8k_rows(20)
+    again = {**rows[3], "question": rows[3]["question"].upper().replace(" ", "  ")}
+    train = write(tmp_path / "train.jsonl", [*rows, again])
+    test = write(tmp_path / "test.jsonl", rows[:5])
+    with caplog.at_level(logging.INFO):
+        taskset = GSM8K(path=train, test_path=test, test_size=4)
+        assert len(taskset.tasks("train")) == 15
+    assert len(taskset.tasks("test")) == 4
+    assert not set(questions(taskset, "train")) & {q["question"] for q in rows[:5]}
+    assert "26 rows, 19 kept, dropped: 6 also in the test split, 1 beyond test_size" in caplog.text
+
+
+def test_limit_and_prompt_shape_the_training_tasks(tmp_path):
+    path = write(tmp_path / "rows.jsonl", gsm8k_rows(20))
+    taskset = GSM8K(path=path, test_size=5, limit=3, prompt="Q: {question}", system="Be brief.")
+    tasks = taskset.tasks("train")
+    assert len(tasks) == 3
+    assert [message["role"] for message in tasks[0].prompt] == ["system", "user"]
+    assert tasks[0].prompt[1]["content"].startswith("Q: What is")
+    with pytest.raises(ValidationError, match="question"):
+        GSM8K(path=path, prompt="no place for it")
+    with pytest.raises(DataError, match="validation"):
+        taskset.tasks("validation")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"question": "x"}', r"rows.jsonl:3: field 'answer' is missing"),
+        ('{"question": "x", "answer": "5"}', r"rows.jsonl:3: field 'answer' must end in '#### '"),
+        ('{"question": "x", "answer": "#### five"}', r"rows.jsonl:3: field 'answer'"),
+        ('{"question": 7, "answer": "#### 5"}', r"rows.jsonl:3: field 'question' must be a text"),
+        ('{"question": " ", "answer": "#### 5"}', r"rows.jsonl:3: field 'question' must be a text"),
+        ('{"question": ', r"rows.jsonl:3: no valid JSON"),
+        ("[1, 2]", r"rows.jsonl:3: a row must be a JSON object, not list"),
+    ],
+)
+def test_a_wrong_row_is_an_error_naming_file_line_and_field(tmp_path, line, says):
+    path = tmp_path / "rows.jsonl"
+    good = json.dumps(gsm8k_rows(1)[0])
+    path.write_text(f"{good}\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(DataError, match=says):
+        GSM8K(path=str(path), test_size=0).tasks("train")
+
+
+def test_a_missing_or_empty_file_and_too_large_a_test_split_are_errors(tmp_path):
+    with pytest.raises(DataError, match="can't read"):
+        GSM8K(path=str(tmp_path / "nothing.jsonl")).tasks("train")
+    with pytest.raises(DataError, match="no rows"):
+        GSM8K(path=write(tmp_path / "empty.jsonl", [])).tasks("train")
+    with pytest.raises(ConfigError, match="test_size=6"):
+        GSM8K(path=write(tmp_path / "ten.jsonl", gsm8k_rows(10)), test_size=6).tasks("train")
+
+
+def test_math_rows_are_filtered_by_difficulty_and_unanswered_ones_dropped(tmp_path, caplog):
+    rows = [{"problem": f"p{i}", "answer": str(i), "difficulty": float(i)} for i in range(10)]
+    rows += [{"problem": "open", "answer": None, "difficulty": 4}]
+    path = write(tmp_path / "math.jsonl", rows)
+    with caplog.at_level(logging.INFO):
+        taskset = Math(path=path, test_size=0, min_difficulty=3.0, max_difficulty=6.0)
+        assert [task.data["answer"] for task in taskset.tasks("train")] == ["3", "4", "5", "6"]
+    assert "11 rows, 4 kept" in caplog.text
+    with pytest.raises(ValidationError, match="min_difficulty"):
+        Math(path=path, min_difficulty=5.0, max_difficulty=1.0)
+    with pytest.raises(DataError, match="nothing is left"):
+        Math(path=path, test_size=0, min_difficulty=99.0).tasks("train")
+    bare = write(tmp_path / "bare.jsonl", [{"problem": "p", "answer": "1"}])
+    with pytest.raises(DataError, match=r"bare.jsonl:1: field 'difficulty' is missing"):
+        Math(path=bare, test_size=0, min_difficulty=1.0).tasks("train")
+
+
+def test_arithmetic_answers_are_the_value_of_the_term():
+    for task in Arithmetic(operations="+-*", terms=4, digits=3, train_size=100, test_size=1).tasks("train"):
+        words = task.prompt[-1]["content"].split("\n")[0].removeprefix("What is ").removesuffix("?").split()
+        value = by_precedence([int(word) for word in words[::2]], words[1::2])
+        assert str(value) == task.data["answer"]
+    assert by_precedence([2, 3, 4, 5], ["+", "*", "-"]) == 2 + 3 * 4 - 5
+
+
+def test_arithmetic_stories_never_go_below_nothing():
+    tasks = Arithmetic(operations="+-*", terms=4, stories=1.0, train_size=200, test_size=1).tasks("train")
+    assert all(int(task.data["answer"]) >= 0 for task in tasks)
+    assert all("How many" in task.prompt[-1]["content"] for task in tasks)
+
+
+def test_arithmetic_that_cannot_be_varied_enough_says_so():
+    with pytest.raises(ConfigError, match="different train problems"):
+        Arithmetic(operations="+", digits=1, train_size=500, test_size=10).tasks("train")
