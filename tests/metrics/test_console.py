@@ -103,8 +103,9 @@ def test_the_summary_gives_accuracy_with_its_interval_and_commands_that_can_be_p
         "+40.0 points",
     ):
         assert words in text
-    for verb in ("train --resume", "eval", "view", "export"):
+    for verb in ("resume", "eval", "view", "export"):
         assert f"whet {verb} '{spaced}'" in text
+    assert f"--out '{spaced}/export'" in text
 
 
 def test_the_summary_of_a_run_that_did_nothing_can_be_printed(tmp_path):

@@ -78,11 +78,12 @@ class Summary:
 def commands(run_folder: Path) -> dict[str, str]:
     """What one does with a run folder, as shell commands that can be pasted."""
     folder = shlex.quote(str(run_folder))
+    out = shlex.quote(str(run_folder / "export"))
     return {
-        "resume": f"whet train --resume {folder}",
+        "resume": f"whet resume {folder}",
         "evaluate": f"whet eval {folder}",
         "view": f"whet view {folder}",
-        "export": f"whet export {folder}",
+        "export": f"whet export {folder} --out {out}",
     }
 
 
