@@ -1,0 +1,49 @@
+"""Named places where a test can kill the process, as a power cut would: no handler runs, nothing is flushed.
+
+``WHET_CRASH_AT=checkpoint.before_rename`` kills this process there with SIGKILL; ``checkpoint.before_rename:3`` the
+third time it comes by. Without the variable a crash point does nothing.
+"""
+
+import os
+import signal
+
+from whet.errors import ConfigError
+
+VARIABLE = "WHET_CRASH_AT"
+
+CRASH_POINTS: dict[str, str] = {
+    "step.generated": "a step's rollouts are there, nothing is learned from them yet",
+    "step.updated": "the weights have changed, the generator does not know",
+    "step.published": "the generator has the new weights",
+    "step.before_housekeeping": "before a step is evaluated, saved and logged",
+    "checkpoint.staged": "the staging folder is there and empty",
+    "checkpoint.half_written": "the learner's files are written, not flushed; state.json is missing",
+    "checkpoint.before_manifest": "every file is flushed, the manifest is missing",
+    "checkpoint.before_rename": "staging is complete",
+    "checkpoint.mid_replace": "the older checkpoint of the same step is moved aside, the new one not yet in its place",
+    "checkpoint.after_rename": "the checkpoint has its name, which is not flushed",
+    "checkpoint.before_pointer": "'latest' still names the one before",
+    "checkpoint.before_prune": "'latest' names the new checkpoint",
+    "checkpoint.mid_prune": "a checkpoint to be removed has lost its name and not its files",
+}
+"""Every name, and what is the case there."""
+
+_visits: dict[str, int] = {}
+
+
+def crash_point(name: str) -> None:
+    """Die here if the environment says so. Raises ``KeyError`` for a name that is not registered, ``ConfigError`` when
+    the variable names none or has a bad count."""
+    if name not in CRASH_POINTS:
+        raise KeyError(f"crash point {name!r} is not in CRASH_POINTS")
+    wanted = os.environ.get(VARIABLE)
+    if not wanted:
+        return
+    place, _, count = wanted.partition(":")
+    if place not in CRASH_POINTS or not (count or "1").isdecimal() or count == "0":
+        known = ", ".join(CRASH_POINTS)
+        raise ConfigError(f"{VARIABLE}={wanted}: expected NAME or NAME:COUNT, counted from 1. Names: {known}")
+    if place == name:
+        _visits[name] = _visits.get(name, 0) + 1
+        if _visits[name] == int(count or 1):
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,177 @@
+"""A checkpoint becomes an ordinary model folder, which transformers, vLLM and peft load with no whet installed.
+
+The run's recipe names the base model, the checkpoint holds what training changed; LoRA is merged, or written as a PEFT
+adapter. The folder appears whole or not at all.
+"""
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from whet.checkpoint.card import model_card
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.files import load_tensors
+from whet.checkpoint.manifest import CheckpointError
+from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
+from whet.config.tree import Origin, to_plain
+from whet.config.yaml_text import parse_yaml
+from whet.errors import ConfigError, WhetError
+from whet.metrics.atomic import sync_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from whet.models.config import ModelConfig
+
+ExportType = Literal["float32", "bfloat16", "float16"]
+
+
+def export(
+    run: Path,
+    out: Path,
+    step: Which = "best",
+    *,
+    adapter_only: bool = False,
+    dtype: ExportType | None = None,
+    force: bool = False,
+) -> Checkpoint:
+    """Write the policy of a run's checkpoint to the folder ``out``; returns the checkpoint that it came from.
+
+    ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is by default that of the base model.
+    Raises ``ConfigError`` where ``out`` is a file, or holds something and ``force`` is not set, ``CheckpointError``
+    where there is no such intact checkpoint.
+    """
+    from whet.models.config import ModelConfig
+
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise ConfigError(f"{out} exists and is not an empty folder; name another one, or use force to replace it")
+    recipe = _recipe(run)
+    config = ModelConfig.model_validate(recipe["model"])
+    if adapter_only and config.lora is None:
+        raise ConfigError(f"{run} was trained without LoRA, so there is no adapter; export the whole model")
+    settings = CheckpointConfig.model_validate(recipe.get("checkpoints", {}))
+    checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
+
+    staging = out.with_name(f".{out.name}.{os.getpid()}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging.mkdir()
+    try:
+        saved_as = _write_model(checkpoint, config, staging, adapter_only, dtype)
+        _write_tokenizer(config, recipe.get("chat_template"), staging)
+        card = model_card(run, recipe, checkpoint, config.path, saved_as, adapter_only=adapter_only)
+        (staging / "README.md").write_text(card, encoding="utf-8")
+        _flush(staging)
+        _put(staging, out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return checkpoint
+
+
+def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
+    """The checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` where LoRA was trained).
+
+    Raises ``CheckpointError`` where its tensors are not those of the model."""
+    import torch
+
+    from whet.models.loading import load_model
+
+    model: Any = load_model(config, dtype=torch.float32, train=True)
+    path = checkpoint.folder / "policy" / "model.safetensors"
+    _copy_into(model, load_tensors(path), path, partial=config.lora is not None)
+    return model.eval()
+
+
+def _write_model(
+    checkpoint: Checkpoint, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: ExportType | None
+) -> str:
+    import torch
+
+    from whet.models.loading import load_model_config
+
+    model = load_policy(checkpoint, config)
+    base = getattr(load_model_config(config), "dtype", None)
+    wanted = getattr(torch, dtype) if dtype else base or torch.float32
+    if adapter_only:
+        model.peft_config["default"].base_model_name_or_path = _portable_name(config)
+        model.to(wanted).save_pretrained(staging, save_embedding_layers=False)
+    else:
+        if config.lora is not None:
+            model = model.merge_and_unload()  # in float32: rounding happens once, after the sum
+        model.to(wanted).save_pretrained(staging)
+    return str(wanted).removeprefix("torch.")
+
+
+def _copy_into(model: Any, tensors: "dict[str, Tensor]", path: Path, *, partial: bool) -> None:
+    """Copy by name. What is frozen (``partial``) or tied to something copied need not be there."""
+    import torch
+
+    own = model.state_dict()
+    unknown = sorted(tensors.keys() - own.keys())
+    there = {own[name].data_ptr() for name in tensors if name in own}
+    wanted = {name for name, p in model.named_parameters() if p.requires_grad} if partial else own.keys()
+    missing = sorted(name for name in wanted if name not in tensors and own[name].data_ptr() not in there)
+    shapes = sorted(name for name in tensors.keys() & own.keys() if tensors[name].shape != own[name].shape)
+    if unknown or missing or shapes:
+        words = (("unknown", unknown), ("missing", missing), ("of another shape", shapes))
+        what = "; ".join(f"{len(names)} {word}, such as {names[0]}" for word, names in words if names)
+        raise CheckpointError(f"{path} does not fit the model that the run's recipe names: {what}")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path) -> None:
+    from whet.data.renderer import Renderer
+    from whet.models.loading import load_tokenizer
+
+    tokenizer: Any = load_tokenizer(config)
+    if chat_template is not None:
+        tokenizer.chat_template = Renderer(tokenizer, chat_template).template
+    tokenizer.save_pretrained(staging)
+
+
+def _portable_name(config: "ModelConfig") -> str:
+    """What an adapter calls its base model: the Hub id if it has one, else the folder."""
+    from whet.models.loading import resolve
+
+    local = Path(config.path).expanduser().is_dir() or "/" not in config.path
+    return str(resolve(config).resolve()) if local else config.path
+
+
+def _recipe(run: Path) -> dict[str, Any]:
+    path = run / "recipe.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{run} is not a run folder: it has no recipe.yaml") from None
+    node = parse_yaml(text, Origin(str(path)), [])
+    recipe = to_plain(node) if node is not None else None
+    if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
+        raise WhetError(f"{path} has no section 'model', so the base model is unknown")
+    return recipe
+
+
+def _flush(folder: Path) -> None:
+    for below, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            with (Path(below) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(Path(below))
+
+
+def _put(staging: Path, out: Path) -> None:
+    """Give the finished folder its name; what had the name before goes afterwards."""
+    aside = out.with_name(f".{out.name}.{os.getpid()}.before")
+    if out.exists():
+        out.rename(aside)
+    try:
+        staging.rename(out)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.rename(out)
+        raise
+    sync_folder(out.parent)
+    if aside.exists():
+        shutil.rmtree(aside)

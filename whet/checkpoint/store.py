@@ -1,0 +1,294 @@
+"""The checkpoints of a run. One is written into a hidden staging folder beside the others, flushed, given a manifest
+and renamed into place; then ``latest`` is pointed to it; only then are older ones removed. So a kill at any moment
+leaves the last published checkpoint whole. It knows folders and JSON; what the tensors are is the learner's business.
+
+One process writes (it holds the run's lock); any number may read meanwhile.
+"""
+
+import asyncio
+import contextlib
+import errno
+import inspect
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.crash_points import crash_point
+from whet.checkpoint.files import atomic_write_bytes, atomic_write_text
+from whet.checkpoint.manifest import FILE as MANIFEST
+from whet.checkpoint.manifest import CheckpointError, Manifest, check, read_manifest, seal
+from whet.metrics.atomic import sync_folder
+
+log = logging.getLogger(__name__)
+
+POINTER = "latest"
+STATE = "state.json"
+_STEP = re.compile(r"step-(\d{6,})")
+_LEFTOVER = re.compile(r"\.(staging|removed|latest)\b.*")
+_REPLACED = ".replaced-"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Which = int | Literal["best", "latest"]
+
+
+@dataclass(slots=True, frozen=True)
+class Checkpoint:
+    """A checkpoint whose files were found intact."""
+
+    folder: Path
+    step: int  # optimizer steps done
+    state: dict[str, Any]  # what the run gave to ``save``
+    metric: float | None
+
+
+class CheckpointStore:
+    """The folder ``checkpoints`` of a run."""
+
+    def __init__(self, folder: Path, config: CheckpointConfig | None = None) -> None:
+        self.folder = folder
+        self.config = config or CheckpointConfig()
+        self._saving = asyncio.Lock()
+        self._damaged: set[int] = set()  # steps found damaged: they don't count as kept
+
+    # Writing
+
+    async def save(
+        self,
+        step: int,
+        write: Callable[[Path], Awaitable[None] | None],
+        state: dict[str, Any],
+        metric: float | None = None,
+    ) -> Path:
+        """Publish a checkpoint; returns its folder.
+
+        ``write(folder)`` writes the tensors (it may make subfolders); ``state`` must be JSON. ``metric`` is the value
+        of ``config.best_metric`` at this step, if it was measured. A checkpoint of the same step is replaced. Raises
+        ``CheckpointError`` when the disk is full; whatever goes wrong, what was published before is untouched.
+        """
+        encoded = json.dumps(state, indent=1, allow_nan=False).encode()
+        async with self._saving:
+            staging, expected = await _finish(asyncio.to_thread(self._stage, step))
+            try:
+                crash_point("checkpoint.staged")
+                result = write(staging)
+                if inspect.isawaitable(result):
+                    await result
+                crash_point("checkpoint.half_written")
+                return await _finish(asyncio.to_thread(self._publish, staging, step, encoded, metric))
+            except BaseException as error:
+                written = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
+                shutil.rmtree(staging, ignore_errors=True)
+                if _disk_is_full(error):
+                    raise self._no_room(step, max(expected, written), error) from error
+                raise
+
+    def clean(self) -> None:
+        """Remove what a killed process left behind, and put back a checkpoint it was about to replace. To be called at
+        the start of a run, while holding its lock; ``save`` does it too."""
+        if not self.folder.is_dir():
+            return
+        for path in sorted(self.folder.iterdir()):
+            if path.name.startswith(_REPLACED):
+                original = self.folder / path.name.removeprefix(_REPLACED)
+                if original.exists():
+                    shutil.rmtree(path)
+                else:
+                    path.rename(original)
+            elif _LEFTOVER.fullmatch(path.name):
+                log.info("removing %s, left by a process that was killed", path)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        sync_folder(self.folder)
+
+    def _stage(self, step: int) -> tuple[Path, int]:
+        """(an empty staging folder, the bytes that the checkpoint is expected to need)."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.clean()
+        newest = max(self._manifests().items(), default=None)
+        expected = newest[1].size if newest else 0
+        if expected > shutil.disk_usage(self.folder).free:
+            raise self._no_room(step, expected, None)
+        staging = self.folder / f".staging-{_name(step)}-{os.getpid()}"
+        staging.mkdir()
+        return staging, expected
+
+    def _publish(self, staging: Path, step: int, state: bytes, metric: float | None) -> Path:
+        (staging / STATE).write_bytes(state)
+        manifest = seal(staging, step, self.config.best_metric, metric)
+        crash_point("checkpoint.before_manifest")
+        atomic_write_bytes(staging / MANIFEST, manifest.encode())
+        crash_point("checkpoint.before_rename")
+        target = self.folder / _name(step)
+        aside = self.folder / f"{_REPLACED}{target.name}"
+        if target.exists():
+            target.rename(aside)
+            crash_point("checkpoint.mid_replace")
+        try:
+            staging.rename(target)
+        except OSError:
+            if aside.exists():
+                aside.rename(target)
+            raise
+        crash_point("checkpoint.after_rename")
+        sync_folder(self.folder)
+        self._damaged.discard(step)
+        crash_point("checkpoint.before_pointer")
+        atomic_write_text(self.folder / POINTER, f"{target.name}\n")
+        crash_point("checkpoint.before_prune")
+        try:
+            if aside.exists():
+                shutil.rmtree(aside)
+            self._prune(step)
+        except OSError as error:
+            log.warning("an old checkpoint in %s could not be removed: %s", self.folder, error)
+        return target
+
+    def _prune(self, latest: int) -> None:
+        """Remove all but the newest, counted back from ``latest``, and the best. Damaged ones don't count."""
+        good = {step: m for step, m in self._manifests().items() if step not in self._damaged}
+        kept = set(sorted((step for step in good if step <= latest), reverse=True)[: self.config.keep_last])
+        kept |= set(self._ranked(good)[: self.config.keep_best]) | {latest}
+        for step in self.steps():
+            if step not in kept:
+                # First its name goes, at once: a half-removed folder must never look like a checkpoint.
+                doomed = self.folder / f".removed-{_name(step)}-{os.getpid()}"
+                (self.folder / _name(step)).rename(doomed)
+                crash_point("checkpoint.mid_prune")
+                shutil.rmtree(doomed)
+        sync_folder(self.folder)
+
+    def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
+        free = shutil.disk_usage(self.folder).free
+        why = f" ({error})" if error else ""
+        return CheckpointError(
+            f"no room for the checkpoint of step {step}: it needs about {_bytes(needed)}, and {_bytes(free)} are free "
+            f"in {self.folder}{why}. Older checkpoints are untouched. Free some space, or lower checkpoints.keep_last, "
+            "then resume the run"
+        )
+
+    # Reading
+
+    def steps(self) -> list[int]:
+        """The steps of all published checkpoints, damaged ones too, in order."""
+        if not self.folder.is_dir():
+            return []
+        names = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in names if match)
+
+    def best(self) -> int | None:
+        """The step of the best checkpoint; the later one of equals. None where the metric was never measured."""
+        return next(iter(self._ranked(self._manifests())), None)
+
+    def latest(self) -> int | None:
+        """The step that ``latest`` names, else the highest. None where there is no checkpoint."""
+        with contextlib.suppress(FileNotFoundError):
+            match = _STEP.fullmatch((self.folder / POINTER).read_text(errors="replace").strip())
+            if match:
+                return int(match[1])
+            log.warning("%s names no checkpoint; going by the highest step", self.folder / POINTER)
+        return max(self.steps(), default=None)
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest intact checkpoint, or None where the run has none yet.
+
+        A damaged one is passed over with a warning. Raises ``CheckpointError`` when there are checkpoints and all are
+        damaged: starting from scratch is never done in silence.
+        """
+        latest = self.latest()
+        if latest is None:
+            return None
+        before = [step for step in reversed(self.steps()) if step < latest]
+        after = [step for step in self.steps() if step > latest]  # of a future that a resumed run has left
+        problems = []
+        for step in [latest, *before, *after]:
+            try:
+                found = self.load(step)
+            except CheckpointError as error:
+                self._damaged.add(step)
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                log.warning("%s. FALLING BACK TO STEP %d", problem, step)
+            return found
+        raise CheckpointError(f"no intact checkpoint in {self.folder}: {'; '.join(problems)}")
+
+    def load(self, which: Which) -> Checkpoint:
+        """A checkpoint by step, the ``"best"``, or the ``"latest"`` intact one. Raises ``CheckpointError`` where it
+        does not exist or is damaged, naming the file."""
+        if which == "latest":
+            found = self.load_latest()
+            if found is None:
+                raise CheckpointError(f"{self.folder} holds no checkpoint yet")
+            return found
+        step = self.best() if which == "best" else which
+        steps = self.steps()
+        there = ", ".join(map(str, steps)) or "none"
+        if step is None:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} has a value of {self.config.best_metric}, so none is the best. "
+                f"Name a step ({there}) or 'latest'"
+            )
+        if step not in steps:
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; it has {there}")
+        folder = self.folder / _name(step)
+        manifest = read_manifest(folder)
+        check(folder, manifest, hashes=self.config.verify)
+        if manifest.step != step:
+            raise CheckpointError(f"checkpoint {folder} is damaged: its manifest is that of step {manifest.step}")
+        return Checkpoint(folder, step, json.loads((folder / STATE).read_bytes()), manifest.metric)
+
+    def _manifests(self) -> dict[int, Manifest]:
+        """Of all published checkpoints whose manifest can be read, by step."""
+        found = {}
+        for step in self.steps():
+            with contextlib.suppress(CheckpointError):
+                found[step] = read_manifest(self.folder / _name(step))
+        return found
+
+    def _ranked(self, manifests: dict[int, Manifest]) -> list[int]:
+        """Steps with the metric, best first."""
+        sign = 1 if self.config.mode == "max" else -1
+        measured = [
+            (sign * m.metric, step)
+            for step, m in manifests.items()
+            if m.metric is not None and m.metric_name == self.config.best_metric
+        ]
+        return [step for _, step in sorted(measured, reverse=True)]
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+async def _finish(work: Any) -> Any:
+    """Await a thread's work to its end even when cancelled: it can't be stopped, and it writes to staging."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether the error, or one that it came from, says so; safetensors gives the number only in its text."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _NO_SPACE:
+            return True
+        if any(f"(os error {number})" in str(error) for number in _NO_SPACE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
