@@ -134,7 +134,7 @@ class GAE(Config):
 
         lam = torch.full_like(rewards, self.policy_lambda)
         if self.length_adaptive is not None:
-            lam = (1 - 1 / (self.length_adaptive * batch.trained_per_sequence)).clamp(min=0)
+            lam = (1 - 1 / (self.length_adaptive * batch.trained_per_sequence.double())).clamp(min=0)
         critic_lam = lam if self.critic_lambda is None else torch.full_like(rewards, self.critic_lambda)
         advantages = steps.tokens(steps.scan(delta, self.gamma * lam))
         returns = steps.tokens(steps.scan(delta, self.gamma * critic_lam) + values)

@@ -1,0 +1,326 @@
+"""Advantage estimators against slow oracles, and what must hold whatever the rewards."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.losses.batches import fill, random_groups
+from tests.reference import advantages as slow
+from tests.reference.plain import Plain, Said, plain
+from tests.reference.policy import kl as slow_kl
+from whet.algorithms.advantage_registry import ADVANTAGES
+from whet.algorithms.advantages import GAE, GDPO, GroupAdvantage, ReinforcePlusPlus
+from whet.batch import Batch
+from whet.config import Component
+from whet.errors import DataError
+from whet.losses.kl import KL
+from whet.types import Group, Span, Task, Trajectory
+
+SEEDS = (0, 1, 2, 3)
+COMPONENTS = {"correct": 1.0, "format": 0.25, "constant": 2.0}
+
+
+def penalty(b: Plain, **settings: Any) -> list[float]:
+    said = Said(b.old_logprobs, None, None, None)
+    return slow_kl(b, said, said, **settings)
+
+
+ESTIMATORS: list[tuple[Any, Any]] = [
+    (GroupAdvantage(), slow.group),
+    (GroupAdvantage(std="population", eps=0.1), lambda b: slow.group(b, std="population", eps=0.1)),
+    (GroupAdvantage(divide_by_std=False), lambda b: slow.group(b, divide=False)),
+    (GroupAdvantage(baseline="leave_one_out"), lambda b: slow.group(b, "leave_one_out")),
+    (
+        GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
+        lambda b: slow.group(b, "leave_one_out", divide=False),
+    ),
+    (ReinforcePlusPlus(), slow.reinforce_plus_plus),
+    (
+        ReinforcePlusPlus(group_baseline=True, std="population", eps=0.1),
+        lambda b: slow.reinforce_plus_plus(b, True, std="population", eps=0.1),
+    ),
+    (
+        ReinforcePlusPlus(kl=KL(coefficient=0.3, estimator="k1")),
+        lambda b: slow.reinforce_plus_plus(b, penalty=penalty(b, coefficient=0.3, estimator="k1")),
+    ),
+    (GDPO(components=COMPONENTS), lambda b: slow.gdpo(b, COMPONENTS)),
+    (
+        GDPO(components={"correct": 0.5, "format": -1.0}, std="population", eps=0.1),
+        lambda b: slow.gdpo(b, {"correct": 0.5, "format": -1.0}, "population", 0.1),
+    ),
+    (GAE(), slow.gae),
+    (GAE(gamma=0.9, policy_lambda=0.7), lambda b: slow.gae(b, 0.9, 0.7)),
+    (GAE(gamma=0.9, critic_lambda=1.0), lambda b: slow.gae(b, 0.9, critic_lam=1.0)),
+    (
+        GAE(gamma=0.9, critic_lambda=0.5, length_adaptive=0.4),
+        lambda b: slow.gae(b, 0.9, critic_lam=0.5, alpha=0.4),
+    ),
+    (GAE(length_adaptive=0.4), lambda b: slow.gae(b, alpha=0.4)),
+    (GAE(gamma=0.9, bootstrap_truncated=True), lambda b: slow.gae(b, 0.9, bootstrap=True)),
+    (GAE(whiten=True, eps=0.1), lambda b: slow.gae(b, whiten=True, eps=0.1)),
+    (GAE(whiten=True, std="population"), lambda b: slow.gae(b, whiten=True, std="population")),
+    (GAE(kl=KL(coefficient=0.3)), lambda b: slow.gae(b, penalty=penalty(b, coefficient=0.3))),
+]
+every_estimator = pytest.mark.parametrize("estimator", [e for e, _ in ESTIMATORS], ids=repr)
+
+
+def make(seed: int) -> Batch:
+    return fill(random_groups(seed), seed)[0]
+
+
+def group_of(rewards: list[float], uid: str = "g", length: int = 2) -> Group:
+    rows = [Trajectory([Span([1, 2], False), Span([3 + i] * length, True)], r) for i, r in enumerate(rewards)]
+    return Group(uid, Task(uid, []), rows)
+
+
+def per_row(batch: Batch, column: torch.Tensor) -> list[float]:
+    return [column[row.tokens[0]].item() for row in plain(batch).rows if row.tokens]
+
+
+@pytest.mark.parametrize(("estimator", "oracle"), ESTIMATORS, ids=[repr(e) for e, _ in ESTIMATORS])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_advantages_are_what_the_oracle_says(estimator: Any, oracle: Any, seed: int) -> None:
+    batch = make(seed)
+    credit = estimator(batch)
+    expected = oracle(plain(batch))
+    advantages, returns = expected if isinstance(expected, tuple) else (expected, None)
+    assert credit.advantages.dtype == torch.float64
+    assert credit.advantages.tolist() == pytest.approx(advantages, rel=1e-10, abs=1e-10)
+    if returns is None:
+        assert credit.returns is None
+    else:
+        assert credit.returns.tolist() == pytest.approx(returns, rel=1e-10, abs=1e-10)
+
+
+@every_estimator
+def test_untrained_tokens_receive_exactly_nothing(estimator: Any) -> None:
+    batch = make(0)
+    credit = estimator(batch)
+    assert (credit.advantages[~batch.trained] == 0).all()
+    assert credit.returns is None or (credit.returns[~batch.trained] == 0).all()
+
+
+@every_estimator
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_reward_that_is_not_finite_names_its_group(estimator: Any, bad: float) -> None:
+    batch = make(0)
+    batch.reward[2] = bad
+    for scores in batch.scores.values():
+        scores[2] = bad
+    with pytest.raises(DataError, match=r"'task-0'.*\(1 such"):
+        estimator(batch)
+
+
+@every_estimator
+def test_a_step_of_nothing_has_no_credit(estimator: Any) -> None:
+    nothing, _ = make(0).select(torch.tensor([], dtype=torch.long))
+    assert estimator(nothing).advantages.numel() == 0
+
+
+@every_estimator
+def test_a_step_without_trained_tokens_has_no_credit(estimator: Any) -> None:
+    batch = make(0)
+    batch = replace(batch, trained=torch.zeros_like(batch.trained))
+    assert not estimator(batch).advantages.any()
+
+
+@every_estimator
+def test_order_of_groups_does_not_matter(estimator: Any) -> None:
+    groups = random_groups(1)
+    forward, backward = (fill(gs, 7)[0] for gs in (groups, groups[::-1]))
+    # The same random columns on both: those of each sequence in its new place.
+    place = {}
+    for row in plain(backward).rows:
+        place.setdefault(backward.group_uids[row.group], []).append(row.tokens)
+    matched: dict[int, int] = {}
+    seen: dict[str, int] = {}
+    for row in plain(forward).rows:
+        uid = forward.group_uids[row.group]
+        tokens = place[uid][seen.get(uid, 0)]
+        seen[uid] = seen.get(uid, 0) + 1
+        matched |= dict(zip(row.tokens, tokens, strict=True))
+    for name in ("values", "old_logprobs", "reference_logprobs"):
+        column = getattr(backward, name)
+        for here, there in matched.items():
+            column[there] = getattr(forward, name)[here]
+    one, two = estimator(forward).advantages, estimator(backward).advantages
+    assert [one[t].item() for t in matched] == pytest.approx([two[t].item() for t in matched.values()], abs=1e-10)
+
+
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 1e9 + 0.1, -7.7, 0.0])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        GroupAdvantage(),
+        GroupAdvantage(eps=0.0),
+        GroupAdvantage(baseline="leave_one_out", eps=0.0),
+        GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
+        ReinforcePlusPlus(eps=0.0),
+        ReinforcePlusPlus(group_baseline=True, eps=0.0),
+    ],
+    ids=repr,
+)
+def test_equal_rewards_give_exactly_zero_whatever_their_mean_rounds_to(estimator: Any, reward: float) -> None:
+    batch = Batch.from_groups([group_of([reward] * 7), group_of([reward] * 3, "h")])
+    assert (estimator(batch).advantages == 0).all()
+
+
+def test_equal_components_give_exactly_zero() -> None:
+    batch = Batch.from_groups([group_of([1.0] * 7)])
+    batch.scores = {"a": torch.full((7,), 0.1).double()}
+    assert (GDPO(components={"a": 1.0}, eps=0.0)(batch).advantages == 0).all()
+
+
+@pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
+@pytest.mark.parametrize("std", ["sample", "population"])
+def test_a_group_of_one_has_no_advantage(baseline: Any, std: Any) -> None:
+    batch = Batch.from_groups([group_of([5.0]), group_of([0.0, 1.0], "h")])
+    advantages = per_row(batch, GroupAdvantage(baseline=baseline, std=std)(batch).advantages)
+    assert advantages[0] == 0.0
+    assert advantages[1] == -advantages[2] < 0
+
+
+def test_known_numbers() -> None:
+    batch = Batch.from_groups([group_of([1.0, 0.0, 0.0, 0.0])])
+
+    def of(**settings: Any) -> list[float]:
+        return per_row(batch, GroupAdvantage(eps=0.0, **settings)(batch).advantages)
+
+    assert of() == pytest.approx([1.5, -0.5, -0.5, -0.5])
+    assert of(std="population") == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3])
+    assert of(divide_by_std=False) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    assert of(divide_by_std=False, baseline="leave_one_out") == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
+
+
+def test_a_tiny_spread_on_a_large_reward_is_still_seen() -> None:
+    batch = Batch.from_groups([group_of([1e6, 1e6 + 1e-3])])
+    assert per_row(batch, GroupAdvantage(eps=0.0)(batch).advantages) == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
+
+
+def test_rewards_may_be_shifted_and_scaled() -> None:
+    one = Batch.from_groups([group_of([0.0, 1.0, 3.0])])
+    two = Batch.from_groups([group_of([10.0, 12.0, 16.0])])
+    estimator = GroupAdvantage(eps=0.0)
+    torch.testing.assert_close(estimator(one).advantages, estimator(two).advantages)
+
+
+def test_two_groups_with_the_same_prompt_keep_their_own_baselines() -> None:
+    batch = Batch.from_groups([group_of([0.0, 1.0], "a"), group_of([5.0, 9.0], "b")])
+    assert per_row(batch, GroupAdvantage(divide_by_std=False)(batch).advantages) == [-0.5, 0.5, -2.0, 2.0]
+
+
+def test_an_untrained_answer_counts_in_its_groups_baseline() -> None:
+    group = group_of([0.0, 1.0, 5.0])
+    group.trajectories[2].spans[1].trained = False
+    batch = Batch.from_groups([group])
+    assert per_row(batch, GroupAdvantage(divide_by_std=False)(batch).advantages) == [-2.0, -1.0]
+
+
+def test_a_missing_component_is_named() -> None:
+    with pytest.raises(DataError, match=r"'colour'.*correct, format, constant"):
+        GDPO(components={"correct": 1.0, "colour": 1.0})(make(0))
+    with pytest.raises(DataError, match="none"):
+        GDPO(components={"colour": 1.0})(Batch.from_groups([group_of([1.0])]))
+    with pytest.raises(ValidationError):
+        GDPO(components={})
+
+
+def test_gae_with_lambda_one_is_the_return_minus_the_value() -> None:
+    batch = make(2)
+    credit = GAE(policy_lambda=1.0)(batch)
+    returns = batch.per_token(batch.reward)
+    torch.testing.assert_close(credit.returns, returns)
+    torch.testing.assert_close(credit.advantages, torch.where(batch.trained, returns - batch.values, 0.0))
+
+
+def test_gae_of_a_truncated_episode_only_bootstraps_when_asked() -> None:
+    batch = Batch.from_groups([group_of([0.0], length=1), group_of([0.0], "h", length=1)])
+    batch.values = torch.where(batch.trained, 2.0, math.nan).double()
+    batch.truncated = torch.tensor([True, False])
+    assert per_row(batch, GAE()(batch).advantages) == [-2.0, -2.0]
+    assert per_row(batch, GAE(bootstrap_truncated=True)(batch).advantages) == [0.0, -2.0]
+
+
+def test_length_adaptive_lambda_of_short_answers_is_zero_not_negative() -> None:
+    batch = Batch.from_groups([group_of([1.0], length=4)])
+    batch.values = torch.zeros(len(batch)).double()
+    assert GAE(length_adaptive=0.05)(batch).advantages[batch.trained].tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_needs_follow_from_the_settings() -> None:
+    penalised = KL(coefficient=0.1)
+    assert GroupAdvantage().needs == GDPO(components={"a": 1.0}).needs == ReinforcePlusPlus().needs == frozenset()
+    assert ReinforcePlusPlus(kl=penalised).needs == {"old_logprobs", "reference_logprobs"}
+    assert GAE().needs == {"values"}
+    assert GAE(kl=penalised).needs == {"values", "old_logprobs", "reference_logprobs"}
+
+
+@pytest.mark.parametrize(
+    ("estimator", "column"),
+    [
+        (GAE(), "values"),
+        (GAE(kl=KL()), "old_logprobs"),
+        (ReinforcePlusPlus(kl=KL()), "reference_logprobs"),
+    ],
+    ids=repr,
+)
+def test_a_column_that_nobody_filled_is_named(estimator: Any, column: str) -> None:
+    with pytest.raises(DataError, match=column):
+        estimator(replace(make(0), **{column: None}))
+
+
+def test_defaults() -> None:
+    assert GroupAdvantage() == GroupAdvantage(baseline="group_mean", divide_by_std=True, std="sample", eps=1e-6)
+    assert ReinforcePlusPlus() == ReinforcePlusPlus(group_baseline=False, kl=None, std="sample", eps=1e-6)
+    assert GDPO(components={"a": 1.0}) == GDPO(components={"a": 1.0}, std="sample", eps=1e-6)
+    assert GAE() == GAE(
+        gamma=1.0,
+        policy_lambda=0.95,
+        critic_lambda=None,
+        length_adaptive=None,
+        bootstrap_truncated=False,
+        whiten=False,
+        kl=None,
+        std="sample",
+        eps=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (GroupAdvantage, {"eps": -1e-9}),
+        (GroupAdvantage, {"baseline": "median"}),
+        (ReinforcePlusPlus, {"eps": -1e-9}),
+        (GDPO, {"components": {"a": 1.0}, "eps": -1e-9}),
+        (GAE, {"eps": -1e-9}),
+        (GAE, {"gamma": 1.01}),
+        (GAE, {"gamma": -0.01}),
+        (GAE, {"policy_lambda": 1.01}),
+        (GAE, {"policy_lambda": -0.01}),
+        (GAE, {"critic_lambda": 1.01}),
+        (GAE, {"critic_lambda": -0.01}),
+        (GAE, {"length_adaptive": 0.0}),
+    ],
+)
+def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        kind(**settings)
+
+
+def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
+    edges = GAE(gamma=0.0, policy_lambda=0.0, critic_lambda=0.0, eps=0.0, length_adaptive=0.01)
+    assert (edges.gamma, edges.policy_lambda, edges.critic_lambda) == (0.0, 0.0, 0.0)
+    assert GAE(gamma=1.0, policy_lambda=1.0, critic_lambda=1.0).critic_lambda == 1.0
+    assert (
+        GDPO(components={"a": 1.0}, eps=0.0).eps == ReinforcePlusPlus(eps=0.0).eps == GroupAdvantage(eps=0.0).eps == 0.0
+    )
+
+
+def test_every_registered_name_leads_to_an_estimator() -> None:
+    for name in ADVANTAGES:
+        assert Component(ADVANTAGES).resolve(name).__name__

@@ -1,0 +1,108 @@
+"""Random batches for tests of losses and advantages. At untrained tokens every column holds nan or an infinity: a loss
+that looks there fails."""
+
+import random
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.types import Group, Span, Status, Task, Trajectory
+
+K = 4
+
+
+def random_groups(seed: int, sizes: tuple[int, ...] = (3, 1, 4, 2)) -> list[Group]:
+    """Ragged answers to shared prompts: some of two turns, one untrained, one that is nothing but the prompt."""
+    dice = random.Random(seed)
+    groups = []
+    for index, size in enumerate(sizes):
+        prompt = [dice.randrange(9) for _ in range(dice.randint(1, 3))]
+        rows = [_row(dice, prompt, kind=(index + row + seed) % 6) for row in range(size)]
+        groups.append(Group(f"task-{index}", Task(f"task-{index}", []), rows))
+    return groups
+
+
+def _row(dice: random.Random, prompt: list[int], kind: int) -> Trajectory:
+    def answer(trained: bool) -> Span:
+        tokens = [dice.randrange(9) for _ in range(dice.randint(1, 4))]
+        return Span(tokens, trained, [-1.0] * len(tokens))
+
+    spans = {
+        4: [answer(True), answer(False), answer(True)],
+        3: [answer(False)],
+        5: [] if dice.random() < 0.5 else [answer(True)],
+    }.get(kind, [answer(True)])
+    scores = {"correct": float(dice.randint(0, 2)), "format": dice.random(), "constant": 0.3}
+    status = Status.TRUNCATED if dice.random() < 0.4 else Status.COMPLETED
+    return Trajectory([Span(prompt, False), *spans], float(dice.randint(0, 3)) - 1.0, scores, status)
+
+
+def pair_groups(seed: int, pairs: int = 4) -> list[Group]:
+    """Preference pairs, the chosen one first or second; one pair's rejected answer trains nothing."""
+    dice = random.Random(seed)
+    groups = []
+    for index in range(pairs):
+        prompt = [dice.randrange(9) for _ in range(2)]
+        rows = [_row(dice, prompt, kind=dice.choice([0, 4])) for _ in range(2)]
+        chosen = dice.randrange(2)
+        if index == 1:
+            rows[1 - chosen] = _row(dice, prompt, kind=3)
+        for i, row in enumerate(rows):
+            row.reward = float(i == chosen)
+        groups.append(Group(f"pair-{index}", Task(f"pair-{index}", []), rows))
+    return groups
+
+
+def unpaired_groups(seed: int, rows: int = 6) -> list[Group]:
+    dice = random.Random(seed)
+    found = []
+    for index in range(rows):
+        row = _row(dice, [1, 2], kind=dice.choice([0, 4, 3]))
+        row.reward = float(index % 2)
+        row.scores["reference_point"] = 0.3
+        found.append(Group(f"row-{index}", Task(f"row-{index}", []), [row]))
+    return found
+
+
+def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float = 0.4) -> tuple[Batch, ModelOutput]:
+    """The batch with all columns filled, and what a model says about it, in float64 and with gradients."""
+    batch = Batch.from_groups(groups).weigh(weighting, 7)
+    generator = torch.Generator().manual_seed(seed)
+    garbage = torch.tensor([float("nan"), float("inf"), -float("inf")], dtype=torch.float64)
+
+    def column(mean: float, std: float, width: int | None = None) -> Tensor:
+        shape = (len(batch),) if width is None else (len(batch), width)
+        values = mean + std * torch.randn(shape, generator=generator, dtype=torch.float64)
+        values[~batch.trained] = garbage[torch.arange(int((~batch.trained).sum())) % 3].reshape(
+            -1, *[1] * (width is not None)
+        )
+        return values
+
+    old = column(-1.5, 0.5)
+    topk = [torch.log_softmax(column(0.0, 1.0, K + 2), 1)[:, :K] for _ in range(2)]
+    filled = replace(
+        batch,
+        old_logprobs=old,
+        rollout_logprobs=old + column(0.0, noise / 4),
+        reference_logprobs=old + column(0.0, noise),
+        values=column(0.0, 1.0),
+        advantages=column(0.0, 1.0),
+        returns=column(0.0, 1.0),
+        teacher_ids=torch.arange(K).expand(len(batch), K).clone(),
+        teacher_logprobs=topk[0],
+    )
+    output = ModelOutput(
+        logprobs=(old + column(0.0, noise)).clamp(max=-0.01).requires_grad_(),
+        entropy=column(1.0, 0.3).requires_grad_(),
+        values=column(0.0, 1.0).requires_grad_(),
+        topk=topk[1].clone().requires_grad_(),
+    )
+    return filled, output
+
+
+def part(output: ModelOutput, tokens: Tensor) -> ModelOutput:
+    """What the model says about the tokens of a ``select``-ed batch."""
+    columns = (output.logprobs, output.entropy, output.values, output.topk)
+    return ModelOutput(*(None if column is None else column[tokens] for column in columns))

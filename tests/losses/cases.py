@@ -1,0 +1,106 @@
+"""Every loss with its oracle: one table that the tests of equality, gradients, additivity and extremes walk over."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.losses.batches import fill, pair_groups, random_groups, unpaired_groups
+from tests.reference import policy as slow
+from tests.reference.plain import Plain, Said
+from whet.batch import Batch, ModelOutput
+from whet.losses.composite import PolicyLoss
+from whet.losses.kl import KL
+from whet.losses.policy_gradient import CISPO, GSPO, PPOClip, Reinforce
+
+Oracle = Callable[[Plain, Said, Said], list[float]]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    loss: Any
+    oracle: Oracle
+    data: str = "policy"
+    noise: float = 0.4
+
+    def make(self, seed: int) -> tuple[Batch, ModelOutput]:
+        makers = {
+            "policy": (random_groups, "token"),
+            "pairs": (pair_groups, "group"),
+            "rows": (unpaired_groups, "sequence"),
+        }
+        groups, weighting = makers[self.data]
+        return fill(groups(seed), seed, weighting, self.noise)
+
+
+def using(oracle: Callable[..., list[float]], **settings: Any) -> Oracle:
+    return lambda b, said, frozen: oracle(b, said, frozen, **settings)
+
+
+def _all_terms(b: Plain, said: Said, frozen: Said) -> list[float]:
+    surrogate = slow.ppo(b, said, frozen, high=0.28)
+    kl_term = slow.kl(b, said, frozen, coefficient=0.05)
+    return slow.composite(b, said, frozen, surrogate, slow.tis(b, frozen, 1.05), kl_term, 0.3, 0.2, 0.5)
+
+
+def _corrected(correction: Callable[..., list[float]], **settings: Any) -> Oracle:
+    return lambda b, said, frozen: slow.composite(
+        b, said, frozen, slow.reinforce(b, said, frozen), correction(b, frozen, **settings)
+    )
+
+
+def _policy(**settings: Any) -> PolicyLoss:
+    return PolicyLoss.model_validate(settings)
+
+
+POLICY = [
+    Case("ppo", PPOClip(), using(slow.ppo)),
+    Case("ppo clip-higher", PPOClip(clip_low=0.1, clip_high=0.28), using(slow.ppo, low=0.1, high=0.28)),
+    Case("ppo dual clip", PPOClip(dual_clip=1.5), using(slow.ppo, dual=1.5), noise=0.8),
+    Case("gspo", GSPO(), using(slow.gspo)),
+    Case("gspo wide", GSPO(clip_low=0.2, clip_high=0.3), using(slow.gspo, low=0.2, high=0.3)),
+    Case("cispo", CISPO(), using(slow.cispo), noise=1.5),
+    Case("cispo tight", CISPO(clip_high=0.2), using(slow.cispo, high=0.2)),
+    Case("reinforce", Reinforce(), using(slow.reinforce)),
+    Case("kl k1", KL(estimator="k1"), using(slow.kl, estimator="k1")),
+    Case("kl k2", KL(estimator="k2", coefficient=0.5), using(slow.kl, estimator="k2", coefficient=0.5)),
+    Case("kl k3", KL(), using(slow.kl)),
+    Case(
+        "kl clamped", KL(log_ratio_clamp=0.6, output_clamp=0.1), using(slow.kl, log_ratio_clamp=0.6, output_clamp=0.1)
+    ),
+    Case(
+        "kl k1 clamped",
+        KL(estimator="k1", log_ratio_clamp=0.6, output_clamp=0.3),
+        using(slow.kl, estimator="k1", log_ratio_clamp=0.6, output_clamp=0.3),
+    ),
+    Case("kl unbiased", KL(unbiased_gradient=True), using(slow.kl, unbiased=True)),
+    Case("policy plain", PolicyLoss(), using(slow.ppo)),
+    Case("policy tis", _policy(surrogate="reinforce", correction="tis"), _corrected(slow.tis), noise=6),
+    Case(
+        "policy icepop",
+        _policy(surrogate="reinforce", correction={"type": "icepop", "low": 0.95, "high": 1.1}),
+        _corrected(slow.icepop, low=0.95, high=1.1),
+    ),
+    Case(
+        "policy icepop defaults", _policy(surrogate="reinforce", correction="icepop"), _corrected(slow.icepop), noise=6
+    ),
+    Case(
+        "policy sequence mask",
+        _policy(surrogate="reinforce", correction="sequence_mask"),
+        _corrected(slow.sequence_mask),
+        noise=0.1,
+    ),
+    Case(
+        "policy all terms",
+        _policy(
+            surrogate={"type": "ppo_clip", "clip_high": 0.28},
+            correction={"type": "tis", "cap": 1.05},
+            kl={"coefficient": 0.05},
+            entropy_coefficient=0.3,
+            positive_nll={"coefficient": 0.2, "threshold": 0.5},
+        ),
+        _all_terms,
+    ),
+]
+
+CASES = POLICY

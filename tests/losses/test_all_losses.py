@@ -1,0 +1,145 @@
+"""What holds for every loss: it is what its oracle says, and it is additive."""
+
+import copy
+import math
+import pickle
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.losses.batches import part
+from tests.losses.cases import CASES, Case
+from tests.reference.plain import Said, plain, said
+from whet.batch import Batch, ModelOutput
+from whet.errors import DataError
+
+every_loss = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+SEEDS = (0, 1, 2)
+
+
+def weighted(case: Case, batch: Batch, now: Said, frozen: Said) -> float:
+    b = plain(batch)
+    values = case.oracle(b, now, frozen)
+    return math.fsum(b.weight[t] * values[t] for t in b.trained)
+
+
+@every_loss
+@pytest.mark.parametrize("seed", SEEDS)
+def test_loss_is_what_the_oracle_says(case: Case, seed: int) -> None:
+    batch, output = case.make(seed)
+    loss, metrics = case.loss(output, batch)
+    expected = weighted(case, batch, said(output), said(output))
+    assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
+    assert batch.weight is not None
+    assert metrics.result()["loss"] == pytest.approx(expected / batch.weight.sum().item(), rel=1e-10, abs=1e-10)
+
+
+@every_loss
+@pytest.mark.parametrize("seed", SEEDS[:2])
+def test_gradient_is_the_finite_difference_of_the_oracle_and_none_reaches_untrained_tokens(
+    case: Case, seed: int
+) -> None:
+    batch, output = case.make(seed)
+    loss, _ = case.loss(output, batch)
+    loss.backward()
+    now, h = said(output), 1e-6
+    for name in ("logprobs", "entropy", "values", "topk"):
+        gradient = getattr(output, name).grad
+        if gradient is None:
+            gradient = torch.zeros_like(getattr(output, name))
+        assert (gradient[~batch.trained] == 0).all()
+        for t in batch.trained.nonzero().squeeze(1).tolist():
+            for k in range(gradient[t].numel()):
+                differences = []
+                for step in (h, -h):
+                    moved = copy.deepcopy(now)
+                    if name == "topk":
+                        moved.topk[t][k] += step
+                    else:
+                        getattr(moved, name)[t] += step
+                    differences.append(weighted(case, batch, moved, now))
+                expected = (differences[0] - differences[1]) / (2 * h)
+                assert gradient[t].reshape(-1)[k].item() == pytest.approx(expected, rel=1e-5, abs=1e-7), (name, t)
+
+
+@every_loss
+@pytest.mark.parametrize("seed", SEEDS)
+def test_loss_and_metrics_of_a_batch_are_those_of_its_parts_together(case: Case, seed: int) -> None:
+    batch, output = case.make(seed)
+    whole, metrics = case.loss(output, batch)
+    (gradient,) = torch.autograd.grad(whole, output.logprobs, allow_unused=True)
+
+    random.seed(seed)
+    owner = {group: random.randrange(3) for group in range(len(batch.group_uids))}
+    by_row = [random.randrange(3) if case.loss.unit != "group" else owner[group] for group in batch.group.tolist()]
+    total, gradients, merged = 0.0, torch.zeros_like(output.logprobs), None
+    for index in range(3):
+        rows = torch.tensor([row for row, where in enumerate(by_row) if where == index], dtype=torch.long)
+        piece, tokens = batch.select(rows)
+        said_of_piece = part(output, tokens)
+        loss, piece_metrics = case.loss(said_of_piece, piece)
+        total += loss.item()
+        merged = piece_metrics if merged is None else merged.merge(piece_metrics)
+        if gradient is not None:
+            gradients += torch.autograd.grad(loss, output.logprobs, allow_unused=True, materialize_grads=True)[0]
+    assert total == pytest.approx(whole.item(), rel=1e-10, abs=1e-12)
+    assert merged is not None
+    assert merged.result() == pytest.approx(metrics.result(), rel=1e-9, abs=1e-12)
+    if gradient is not None:
+        torch.testing.assert_close(gradients, gradient, rtol=1e-10, atol=1e-12)
+
+
+@every_loss
+def test_a_batch_of_nothing_costs_nothing(case: Case) -> None:
+    batch, output = case.make(0)
+    nothing, tokens = batch.select(torch.tensor([], dtype=torch.long))
+    loss, metrics = case.loss(part(output, tokens), nothing)
+    assert (loss.item(), metrics.result()) == (0.0, {})
+
+
+@every_loss
+def test_rows_without_a_trained_token_cost_nothing(case: Case) -> None:
+    batch, output = case.make(0)
+    untrained = replace(batch, trained=torch.zeros_like(batch.trained), weight=torch.zeros(len(batch)).double())
+    loss, metrics = case.loss(output, untrained)
+    assert (loss.item(), metrics.result()) == (0.0, {})
+
+
+@every_loss
+def test_a_loss_is_a_value_that_can_be_printed_pickled_and_compared(case: Case) -> None:
+    assert pickle.loads(pickle.dumps(case.loss)) == case.loss
+    assert type(case.loss).__name__ in repr(case.loss)
+
+
+@every_loss
+def test_what_a_loss_needs_and_does_not_get_is_named(case: Case) -> None:
+    batch, output = case.make(0)
+    for name in sorted(case.loss.needs):
+        lacking = replace(batch, **{name: None}) if hasattr(batch, name) else batch
+        mute = replace(output, **{name: None}) if hasattr(output, name) else output
+        with pytest.raises(DataError, match=name):
+            case.loss(mute, lacking)
+
+
+@every_loss
+def test_what_a_loss_does_not_need_may_be_missing(case: Case) -> None:
+    batch, output = case.make(0)
+    columns = ("rollout_logprobs", "reference_logprobs", "values", "advantages", "returns", "teacher_ids")
+    without = replace(batch, **dict.fromkeys(set(columns) - case.loss.needs))
+    if "teacher_logprobs" not in case.loss.needs:
+        without = replace(without, teacher_logprobs=None)
+    mute = ModelOutput(
+        output.logprobs, *(getattr(output, n) if n in case.loss.needs else None for n in ("entropy", "values", "topk"))
+    )
+    assert case.loss(mute, without)[0].item() == pytest.approx(case.loss(output, batch)[0].item(), rel=1e-12)
+
+
+@every_loss
+def test_float32_gives_the_same_within_its_precision(case: Case) -> None:
+    batch, output = case.make(0)
+    single = ModelOutput(
+        *(column.detach().float() for column in (output.logprobs, output.entropy, output.values, output.topk))
+    )
+    assert case.loss(single, batch)[0].item() == pytest.approx(case.loss(output, batch)[0].item(), rel=2e-4, abs=2e-5)

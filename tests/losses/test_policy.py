@@ -1,0 +1,295 @@
+"""Policy losses: what is particular to them, their metrics and their extremes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.losses.batches import fill, random_groups
+from tests.reference import policy as slow
+from tests.reference.plain import plain, said
+from whet.batch import Batch, ModelOutput
+from whet.config import Component
+from whet.losses.composite import PolicyLoss, PositiveNLL
+from whet.losses.kl import KL
+from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics
+from whet.losses.policy_gradient import CISPO, GSPO, PPOClip, Reinforce
+from whet.losses.registry import CORRECTIONS, LOSSES, SURROGATES
+
+SURROGATE_EXAMPLES = [PPOClip(), PPOClip(dual_clip=3.0), GSPO(), CISPO(), Reinforce()]
+every_surrogate = pytest.mark.parametrize("loss", SURROGATE_EXAMPLES, ids=repr)
+
+
+def gradient(loss: object, output: ModelOutput, batch: Batch) -> torch.Tensor:
+    leaf = output.logprobs.detach().clone().requires_grad_()
+    value, _ = loss(replace(output, logprobs=leaf), batch)  # type: ignore[operator]
+    return torch.autograd.grad(value, leaf)[0]
+
+
+@every_surrogate
+def test_on_policy_gradient_is_advantage_times_weight(loss: object) -> None:
+    batch, output = fill(random_groups(3), 3)
+    batch.old_logprobs = None
+    expected = torch.where(batch.trained, -batch.weight * batch.advantages, 0.0)
+    torch.testing.assert_close(gradient(loss, output, batch), expected)
+    batch.old_logprobs = output.logprobs.detach()
+    torch.testing.assert_close(gradient(loss, output, batch), expected)
+
+
+@every_surrogate
+@pytest.mark.parametrize("shift", [1e4, -1e4, 30.0, -30.0])
+@pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])
+def test_extreme_ratios_leave_loss_and_gradient_finite(loss: object, shift: float, advantage: float) -> None:
+    batch, output = fill(random_groups(1), 1)
+    batch.advantages = torch.where(batch.trained, advantage, batch.advantages)
+    batch.old_logprobs = torch.where(batch.trained, output.logprobs.detach() - shift, batch.old_logprobs)
+    batch.rollout_logprobs = batch.old_logprobs + shift
+    batch.reference_logprobs = batch.old_logprobs
+    whole = PolicyLoss(surrogate=loss, correction=TIS(), kl=KL(estimator="k2"))
+    for objective in (loss, whole):
+        value, metrics = objective(output, batch)
+        assert math.isfinite(value.item())
+        assert gradient(objective, output, batch).isfinite().all()
+        assert all(math.isfinite(x) for x in metrics.result().values())
+
+
+def test_ratio_beyond_the_bound_is_e_to_the_20_and_has_no_gradient() -> None:
+    batch, output = fill(random_groups(1), 1)
+    batch.advantages = torch.where(batch.trained, -1.0, 0.0)
+    batch.old_logprobs = output.logprobs.detach() - 25.0
+    value, metrics = PPOClip()(output, batch)
+    assert value.item() == pytest.approx(math.exp(20.0))
+    assert metrics.result()["ratio/max"] == pytest.approx(math.exp(20.0))
+    assert not gradient(PPOClip(), output, batch).any()
+
+
+def test_a_trained_token_of_probability_zero_is_not_hidden() -> None:
+    batch, output = fill(random_groups(1), 1)
+    first = int(batch.trained.nonzero()[0])
+    logprobs = output.logprobs.detach().clone()
+    logprobs[first] = -math.inf
+    batch.old_logprobs = logprobs.clone()
+    value, _ = PPOClip()(replace(output, logprobs=logprobs), batch)
+    assert math.isnan(value.item())
+
+
+@pytest.mark.parametrize(
+    "loss", [PPOClip(clip_high=0.3), GSPO(clip_low=0.1, clip_high=0.2), CISPO(clip_high=0.3)], ids=repr
+)
+def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
+    batch, output = fill(random_groups(2), 2)
+    b, now = plain(batch), said(output)
+    if isinstance(loss, GSPO):
+        ratio = {}
+        for row in b.rows:
+            mean = sum(now.logprobs[t] - b.old_logprobs[t] for t in row.tokens) / max(1, len(row.tokens))
+            ratio |= {t: math.exp(mean) for t in row.tokens}
+    else:
+        ratio = {t: math.exp(now.logprobs[t] - b.old_logprobs[t]) for t in b.trained}
+    low = 0.0 if isinstance(loss, CISPO) else 1 - loss.clip_low  # type: ignore[attr-defined]
+    above = [ratio[t] > 1 + loss.clip_high and (b.advantages[t] > 0 or isinstance(loss, CISPO)) for t in b.trained]  # type: ignore[attr-defined]
+    below = [ratio[t] < low and b.advantages[t] < 0 for t in b.trained]
+    assert any(above)
+    assert any(below) or isinstance(loss, CISPO)
+    n = len(b.trained)
+    e = {t: b.reference_logprobs[t] - now.logprobs[t] for t in b.trained}
+    metrics = loss(output, batch)[1].result()  # type: ignore[operator]
+    assert {k: v for k, v in metrics.items() if k != "loss"} == pytest.approx(
+        {
+            "ratio/mean": sum(ratio.values()) / n,
+            "clip/high": sum(above) / n,
+            "clip/low": sum(below) / n,
+            "entropy/approximate": -sum(now.logprobs[t] for t in b.trained) / n,
+            "entropy": sum(now.entropy[t] for t in b.trained) / n,
+            "ratio/min": min(ratio.values()),
+            "ratio/max": max(ratio.values()),
+            "kl": sum(math.exp(x) - 1 - x for x in e.values()) / n,
+        },
+        rel=1e-10,
+    )
+
+
+def test_reinforce_reports_the_ratio_and_never_clips() -> None:
+    batch, output = fill(random_groups(2), 2)
+    metrics = Reinforce()(output, batch)[1].result()
+    ratio = [math.exp(output.logprobs[t].item() - batch.old_logprobs[t].item()) for t in plain(batch).trained]
+    assert metrics["ratio/mean"] == pytest.approx(sum(ratio) / len(ratio))
+    assert (metrics["clip/high"], metrics["clip/low"]) == (0.0, 0.0)
+
+
+def test_dual_clip_reports_how_often_it_holds() -> None:
+    batch, output = fill(random_groups(2), 2, noise=0.8)
+    b = plain(batch)
+    over = [b.advantages[t] < 0 and math.exp(output.logprobs[t].item() - b.old_logprobs[t]) > 1.5 for t in b.trained]
+    assert any(over)
+    metrics = PPOClip(dual_clip=1.5)(output, batch)[1].result()
+    assert metrics["clip/dual"] == pytest.approx(sum(over) / len(over))
+    assert "clip/dual" not in PPOClip()(output, batch)[1].result()
+
+
+def test_policy_loss_reports_its_terms_its_correction_and_the_mismatch() -> None:
+    batch, output = fill(random_groups(5), 5)
+    loss = PolicyLoss(
+        correction=TIS(cap=1.05), kl=KL(coefficient=0.5), entropy_coefficient=0.2, positive_nll=PositiveNLL()
+    )
+    metrics = loss(output, batch)[1].result()
+    b, now = plain(batch), said(output)
+    corrected = slow.tis(b, now, 1.05)
+    terms = {
+        "surrogate": [x * y for x, y in zip(slow.ppo(b, now, now), corrected, strict=True)],
+        "kl": slow.kl(b, now, now, 0.5),
+        "entropy": [-0.2 * x for x in now.entropy or []],
+        "positive_nll": [0.0] * b.length,
+    }
+    for row in b.rows:
+        for t in row.tokens:
+            terms["positive_nll"][t] = -0.1 * now.logprobs[t] if row.reward > 0 else 0.0
+    for name, values in terms.items():
+        assert metrics[f"loss/{name}"] == pytest.approx(sum(b.weight[t] * values[t] for t in b.trained)), name
+    assert metrics["loss"] == pytest.approx(sum(metrics[f"loss/{name}"] for name in terms))
+    n = len(b.trained)
+    changed = [math.exp(b.old_logprobs[t] - b.rollout_logprobs[t]) > 1.05 for t in b.trained]
+    assert 0 < sum(changed) < n
+    assert metrics["correction/changed"] == pytest.approx(sum(changed) / n)
+    assert metrics["correction/weight"] == pytest.approx(sum(corrected[t] for t in b.trained) / n)
+    for name, value in slow.mismatch(b, now).items():
+        assert metrics[name] == pytest.approx(value, rel=1e-10), name
+    assert "kl" in metrics
+    assert not any(name.startswith("correction/") for name in PolicyLoss()(output, batch)[1].result())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_mismatch_metrics_are_those_of_a_loop(seed: int) -> None:
+    batch, output = fill(random_groups(seed), seed)
+    metrics = mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch).result()
+    assert metrics == pytest.approx(slow.mismatch(plain(batch), said(output)), rel=1e-10)
+    batch.old_logprobs = None
+    whole = PolicyLoss()(output, batch)[1].result()
+    for name, value in slow.mismatch(plain(batch), said(output)).items():
+        assert whole[name] == pytest.approx(value, rel=1e-10)
+
+
+def test_mismatch_is_perfect_when_sampler_and_learner_agree() -> None:
+    batch, _ = fill(random_groups(1), 1)
+    metrics = mismatch_metrics(batch.old_logprobs, batch.old_logprobs, batch).result()
+    assert metrics["mismatch/token_mult_prob_error"] == 1.0
+    assert (metrics["mismatch/kl"], metrics["mismatch/max"], metrics["mismatch/sequence_max"]) == (0.0, 0.0, 1.0)
+
+
+def test_a_token_that_the_learner_finds_impossible_shows_as_an_infinite_mismatch() -> None:
+    batch, _ = fill(random_groups(1), 1)
+    old = batch.old_logprobs.clone()
+    old[batch.trained.nonzero()[0]] = -math.inf
+    metrics = mismatch_metrics(old, batch.rollout_logprobs, batch).result()
+    assert metrics["mismatch/max"] == math.inf
+    assert metrics["mismatch/token_mult_prob_error"] > 1e6
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        (TIS(), [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]),
+        (IcePop(), [0.0, 0.5, 1.0, 2.0, 5.0, 0.0]),
+        (IcePop(low=0.0, high=8.0), [0.25, 0.5, 1.0, 2.0, 5.0, 8.0]),
+    ],
+    ids=repr,
+)
+def test_corrections_at_their_bounds(correction: TIS | IcePop, expected: list[float]) -> None:
+    batch, _ = fill(random_groups(0), 0)
+    ratios = torch.tensor([0.25, 0.5, 1.0, 2.0, 5.0, 8.0], dtype=torch.float64)
+    difference = torch.log(ratios)
+    exact = difference.clamp(-20, 20).exp()
+    if not torch.equal(exact, ratios):
+        difference = torch.where(exact > ratios, difference.nextafter(torch.tensor(-9.0).double()), difference)
+    assert correction(difference, batch).tolist() == pytest.approx(expected)
+
+
+def test_sequence_mask_keeps_what_lies_exactly_on_its_bounds() -> None:
+    batch, _ = fill(random_groups(0), 0)
+    ones = torch.zeros(len(batch)).double()
+    kept = batch.trained.double()
+    torch.testing.assert_close(SequenceMask(low=1.0, high=1.0)(ones, batch) * kept, kept)
+    assert not (SequenceMask(low=1.01, high=1.02)(ones, batch)).any()
+    assert not (SequenceMask(low=0.98, high=0.99)(ones, batch)).any()
+
+
+def test_the_correction_multiplies_the_surrogate_only_and_has_no_gradient() -> None:
+    batch, output = fill(random_groups(4), 4)
+    batch.old_logprobs = None
+    kl_alone = gradient(KL(coefficient=0.5), output, batch)
+    plain_surrogate = gradient(Reinforce(), output, batch)
+    both = gradient(PolicyLoss(surrogate=Reinforce(), correction=TIS(), kl=KL(coefficient=0.5)), output, batch)
+    weight = torch.where(batch.trained, (output.logprobs.detach() - batch.rollout_logprobs).exp().clamp(max=2.0), 0.0)
+    torch.testing.assert_close(both, plain_surrogate * weight + kl_alone)
+
+
+def test_needs_follow_from_the_terms_that_are_set() -> None:
+    assert PolicyLoss().needs == {"advantages"}
+    assert PolicyLoss(correction=TIS()).needs == {"advantages", "rollout_logprobs"}
+    assert PolicyLoss(kl=KL(coefficient=0)).needs == {"advantages", "reference_logprobs"}
+    assert PolicyLoss(entropy_coefficient=0.1).needs == {"advantages", "entropy"}
+    assert PolicyLoss(positive_nll=PositiveNLL()).needs == {"advantages"}
+    assert KL().needs == {"reference_logprobs"}
+
+
+def test_a_sequence_objective_is_not_cut_inside_a_sequence() -> None:
+    assert (PolicyLoss().unit, PolicyLoss(surrogate=GSPO()).unit) == ("token", "sequence")
+    assert (PolicyLoss(correction=TIS()).unit, PolicyLoss(correction=SequenceMask()).unit) == ("token", "sequence")
+    assert PolicyLoss(correction=IcePop()).unit == "token"
+
+
+def test_defaults_are_those_of_the_papers() -> None:
+    assert (PPOClip().clip_low, PPOClip().clip_high, PPOClip().dual_clip) == (0.2, 0.2, None)
+    assert (GSPO().clip_low, GSPO().clip_high) == (3e-4, 4e-4)
+    assert CISPO().clip_high == 4.0
+    assert (KL().coefficient, KL().estimator, KL().log_ratio_clamp, KL().output_clamp) == (0.01, "k3", 20.0, 10.0)
+    assert not KL().unbiased_gradient
+    assert (TIS().cap, IcePop().low, IcePop().high) == (2.0, 0.5, 5.0)
+    assert (SequenceMask().low, SequenceMask().high) == (0.98, 1.02)
+    assert PolicyLoss() == PolicyLoss(surrogate=PPOClip(), correction=None, kl=None, entropy_coefficient=0.0)
+    assert (PositiveNLL().coefficient, PositiveNLL().threshold) == (0.1, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (PPOClip, {"clip_low": 0.0}),
+        (PPOClip, {"clip_high": 0.0}),
+        (PPOClip, {"dual_clip": 1.0}),
+        (PPOClip, {"clip_higher": 0.3}),
+        (GSPO, {"clip_low": 0.0}),
+        (GSPO, {"clip_high": 0.0}),
+        (CISPO, {"clip_high": 0.0}),
+        (TIS, {"cap": 0.0}),
+        (IcePop, {"low": -0.1}),
+        (IcePop, {"high": 0.0}),
+        (SequenceMask, {"low": -0.1}),
+        (SequenceMask, {"high": 0.0}),
+        (KL, {"coefficient": -0.1}),
+        (KL, {"log_ratio_clamp": 0.0}),
+        (KL, {"output_clamp": 0.0}),
+        (KL, {"estimator": "k4"}),
+        (PolicyLoss, {"entropy_coefficient": -0.1}),
+        (PositiveNLL, {"coefficient": -0.1}),
+    ],
+)
+def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        kind(**settings)
+
+
+def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
+    assert IcePop(low=0.0).low == SequenceMask(low=0.0).low == 0.0
+    assert PolicyLoss(entropy_coefficient=0.0).entropy_coefficient == PositiveNLL(coefficient=0.0).coefficient == 0.0
+    assert PPOClip(clip_low=0.5, clip_high=0.5, dual_clip=1.1).dual_clip == 1.1
+    assert GSPO(clip_low=0.5, clip_high=0.5).clip_low == CISPO(clip_high=0.5).clip_high == 0.5
+    assert TIS(cap=0.5).cap == IcePop(high=0.5).high == SequenceMask(high=0.5).high == 0.5
+    assert KL(log_ratio_clamp=0.5, output_clamp=0.5, coefficient=0.0).log_ratio_clamp == 0.5
+
+
+@pytest.mark.parametrize("registry", [SURROGATES, CORRECTIONS, LOSSES], ids=["surrogates", "corrections", "losses"])
+def test_every_registered_name_leads_to_a_config(registry: dict[str, str]) -> None:
+    for name in registry:
+        assert Component(registry).resolve(name).__name__

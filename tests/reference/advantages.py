@@ -1,0 +1,111 @@
+"""Advantages, one sequence and one token at a time, from the formulas. All return [N] lists."""
+
+import math
+
+from tests.reference.plain import Plain, Row
+
+Values = list[float]
+
+
+def spread(xs: list[float], std: str) -> float:
+    mean = math.fsum(xs) / len(xs)
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in xs) / (len(xs) - (1 if std == "sample" else 0)))
+
+
+def normalise(xs: list[float], std: str, eps: float) -> list[float]:
+    if len(set(xs)) <= 1:
+        return [0.0] * len(xs)
+    mean = math.fsum(xs) / len(xs)
+    return [(x - mean) / (spread(xs, std) + eps) for x in xs]
+
+
+def spread_over_tokens(b: Plain, per_row: dict[int, float]) -> Values:
+    out = [0.0] * b.length
+    for i, row in enumerate(b.rows):
+        for t in row.tokens:
+            out[t] = per_row[i]
+    return out
+
+
+def members(b: Plain, row: Row) -> list[int]:
+    return [i for i, other in enumerate(b.rows) if other.group == row.group]
+
+
+def group(
+    b: Plain, baseline: str = "group_mean", divide: bool = True, std: str = "sample", eps: float = 1e-6
+) -> Values:
+    per_row = {}
+    for i, row in enumerate(b.rows):
+        rewards = [b.rows[j].reward for j in members(b, row)]
+        if len(set(rewards)) == 1:
+            per_row[i] = 0.0
+            continue
+        if baseline == "group_mean":
+            base = math.fsum(rewards) / len(rewards)
+        else:
+            base = math.fsum(b.rows[j].reward for j in members(b, row) if j != i) / (len(rewards) - 1)
+        per_row[i] = (row.reward - base) / (spread(rewards, std) + eps if divide else 1.0)
+    return spread_over_tokens(b, per_row)
+
+
+def whiten_tokens(b: Plain, values: Values, std: str, eps: float) -> Values:
+    out = [0.0] * b.length
+    for t, value in zip(b.trained, normalise([values[t] for t in b.trained], std, eps), strict=True):
+        out[t] = value
+    return out
+
+
+def reinforce_plus_plus(
+    b: Plain, baseline: bool = False, penalty: Values | None = None, std: str = "sample", eps: float = 1e-6
+) -> Values:
+    values = [0.0] * b.length
+    for row in b.rows:
+        rewards = [b.rows[j].reward for j in members(b, row)]
+        mean = math.fsum(rewards) / len(rewards) if len(set(rewards)) > 1 else rewards[0]
+        reward = row.reward - (mean if baseline else 0.0)
+        for k, t in enumerate(row.tokens):
+            values[t] = reward - sum(penalty[u] for u in row.tokens[k:]) if penalty else reward
+    return whiten_tokens(b, values, std, eps)
+
+
+def gdpo(b: Plain, components: dict[str, float], std: str = "sample", eps: float = 1e-6) -> Values:
+    totals = [0.0] * len(b.rows)
+    for name, weight in components.items():
+        for i, row in enumerate(b.rows):
+            mates = members(b, row)
+            totals[i] += weight * normalise([b.scores[name][j] for j in mates], std, eps)[mates.index(i)]
+    return spread_over_tokens(b, dict(enumerate(normalise(totals, std, eps))))
+
+
+def gae(
+    b: Plain,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    critic_lam: float | None = None,
+    alpha: float | None = None,
+    bootstrap: bool = False,
+    whiten: bool = False,
+    penalty: Values | None = None,
+    std: str = "sample",
+    eps: float = 1e-6,
+) -> tuple[Values, Values]:
+    advantages, returns = [0.0] * b.length, [0.0] * b.length
+    for row in b.rows:
+        if not row.tokens:
+            continue
+        policy_lam = lam if alpha is None else max(0.0, 1 - 1 / (alpha * len(row.tokens)))
+        for column, decay in ((advantages, policy_lam), (returns, policy_lam if critic_lam is None else critic_lam)):
+            last = row.tokens[-1]
+            following = b.values[last] if bootstrap and row.truncated else 0.0
+            running = 0.0
+            for t in reversed(row.tokens):
+                reward = (row.reward if t == last else 0.0) - (penalty[t] if penalty else 0.0)
+                delta = reward + gamma * following - b.values[t]
+                running = delta + gamma * decay * running
+                column[t] = running
+                following = b.values[t]
+        for t in row.tokens:
+            returns[t] += b.values[t]
+    if whiten:
+        advantages = whiten_tokens(b, advantages, std, eps)
+    return advantages, returns

@@ -1,0 +1,78 @@
+"""A batch and a model's output as Python lists: what the slow oracles loop over. Reads columns, calls no method."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+
+
+@dataclass
+class Row:
+    group: int
+    reward: float
+    truncated: bool
+    tokens: list[int]  # indices of its trained tokens, in order
+
+
+@dataclass
+class Plain:
+    rows: list[Row]
+    length: int
+    columns: dict[str, Any]  # token columns as lists, None where empty
+    scores: dict[str, list[float]]
+
+    def __getattr__(self, name: str) -> Any:
+        return self.columns[name]
+
+    @property
+    def trained(self) -> list[int]:
+        return [t for row in self.rows for t in row.tokens]
+
+    def groups(self) -> list[list[Row]]:
+        found: dict[int, list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.group, []).append(row)
+        return list(found.values())
+
+
+TOKEN_COLUMNS = (
+    "weight",
+    "rollout_logprobs",
+    "old_logprobs",
+    "reference_logprobs",
+    "values",
+    "advantages",
+    "returns",
+    "teacher_ids",
+    "teacher_logprobs",
+)
+
+
+def plain(batch: Batch) -> Plain:
+    owner, trained = batch.sequence.tolist(), batch.trained.tolist()
+    rows = []
+    facts = zip(batch.group.tolist(), batch.reward.tolist(), batch.truncated.tolist(), strict=True)
+    for s, (group, reward, truncated) in enumerate(facts):
+        tokens = [t for t in range(len(owner)) if trained[t] and owner[t] == s]
+        rows.append(Row(group, reward, truncated, tokens))
+    columns = {name: None if getattr(batch, name) is None else getattr(batch, name).tolist() for name in TOKEN_COLUMNS}
+    return Plain(rows, len(owner), columns, {name: v.tolist() for name, v in batch.scores.items()})
+
+
+@dataclass
+class Said:
+    """A model's output as lists."""
+
+    logprobs: list[float]
+    entropy: list[float] | None
+    values: list[float] | None
+    topk: list[list[float]] | None
+
+
+def said(output: ModelOutput) -> Said:
+    def as_list(column: Tensor | None) -> Any:
+        return None if column is None else column.detach().tolist()
+
+    return Said(as_list(output.logprobs), as_list(output.entropy), as_list(output.values), as_list(output.topk))

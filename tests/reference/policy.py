@@ -1,0 +1,145 @@
+"""Policy losses, one token at a time, from the formulas. Each oracle takes (batch, said, frozen) and returns the value
+of every token, [N]; ``frozen`` is what the model said when the gradient is stopped, so that a finite difference in
+``said`` alone is the gradient."""
+
+import math
+
+from tests.reference.plain import Plain, Said
+
+Values = list[float]
+
+
+def exp(x: float) -> float:
+    """The exponent's documented bound."""
+    return math.exp(max(-20.0, min(20.0, x)))
+
+
+def clip(x: float, low: float, high: float) -> float:
+    return max(low, min(high, x))
+
+
+def old(b: Plain, frozen: Said, t: int) -> float:
+    return frozen.logprobs[t] if b.old_logprobs is None else b.old_logprobs[t]
+
+
+def ratio(b: Plain, said: Said, frozen: Said, t: int) -> float:
+    return exp(said.logprobs[t] - old(b, frozen, t))
+
+
+def ppo(b: Plain, said: Said, frozen: Said, low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        a, rho = b.advantages[t], ratio(b, said, frozen, t)
+        out[t] = -min(rho * a, clip(rho, 1 - low, 1 + high) * a)
+        if dual is not None and a < 0:
+            out[t] = min(out[t], -dual * a)
+    return out
+
+
+def gspo(b: Plain, said: Said, frozen: Said, low: float = 3e-4, high: float = 4e-4) -> Values:
+    out = [0.0] * b.length
+    for row in b.rows:
+        if not row.tokens:
+            continue
+        s = exp(sum(frozen.logprobs[t] - old(b, frozen, t) for t in row.tokens) / len(row.tokens))
+        for t in row.tokens:
+            a, s_t = b.advantages[t], s * math.exp(said.logprobs[t] - frozen.logprobs[t])
+            out[t] = -min(s_t * a, clip(s_t, 1 - low, 1 + high) * a)
+    return out
+
+
+def cispo(b: Plain, said: Said, frozen: Said, high: float = 4.0) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        weight = clip(ratio(b, frozen, frozen, t), 0, 1 + high)
+        out[t] = -weight * b.advantages[t] * said.logprobs[t]
+    return out
+
+
+def reinforce(b: Plain, said: Said, frozen: Said) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        out[t] = -b.advantages[t] * said.logprobs[t]
+    return out
+
+
+def kl(
+    b: Plain,
+    said: Said,
+    frozen: Said,
+    coefficient: float = 0.01,
+    estimator: str = "k3",
+    log_ratio_clamp: float = 20.0,
+    output_clamp: float = 10.0,
+    unbiased: bool = False,
+) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        e = clip(b.reference_logprobs[t] - said.logprobs[t], -log_ratio_clamp, log_ratio_clamp)
+        value = {"k1": -e, "k2": e * e / 2, "k3": math.exp(e) - 1 - e}[estimator]
+        value = clip(value, -output_clamp, output_clamp)
+        if unbiased:
+            value *= math.exp(said.logprobs[t] - frozen.logprobs[t])
+        out[t] = coefficient * value
+    return out
+
+
+def tis(b: Plain, frozen: Said, cap: float = 2.0) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        out[t] = min(exp(old(b, frozen, t) - b.rollout_logprobs[t]), cap)
+    return out
+
+
+def icepop(b: Plain, frozen: Said, low: float = 0.5, high: float = 5.0) -> Values:
+    out = [0.0] * b.length
+    for t in b.trained:
+        w = exp(old(b, frozen, t) - b.rollout_logprobs[t])
+        out[t] = w if low <= w <= high else 0.0
+    return out
+
+
+def sequence_mask(b: Plain, frozen: Said, low: float = 0.98, high: float = 1.02) -> Values:
+    out = [0.0] * b.length
+    for row in b.rows:
+        d = {t: old(b, frozen, t) - b.rollout_logprobs[t] for t in row.tokens}
+        if d and low <= exp(sum(d.values()) / len(d)) <= high:
+            for t in row.tokens:
+                out[t] = exp(d[t])
+    return out
+
+
+def composite(
+    b: Plain,
+    said: Said,
+    frozen: Said,
+    surrogate: Values,
+    correction: Values | None = None,
+    kl_term: Values | None = None,
+    entropy: float = 0.0,
+    nll: float = 0.0,
+    threshold: float = 0.0,
+) -> Values:
+    out = [0.0] * b.length
+    for row in b.rows:
+        for t in row.tokens:
+            out[t] = surrogate[t] * (1.0 if correction is None else correction[t])
+            if kl_term is not None:
+                out[t] += kl_term[t]
+            if entropy:
+                out[t] -= entropy * said.entropy[t]
+            if row.reward > threshold:
+                out[t] -= nll * said.logprobs[t]
+    return out
+
+
+def mismatch(b: Plain, frozen: Said) -> dict[str, float]:
+    d = {t: old(b, frozen, t) - b.rollout_logprobs[t] for t in b.trained}
+    per_row = [math.exp(sum(abs(d[t]) for t in r.tokens) / len(r.tokens)) for r in b.rows if r.tokens]
+    return {
+        "mismatch/token_mult_prob_error": sum(math.exp(abs(x)) for x in d.values()) / len(d),
+        "mismatch/kl": sum(math.exp(x) - 1 - x for x in d.values()) / len(d),
+        "mismatch/max": max(abs(x) for x in d.values()),
+        "mismatch/sequence": sum(per_row) / len(per_row),
+        "mismatch/sequence_max": max(per_row),
+    }
