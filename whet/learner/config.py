@@ -1,12 +1,10 @@
-"""The settings of a learner: precision and memory, the optimizer, and what one worker is built from."""
+"""The settings of a learner: precision and memory, and the optimizer. Imports no torch: recipes are read with this."""
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from whet.config import Config
-from whet.models.loading import ModelConfig
 
 Precision = Literal["float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
@@ -46,19 +44,3 @@ class OptimizerConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up, towards ``min_lr_ratio * lr`` at the last step."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
-
-
-class WorkerConfig(Config):
-    """Everything that one worker of a learner is built from."""
-
-    model: ModelConfig
-    learner: LearnerConfig = LearnerConfig()
-    optimizer: OptimizerConfig | None = None
-    """None: the model is frozen and only scores."""
-    head: Literal["language", "value"] = "language"
-    """What the learner says about tokens: their log-probs, or a critic's values."""
-    steps: int = Field(0, ge=0)
-    """Optimizer steps of the whole run: where a schedule ends."""
-    seed: int = 0
-    dumps: Path | None = None
-    """Where the batches of skipped steps are written for replay. None: they are not."""

@@ -13,8 +13,7 @@ from whet.batch import Batch
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.errors import WhetError
 from whet.learner.base import Update
-from whet.learner.config import WorkerConfig
-from whet.learner.worker import LearnerWorker, RankUpdate
+from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.packing import MicroBatch, pack
@@ -43,7 +42,7 @@ class WorkerLearner:
 
     async def score(self, batch: Batch, columns: set[str]) -> dict[str, Tensor]:
         """See ``Learner``. [N] each, ``topk`` [N, K]; 0 where untrained. A column is empty where nothing is trained."""
-        part, kept = _trained_only(batch, "token")
+        part, kept = trained_only(batch, "token")
         shards = self._pack(part, "token")
         answers = await self._group.scatter("score", shards, frozenset(columns)) if shards else []
         micro = [one for shard in shards for one in shard]
@@ -58,7 +57,7 @@ class WorkerLearner:
         (trained), ``learner/micro_batches``, ``learner/skipped`` (steps). A batch without a trained token changes
         nothing and is counted in ``learner/empty``."""
         self._check(batch, loss)
-        part, kept = _trained_only(batch, loss.unit)
+        part, kept = trained_only(batch, loss.unit)
         shards = self._pack(part, loss.unit)
         if not shards:
             return Update(Metrics().sum("learner/empty", 1), torch.zeros(len(batch)))
@@ -107,7 +106,7 @@ class WorkerLearner:
             raise WhetError(f"the loss needs the columns {empty}, which nobody filled")
 
 
-def _trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:
+def trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:
     """The sequences that train something, and their tokens' indices: what trains nothing need not be computed. Losses
     that compare the members of a group keep all members of each group that trains something."""
     trains = batch.trained_per_sequence > 0

@@ -10,16 +10,18 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from whet.batch import Batch, ModelOutput
 from whet.cluster.base import Seat
+from whet.config import Config
 from whet.errors import WhetError
 from whet.learner import precision
-from whet.learner.config import WorkerConfig
+from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
 from whet.learner.forward import forward
 from whet.learner.named_weights import named_weights
@@ -28,7 +30,7 @@ from whet.learner.state import changing, load_state, save_state
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.forest_attention import supports_forest
-from whet.models.loading import load_model
+from whet.models.loading import ModelConfig, load_model
 from whet.models.values import ValueHead
 from whet.packing import MicroBatch
 from whet.seeds import derive_seed
@@ -38,6 +40,22 @@ COLUMNS = {
     "value": frozenset({"values"}),
 }
 """What ``score`` can be asked for, by head."""
+
+
+class WorkerConfig(Config):
+    """Everything that one worker of a learner is built from."""
+
+    model: ModelConfig
+    learner: LearnerConfig = LearnerConfig()
+    optimizer: OptimizerConfig | None = None
+    """None: the model is frozen and only scores."""
+    head: Literal["language", "value"] = "language"
+    """What the learner says about tokens: their log-probs, or a critic's values."""
+    steps: int = Field(0, ge=0)
+    """Optimizer steps of the whole run: where a schedule ends."""
+    seed: int = 0
+    dumps: Path | None = None
+    """Where the batches of skipped steps are written for replay. None: they are not."""
 
 
 @dataclass(slots=True)
@@ -92,7 +110,7 @@ class LearnerWorker:
         known = COLUMNS[self.config.head]
         if columns - known:
             raise WhetError(
-                f"a learner with a {self.config.head} head can't score {sorted(columns - known)}; it can {sorted(known)}"
+                f"a learner with a {self.config.head} head scores {sorted(known)}, not {sorted(columns - known)}"
             )
         self.model.eval()
         results = []

@@ -1,0 +1,169 @@
+"""What the tests of the learner are made of: tiny models in a folder, workers over them, batches and small losses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from tests.groups import group
+from whet.batch import Batch, ModelOutput
+from whet.config import Config
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.learner import trained_only
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.losses.base import Unit
+from whet.metrics import Metrics
+from whet.models.loading import LoraSettings, ModelConfig
+from whet.packing import MicroBatch, pack
+from whet.types import Group
+
+VOCABULARY = 32
+ADAMW = OptimizerConfig(lr=1e-2)
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+
+
+class PolicyGradient(Config):
+    """-w A lp, the simplest loss; ``unit`` token."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    unit: ClassVar[Unit] = "token"
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        advantages = batch.per_token(batch.reward - 0.3)
+        per_token = -advantages * output.logprobs
+        return (batch.weight * per_token).sum(), Metrics().sum("seen", float(batch.trained.sum()))
+
+
+class SequenceRatio(PolicyGradient):
+    """A loss that is a non-linear function of each sequence's log-prob."""
+
+    unit: ClassVar[Unit] = "sequence"
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        total = batch.per_sequence(output.logprobs) / batch.trained_per_sequence.clamp(min=1)
+        return (batch.weight * batch.per_token(torch.exp(total) * (batch.reward + 1))).sum(), Metrics()
+
+
+class BestOfGroup(PolicyGradient):
+    """A loss that compares the members of a group."""
+
+    unit: ClassVar[Unit] = "group"
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        total = batch.per_sequence(output.logprobs)
+        sums = total.new_zeros(len(batch.group_uids)).index_add(0, batch.group, total)
+        margin = torch.nn.functional.softplus(batch.reward.to(total) * (sums[batch.group] - 2 * total))
+        return (batch.weight * batch.per_token(margin)).sum(), Metrics()
+
+
+class Poisoned(PolicyGradient):
+    """The loss, or only its gradient, is not finite."""
+
+    what: Literal["loss", "gradient"] = "loss"
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        loss, metrics = PolicyGradient.__call__(self, output, batch)
+        if self.what == "loss":
+            return loss * float("nan"), metrics
+        return loss + 0.0 * (output.logprobs.sum() * 0.0).sqrt(), metrics
+
+
+class WithEntropy(PolicyGradient):
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert output.entropy is not None
+        return -(batch.weight * output.entropy).sum(), Metrics()
+
+
+class ValueLoss(PolicyGradient):
+    """Squared error of the values to the rewards."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        assert output.values is not None
+        return (batch.weight * (output.values - batch.per_token(batch.reward)) ** 2).sum(), Metrics()
+
+
+def save_model(folder: Path, model: Any) -> Path:
+    model.save_pretrained(folder)
+    return folder
+
+
+def worker(
+    model: Path,
+    *,
+    precision: str = "float64",
+    lora: LoraSettings | None = None,
+    optimizer: OptimizerConfig | None = ADAMW,
+    learner: dict[str, Any] | None = None,
+    **more: Any,
+) -> LearnerWorker:
+    settings = {"precision": precision, "matmul_precision": "highest", **(learner or {})}
+    return LearnerWorker(
+        WorkerConfig(
+            model=ModelConfig(path=str(model), lora=lora),
+            learner=LearnerConfig(**settings),
+            optimizer=optimizer,
+            **{"steps": 10, **more},
+        )
+    )
+
+
+def some_batch(seed: int = 0, share_prompts: bool = True) -> Batch:
+    """Two groups, five sequences, one of them with nothing trained; weighed by tokens."""
+    random = torch.Generator().manual_seed(seed)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(0, VOCABULARY, (count,), generator=random).tolist()
+
+    made = [group("a", tokens(7), [tokens(5), tokens(9), tokens(2)]), group("b", tokens(4), [tokens(3), tokens(6)])]
+    made[0].trajectories[2].spans[1].trained = False
+    return Batch.from_groups(made, share_prompts=share_prompts).weigh("token")
+
+
+def whole(batch: Batch) -> list[MicroBatch]:
+    return [MicroBatch(batch, torch.arange(len(batch)))]
+
+
+def cut(batch: Batch, max_tokens: int, unit: Unit = "token") -> list[MicroBatch]:
+    part, kept = trained_only(batch, unit)
+    return [MicroBatch(micro.batch, kept[micro.tokens]) for micro in pack(part, 1, max_tokens, unit)[0]]
+
+
+def gradients(learner: LearnerWorker, micro_batches: Sequence[MicroBatch], loss: PolicyGradient) -> dict[str, Tensor]:
+    learner.accumulate(micro_batches, loss)
+    return {name: p.grad.clone() for name, p in learner._named_parameters() if p.grad is not None}
+
+
+def weights(learner: LearnerWorker) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in learner._named_parameters()}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """Equal to the last bit."""
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 5e-6) -> None:
+    """Equal up to ``tolerance`` of the largest number: transformers' norms compute in float32, also in a float64 model,
+    so this is as close as two layouts come."""
+    assert a.keys() == b.keys()
+    scale = max((float(t.abs().max()) for t in a.values()), default=0.0)
+    far = {name: float((a[name] - b[name]).abs().max()) for name in a}
+    assert {name: error for name, error in far.items() if error > tolerance * scale + 1e-12} == {}
+
+
+def longest(groups: Sequence[Group]) -> int:
+    """Tokens of the longest group laid out whole."""
+    return max(len(Batch.from_groups([one])) for one in groups)

@@ -1,0 +1,152 @@
+"""The controller's side: whole batches in, whole columns out."""
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.learner.parts import ADAMW, BestOfGroup, Poisoned, PolicyGradient, SequenceRatio, some_batch, whole, worker
+from whet.cluster.local import LocalCluster
+from whet.errors import DeadlineError, WhetError
+from whet.learner.config import LearnerConfig
+from whet.learner.learner import WorkerLearner
+from whet.learner.worker import WorkerConfig
+from whet.models.loading import ModelConfig
+
+
+def config(model: Path, **learner) -> WorkerConfig:
+    settings = {"precision": "float64", "matmul_precision": "highest", "max_tokens": 16, **learner}
+    return WorkerConfig(
+        model=ModelConfig(path=str(model)), learner=LearnerConfig(**settings), optimizer=ADAMW, steps=10
+    )
+
+
+def with_learner(settings, test):
+    async def run():
+        learner = await WorkerLearner.launch(LocalCluster(), settings)
+        try:
+            return await test(learner)
+        finally:
+            await learner.close()
+
+    return asyncio.run(run())
+
+
+def test_columns_come_back_in_the_order_of_the_batch(llama):
+    batch = some_batch()
+    expected = worker(llama).score(whole(batch), frozenset({"logprobs", "entropy"}))[0]
+    found = with_learner(config(llama), lambda learner: learner.score(batch, {"logprobs", "entropy"}))
+    for name, column in expected.items():
+        torch.testing.assert_close(found[name], column, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "loss", [PolicyGradient(), SequenceRatio(), BestOfGroup()], ids=lambda loss: type(loss).__name__
+)
+def test_an_update_equals_that_of_a_worker_with_the_whole_batch(llama, loss):
+    batch = some_batch()
+    expected = worker(llama).update(whole(batch), loss)
+    found = with_learner(config(llama, max_tokens=40), lambda learner: learner.update(batch, loss))
+    numbers = found.metrics.result()
+    assert numbers["loss"] == pytest.approx(expected.loss, rel=1e-5)
+    assert numbers["gradient_norm"] == pytest.approx(expected.gradient_norm, rel=1e-5)
+    assert numbers["learner/tokens"] == int(batch.trained.sum())
+    assert numbers["learner/skipped"] == 0
+    assert numbers["lr"] == 1e-2
+    torch.testing.assert_close(found.logprobs, expected.logprobs[0], atol=1e-5, rtol=0)
+    assert found.logprobs.dtype == torch.float32
+
+
+def test_metrics_of_losses_add_up_over_micro_batches(llama):
+    batch = some_batch()
+    found = with_learner(config(llama), lambda learner: learner.update(batch, PolicyGradient()))
+    numbers = found.metrics.result()
+    assert numbers["learner/micro_batches"] > 2
+    assert numbers["seen"] == numbers["learner/tokens"]
+
+
+def test_a_skipped_step_reports_nothing_that_is_not_finite(llama):
+    found = with_learner(config(llama), lambda learner: learner.update(some_batch(), Poisoned()))
+    numbers = found.metrics.result()
+    assert numbers["learner/skipped"] == 1
+    assert "loss" not in numbers
+    assert all(number == number for number in numbers.values())
+
+
+def test_a_batch_that_trains_nothing_changes_nothing(llama):
+    batch, _ = some_batch().select(torch.tensor([2]))
+
+    async def test(learner):
+        before = [(name, tensor.clone()) for name, tensor in await learner.named_weights()]
+        update = await learner.update(batch, PolicyGradient())
+        assert update.metrics.result() == {"learner/empty": 1}
+        assert update.logprobs.tolist() == [0.0] * len(batch)
+        assert (await learner.score(batch, {"logprobs"}))["logprobs"].tolist() == [0.0] * len(batch)
+        for (name, old), (_, new) in zip(before, await learner.named_weights(), strict=True):
+            assert torch.equal(old, new), name
+
+    with_learner(config(llama), test)
+
+
+class Needy(PolicyGradient):
+    needs = frozenset({"advantages"})
+
+
+class Misspelt(PolicyGradient):
+    needs = frozenset({"advantage"})
+
+
+def test_what_a_loss_needs_is_checked_before_anything_runs(llama):
+    async def test(learner):
+        batch = some_batch()
+        with pytest.raises(WhetError, match="advantages"):
+            await learner.update(batch, Needy())
+        with pytest.raises(WhetError, match="neither a column"):
+            await learner.update(batch, Misspelt())
+        batch.weight = None
+        with pytest.raises(WhetError, match="no weights"):
+            await learner.update(batch, PolicyGradient())
+
+    with_learner(config(llama), test)
+
+
+def test_it_saves_and_loads_and_says_how_far_it_is(llama, tmp_path):
+    async def test(learner):
+        await learner.update(some_batch(), PolicyGradient())
+        await learner.save(tmp_path)
+        return dict(await learner.named_weights())
+
+    saved = with_learner(config(llama), test)
+
+    async def again(learner):
+        await learner.load(tmp_path)
+        return learner.describe(), dict(await learner.named_weights())
+
+    facts, loaded = with_learner(config(llama), again)
+    assert facts["steps_done"] == 1
+    assert facts["forest"] is True
+    assert facts["trained_parameters"] == facts["parameters"] == sum(t.numel() for t in loaded.values())
+    assert all(torch.equal(saved[name], loaded[name]) for name in saved)
+
+
+class Slow(PolicyGradient):
+    def __call__(self, output, batch):
+        time.sleep(0.5)
+        return super().__call__(output, batch)
+
+
+def test_a_call_past_its_deadline_is_an_error_that_names_it(llama):
+    async def test(learner):
+        learner._group.placement = type(learner._group.placement)(deadline=0.1)
+        with pytest.raises(DeadlineError, match=r"LearnerWorker\.update"):
+            await learner.update(some_batch(), Slow())
+        learner._group.placement = type(learner._group.placement)(deadline=60.0)
+
+    with_learner(config(llama), test)
+
+
+def test_a_model_that_is_not_there_is_an_error_at_launch(tmp_path):
+    with pytest.raises(WhetError, match="no such folder"):
+        asyncio.run(WorkerLearner.launch(LocalCluster(), config(tmp_path / "nowhere")))
