@@ -1,0 +1,132 @@
+"""What every generator must do, whatever engine runs inside. A test class per generator inherits these tests.
+
+The subclass gives the fixture ``generator`` (usable inside ``asyncio.run``, made for the byte tokenizer of
+``tests.tiny``, context of at least 128 tokens). Tests that need more exactness than an engine promises are its own.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.tiny import tiny_tokenizer
+from whet.generators.base import Completion, Generator, SamplingParams
+from whet.types import Distribution
+
+PROMPT = list(b"two and two is")
+OTHER = list(b"a quite different and somewhat longer prompt than the first")
+
+
+def run(generator: Generator, body: Callable[[], Awaitable[object]]) -> object:
+    async def whole() -> object:
+        try:
+            return await asyncio.wait_for(body(), 120)
+        finally:
+            await generator.close()
+
+    return asyncio.run(whole())
+
+
+async def crowd(generator: Generator, requests: list[tuple[list[int], SamplingParams]]) -> list[Completion]:
+    return await asyncio.gather(*(generator.sample(p, s, f"session {i}") for i, (p, s) in enumerate(requests)))
+
+
+class GeneratorContract:
+    @pytest.fixture
+    def generator(self) -> Generator:
+        raise NotImplementedError
+
+    def test_a_completion_has_one_logprob_per_token_and_stops_at_its_limit(self, generator: Generator) -> None:
+        async def body() -> None:
+            for limit in (1, 2, 9):
+                c = await generator.sample(PROMPT, SamplingParams(limit, seed=3), "s")
+                assert len(c.tokens) == len(c.logprobs) == limit
+                assert c.finish_reason == "length"
+                assert all(x <= 0 for x in c.logprobs)
+
+        run(generator, body)
+
+    def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self, generator: Generator) -> None:
+        async def body() -> None:
+            seeds = [5, 5, 6, 7]
+            out = await crowd(generator, [(PROMPT, SamplingParams(24, seed=seed)) for seed in seeds])
+            again = await generator.sample(PROMPT, SamplingParams(24, seed=5), "later")
+            assert out[0].tokens == out[1].tokens == again.tokens
+            assert len({tuple(c.tokens) for c in out}) == 3
+
+        run(generator, body)
+
+    def test_greedy_does_not_depend_on_the_seed_or_the_temperature(self, generator: Generator) -> None:
+        async def body() -> None:
+            hot = SamplingParams(12, seed=2, greedy=True, distribution=Distribution(temperature=3.0))
+            out = await crowd(generator, [(PROMPT, SamplingParams(12, seed=1, greedy=True)), (PROMPT, hot)])
+            assert out[0].tokens == out[1].tokens
+
+        run(generator, body)
+
+    def test_a_stop_token_ends_the_completion_and_is_kept(self, generator: Generator) -> None:
+        async def body() -> None:
+            free = await generator.sample(PROMPT, SamplingParams(24, seed=4), "s")
+            stop = free.tokens[10]
+            c = await generator.sample(PROMPT, SamplingParams(24, seed=4, stop_token_ids=(stop, 1)), "s")
+            first = min(free.tokens.index(t) for t in (stop, 1) if t in free.tokens)
+            assert c.tokens == free.tokens[: first + 1]
+            assert c.finish_reason == "stop"
+
+        run(generator, body)
+
+    def test_a_stop_string_ends_the_completion_with_the_token_that_completes_it(self, generator: Generator) -> None:
+        async def body() -> None:
+            tokenizer = tiny_tokenizer()
+            d = Distribution(top_k=8)
+            for seed in range(64):  # a completion whose tokens 6 to 8 are characters of one byte
+                free = await generator.sample(PROMPT, SamplingParams(16, seed=seed, distribution=d), "s")
+                stop = tokenizer.decode(free.tokens[6:9])
+                if stop.isascii() and len(stop) == 3 and stop.isprintable():
+                    break
+            c = await generator.sample(PROMPT, SamplingParams(16, seed=seed, distribution=d, stop=("\0\0", stop)), "s")
+            assert c.finish_reason == "stop"
+            assert len(c.tokens) <= 9
+            assert c.tokens == free.tokens[: len(c.tokens)]
+            assert tokenizer.decode(c.tokens).endswith(stop)
+
+        run(generator, body)
+
+    def test_more_requests_than_fit_at_once_are_all_answered(self, generator: Generator) -> None:
+        async def body() -> None:
+            requests = [((PROMPT, OTHER)[i % 2], SamplingParams(1 + i % 7, seed=i)) for i in range(40)]
+            out = await crowd(generator, requests)
+            assert [len(c.tokens) for c in out] == [p.max_new_tokens for _, p in requests]
+
+        run(generator, body)
+
+    def test_requests_under_way_survive_a_pause_and_name_both_versions(self, generator: Generator) -> None:
+        async def body() -> None:
+            await generator.pause()
+            await generator.resume(3)
+            task = asyncio.create_task(generator.sample(PROMPT, SamplingParams(100, seed=1), "s"))
+            before = await generator.sample(PROMPT, SamplingParams(2, seed=1), "short")
+            await generator.pause()
+            assert not task.done()
+            await asyncio.sleep(0.05)
+            assert not task.done()
+            await generator.resume(4)
+            after = await generator.sample(PROMPT, SamplingParams(2, seed=1), "short")
+            assert before.versions == (3, 3)
+            assert (await task).versions == (3, 4)
+            assert after.versions == (4, 4)
+
+        run(generator, body)
+
+    def test_giving_up_on_a_request_leaves_the_others_alone(self, generator: Generator) -> None:
+        async def body() -> None:
+            alone = await generator.sample(PROMPT, SamplingParams(30, seed=1), "a")
+            given_up = asyncio.create_task(generator.sample(OTHER, SamplingParams(60, seed=2), "b"))
+            kept = asyncio.create_task(generator.sample(PROMPT, SamplingParams(30, seed=1), "c"))
+            await asyncio.sleep(0.01)
+            given_up.cancel()
+            assert (await kept).tokens == alone.tokens
+            with pytest.raises(asyncio.CancelledError):
+                await given_up
+
+        run(generator, body)

@@ -1,0 +1,185 @@
+"""Continuous batching: requests wait in a queue, take rows as these come free, and advance by one token per step.
+
+Flows through: requests in, finished requests out. One thread calls it; it knows no asyncio, no pauses and no deadlines.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.generators.base import Completion, SamplingParams
+from whet.generators.engine_model import EngineModel
+from whet.generators.sampling import sample_tokens, uniform_stream
+from whet.models.decode_attention import ROWS, DecodeCache, Prefix
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion: what was asked for and what has been sampled so far."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    limit: int  # most tokens it may have: its own limit or what the context leaves
+    uniforms: np.ndarray = field(init=False)  # [limit] one draw per token
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: tuple[int, int] | None = None
+    finish: Literal["stop", "length", "aborted"] | None = None
+    cancelled: bool = False  # set by another thread; the row is given up before the next step
+
+    def __post_init__(self) -> None:
+        self.uniforms = uniform_stream(self.params.seed, max(self.limit, 0))
+
+    def take(self, token: int, logprob: float, version: int, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        """Append a sampled token and see whether it ends the completion."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions = (version if self.versions is None else self.versions[0], version)
+        if token in self.params.stop_token_ids or (self.params.stop and self._completes_stop(tokenizer)):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.finish = "length"
+
+    def _completes_stop(self, tokenizer: "PreTrainedTokenizerBase | None") -> bool:
+        """A character takes at most 4 tokens (one per byte), so this tail holds any stop string that just ended."""
+        assert tokenizer is not None
+        tail = self.tokens[-4 * max(len(stop) for stop in self.params.stop) - 4 :]
+        text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return any(stop in text for stop in self.params.stop)
+
+    def completion(self, version: int) -> Completion:
+        """The result; ``version`` stands in where nothing was sampled."""
+        versions = self.versions or (version, version)
+        return Completion(self.tokens, self.logprobs, versions, self.finish or "aborted")
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; seconds of the engine's thread."""
+
+    prefill_tokens: int = 0
+    decode_steps: int = 0
+    sampled_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0  # the model's forward
+    sampling_seconds: float = 0.0
+
+
+class Decoder:
+    """The rows under way and the queue. ``step`` admits what fits and advances every row by one token."""
+
+    def __init__(
+        self,
+        engine: EngineModel,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        max_batch: int,
+        prefill_tokens: int,
+        prefix_tokens: int,
+    ) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.max_batch, self.prefill_tokens, self.prefix_tokens = max_batch, prefill_tokens, prefix_tokens
+        self.queue: deque[Request] = deque()
+        self.rows: list[Request] = []  # row i of the cache is rows[i]
+        self.cache = DecodeCache(max_batch, engine.device)
+        self.known: dict[tuple[int, ...], tuple[Prefix, Tensor]] = {}  # prompts under the present weights, by last use
+        self.version = 0
+        self.counters = Counters()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.rows)
+
+    def forget_prefixes(self) -> None:
+        """The weights changed: new requests compute their prompts anew. Rows under way keep what they have."""
+        self.known.clear()
+
+    def step(self) -> list[Request]:
+        """Returns the requests that ended in this step."""
+        ended = self._drop(lambda request: request.cancelled)
+        ended += self._admit()
+        if self.rows:
+            started = perf_counter()
+            logits = self.engine.decode(self.cache, [request.tokens[-1] for request in self.rows])
+            sampled = perf_counter()
+            self._sample(self.rows, logits)
+            self.counters.decode_steps += 1
+            self.counters.decode_seconds += sampled - started
+            self.counters.sampling_seconds += perf_counter() - sampled
+            ended += self._drop(lambda request: request.finish is not None)
+        return ended
+
+    def _drop(self, done: Callable[[Request], bool]) -> list[Request]:
+        dropped = []
+        for row in reversed(range(len(self.rows))):
+            if done(self.rows[row]):
+                dropped.append(self.rows[row])
+                self.cache.leave(row)  # the last row takes its number
+                self.rows[row] = self.rows[-1]
+                self.rows.pop()
+        return dropped
+
+    def _admit(self) -> list[Request]:
+        """Fill the free rows from the queue; each new request gets its first token. Returns those that end with it."""
+        taken: list[Request] = []
+        ended: list[Request] = []
+        while self.queue and len(self.rows) + len(taken) < self.max_batch:
+            request = self.queue.popleft()
+            if request.cancelled:
+                ended.append(request)
+            else:
+                taken.append(request)
+        if not taken:
+            return ended
+        started = perf_counter()
+        known = self._prompts(list(dict.fromkeys(request.prompt for request in taken)))
+        sampled = perf_counter()
+        logits = [known[request.prompt][1] for request in taken]
+        self._sample(taken, torch.stack(logits + logits[-1:] * (-len(logits) % ROWS)))
+        self.counters.prefill_seconds += sampled - started
+        self.counters.sampling_seconds += perf_counter() - sampled
+        staying = [request for request in taken if request.finish is None]
+        self.cache.join(known[request.prompt][0] for request in staying)
+        self.rows += staying
+        return ended + [request for request in taken if request.finish is not None]
+
+    def _prompts(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Prefix, Tensor]]:
+        """The prefixes of these prompts, computed where not known, packed into forwards of bounded size."""
+        found = {prompt: self.known.pop(prompt) for prompt in prompts if prompt in self.known}
+        pack: list[tuple[int, ...]] = []
+        missing = [prompt for prompt in prompts if prompt not in found]
+        for i, prompt in enumerate(missing):
+            pack.append(prompt)
+            size = sum(map(len, pack))
+            if i + 1 == len(missing) or size + len(missing[i + 1]) > self.prefill_tokens:
+                found.update(zip(pack, self.engine.prefill(pack), strict=True))
+                self.counters.prefill_tokens += size
+                pack = []
+        self.known.update(found)
+        held = sum(map(len, self.known))
+        while held > self.prefix_tokens:
+            oldest = next(iter(self.known))
+            held -= len(oldest)
+            del self.known[oldest]
+        return found
+
+    def _sample(self, requests: Sequence[Request], logits: Tensor) -> None:
+        tokens, logprobs = sample_tokens(
+            logits,
+            [float(request.uniforms[len(request.tokens)]) for request in requests],
+            [request.params.distribution for request in requests],
+            [request.params.greedy for request in requests],
+        )
+        if not np.isfinite(logprobs).all():
+            raise FloatingPointError("the model's logits are not finite; the weights are damaged")
+        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+            request.take(token, logprob, self.version, self.tokenizer)
+        self.counters.sampled_tokens += len(requests)

@@ -1,0 +1,149 @@
+"""A transformers model as the engine of a generator: weights in, prefill and decode steps out.
+
+Flows through: named tensors into parameters, token ids to logits. Knows no requests, no sampling and no asyncio.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whet.errors import ConfigError, RefitError
+from whet.models import decode_attention
+from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
+from whet.models.fusion import fuse_siblings
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+ATTENTION_ONLY = {"full_attention", "sliding_attention"}
+
+
+def build_engine_model(
+    config: "PretrainedConfig", state: dict[str, Tensor] | None, dtype: torch.dtype, device: str = "cpu"
+) -> "PreTrainedModel":
+    """A causal language model of ``config`` with the weights ``state`` (Hugging Face names), or none yet.
+
+    Nothing is initialised at random: without ``state`` the weights are whatever lay in memory.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with torch.device(device), no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    if state is not None:
+        load_named(model, state.items())
+    return model
+
+
+def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and persistent buffer once, under its Hugging Face name; a tied head is not repeated."""
+    yield from ((name, parameter.data) for name, parameter in model.named_parameters())
+    persistent = model.state_dict(keep_vars=True).keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+@torch.no_grad()
+def load_named(model: "PreTrainedModel", named: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy tensors into the model's own, in place, casting to its dtype.
+
+    The whole set must come: RefitError names what is missing, unexpected or of another shape. A tied head may come or
+    not; if it comes it must equal the embedding it is tied to.
+    """
+    targets = {name: tensor.data for name, tensor in model.state_dict(keep_vars=True).items()}
+    written: dict[tuple[int, torch.Size], str] = {}
+    wrong: list[str] = []
+    for name, source in named:
+        target = targets.get(name)
+        if target is None:
+            wrong.append(f"{name}: the model has no such weight")
+        elif target.shape != source.shape:
+            wrong.append(f"{name}: shape {list(source.shape)}, the model's is {list(target.shape)}")
+        elif (first := written.setdefault((target.data_ptr(), target.shape), name)) != name:
+            if not torch.equal(target, source.to(target.device, target.dtype)):
+                wrong.append(f"{name}: differs from {first}, to which the model ties it")
+        else:
+            target.copy_(source)
+    wrong += [
+        f"{name}: missing" for name, target in targets.items() if (target.data_ptr(), target.shape) not in written
+    ]
+    if wrong:
+        more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(wrong[:8]) + more)
+
+
+class EngineModel:
+    """Runs prefill and decode steps of ``model``, which it takes over: attention is swapped, sibling layers joined."""
+
+    def __init__(self, model: "PreTrainedModel", fuse: bool = True) -> None:
+        _check_supported(model)
+        decode_attention.register()
+        model.set_attn_implementation(decode_attention.NAME)
+        self.model = model.eval().requires_grad_(False)
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        self.device = model.get_input_embeddings().weight.device
+        self.vocab: int = model.get_input_embeddings().num_embeddings
+        if fuse:
+            fuse_siblings(model)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Prefix, Tensor]]:
+        """The keys and values of each prompt and the logits [V] after its last token, all in one forward."""
+        lengths = [len(prompt) for prompt in prompts]
+        padding = [0] * (-sum(lengths) % ROWS)
+        tokens = [token for prompt in prompts for token in prompt] + padding
+        positions = [position for length in lengths for position in range(length)] + padding
+        last = (torch.tensor(lengths).cumsum(0) - 1).tolist()
+        state = Prefill(lengths)
+        logits = self._forward(state, tokens, positions, last + last[-1:] * (-len(last) % ROWS))
+        if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
+            raise ConfigError(_unsupported(self.model, "not every layer is attention with keys and values of its own"))
+        return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
+
+    @torch.no_grad()
+    def decode(self, cache: DecodeCache, tokens: list[int]) -> Tensor:
+        """Feed each active row its token; the logits [rows rounded up to a multiple of 16, V] of the next."""
+        rows, positions = cache.begin()
+        logits = self._forward(cache, tokens + [0] * (rows - len(tokens)), positions, None)
+        cache.commit()
+        return logits
+
+    def _forward(
+        self, state: decode_attention.Cache, tokens: list[int], positions: list[int], keep: list[int] | None
+    ) -> Tensor:
+        return self.model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),
+            whet_cache=state,
+        ).logits[0]
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, fed one at a time through the decode path."""
+        (prefix, logits), *_ = self.prefill([prompt])
+        cache = DecodeCache(1, self.device)
+        cache.join([prefix])
+        scores = []
+        for token in tokens:
+            scores.append(float(torch.log_softmax(logits.double(), dim=-1)[token]))
+            logits = self.decode(cache, [token])[0]
+        return scores
+
+
+def _check_supported(model: "PreTrainedModel") -> None:
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - ATTENTION_ONLY
+    if kinds:
+        raise ConfigError(_unsupported(model, f"it has layers of type {', '.join(sorted(kinds))}"))
+    if getattr(config, "num_kv_shared_layers", 0):
+        raise ConfigError(_unsupported(model, "some of its layers share the keys and values of others"))
+    if not getattr(model, "_supports_attention_backend", False):
+        raise ConfigError(_unsupported(model, "transformers cannot swap its attention (AttentionInterface)"))
+
+
+def _unsupported(model: "PreTrainedModel", why: str) -> str:
+    name = type(model).__name__
+    return f"the torch generator cannot run {name}: {why}. Use another generator for it (type: vllm)"

@@ -1,0 +1,262 @@
+"""The in-process generator: a transformers model sampled by one engine thread, awaited from asyncio.
+
+Who waits for what: ``sample`` puts a request into the inbox and awaits its future. The engine thread (started with the
+first request) takes the inbox, runs one decoder step at a time, and hands finished completions back to the loop.
+``pause`` awaits the end of the step under way; while paused the thread touches neither weights nor rows. Every wait has
+the config's deadline. If the engine thread fails, every request under way and every later one fails with its error.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whet.errors import ConfigError, DeadlineError, RefitError, WhetError
+from whet.generators.base import Completion, SamplingParams
+from whet.generators.decoder import Counters, Decoder, Request
+from whet.generators.engine_model import EngineModel, load_named, named_weights
+from whet.generators.torch_config import TorchGeneratorConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class TorchGenerator:
+    """Samples from ``model``, which belongs to the generator from now on (build it with ``build_engine_model``).
+
+    A completion is a function of weights, prompt and parameters, to the bit, whatever runs beside it.
+    """
+
+    def __init__(
+        self, config: TorchGeneratorConfig, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None" = None
+    ) -> None:
+        if model.dtype != getattr(torch, config.dtype):
+            raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
+        self.config = config
+        self.tokenizer = tokenizer
+        self.engine = EngineModel(model, config.fuse)
+        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
+        self._changed = threading.Condition()  # guards the fields below
+        self._inbox: list[Request] = []
+        self._futures: dict[Request, asyncio.Future[Completion]] = {}
+        self._paused = self._stepping = self._closed = False
+        self._failure: BaseException | None = None
+        self._weights_complete = True
+        self._progress = time.monotonic()  # when a step last began or ended
+        self._thread: threading.Thread | None = None
+        self._gathering: list[Request] = []  # requests of the present tick of the loop
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.engine.model.dtype
+
+    @property
+    def version(self) -> int:
+        return self._decoder.version
+
+    @property
+    def counters(self) -> Counters:
+        """What the engine has done so far."""
+        return self._decoder.counters
+
+    # Sampling
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
+        """Continue ``prompt``. A prompt that fills the context gives no token and finish reason ``length``.
+
+        Raises WhetError for parameters that cannot be met and DeadlineError when the engine makes no progress.
+        """
+        request = self._request(prompt, params)
+        if request.limit <= 0:
+            request.finish = "length"
+            return request.completion(self.version)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Completion] = loop.create_future()
+        self._futures[request] = future
+        if not self._gathering:  # tasks that are ready in this tick run before the submission: they share a prefill
+            loop.call_soon(self._submit)
+        self._gathering.append(request)
+        try:
+            while not (await asyncio.wait({future}, timeout=self.config.deadline))[0]:
+                self._check_progress()
+            return future.result()
+        finally:
+            self._futures.pop(request, None)
+            request.cancelled = True  # for whoever stops waiting; a finished request is no longer looked at
+
+    def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        if not prompt:
+            raise WhetError("cannot sample from an empty prompt: give at least one token (the BOS token, for example)")
+        if params.stop and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer: pass one to TorchGenerator, or use stop_token_ids")
+        d = params.distribution
+        if not params.greedy and not (d.temperature > 0 and d.top_k >= 0 and 0 < d.top_p <= 1 and 0 <= d.min_p <= 1):
+            raise ConfigError(f"{d} is no distribution; for the likeliest token at each step set greedy")
+        vocab = self.engine.vocab
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise WhetError(f"the prompt has token {max(prompt)} or {min(prompt)}, outside the model's {vocab} tokens")
+        limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
+        return Request(tuple(prompt), params, limit)
+
+    def _submit(self) -> None:
+        """Runs in the loop, once per tick that brought requests."""
+        requests, self._gathering = self._gathering, []
+        with self._changed:
+            error = self._unusable()
+            if error is None:
+                self._inbox += requests
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="whet-generator", daemon=True)
+                    self._thread.start()
+                self._changed.notify_all()
+        if error is not None:
+            for request in requests:
+                self._settle(request, error)
+
+    def _unusable(self) -> Exception | None:
+        if self._failure is not None:
+            return _engine_error(self._failure)
+        if self._closed:
+            return WhetError("the generator is closed")
+        if not self._weights_complete:
+            return RefitError("the generator holds an incomplete set of weights; load a complete set first")
+        return None
+
+    def _settle(self, request: Request, outcome: Completion | Exception) -> None:
+        """Runs in the loop."""
+        future = self._futures.get(request)
+        if future is None or future.done():
+            return
+        if isinstance(outcome, Completion):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)
+
+    def _check_progress(self) -> None:
+        with self._changed:
+            idle = time.monotonic() - self._progress
+            if not self._paused and idle > self.config.deadline:
+                raise DeadlineError(
+                    f"the torch generator has made no progress for {idle:.0f} s (generator.deadline is "
+                    f"{self.config.deadline:g} s): a step takes too long for this machine, or the engine is stuck"
+                )
+
+    # The engine thread
+
+    def _run(self) -> None:
+        try:
+            if self.config.threads is not None:
+                torch.set_num_threads(self.config.threads)
+            while self._await_work():
+                ended = self._decoder.step()
+                with self._changed:
+                    self._stepping = False
+                    self._progress = time.monotonic()
+                    self._changed.notify_all()
+                self._report([(request, request.completion(self.version)) for request in ended])
+        except BaseException as failure:
+            with self._changed:
+                self._failure, self._stepping = failure, False
+                self._changed.notify_all()
+            self._report([(request, _engine_error(failure)) for request in list(self._futures)])
+
+    def _await_work(self) -> bool:
+        """Wait for something to do, and mark a step as under way. False: the generator was closed."""
+        with self._changed:
+            while not self._closed and (self._paused or not (self._inbox or self._decoder.busy)):
+                self._changed.wait()
+            if self._closed:
+                return False
+            self._decoder.queue.extend(self._inbox)
+            self._inbox.clear()
+            self._stepping = True
+            self._progress = time.monotonic()
+            return True
+
+    def _report(self, outcomes: list[tuple[Request, Completion | Exception]]) -> None:
+        """Hand results to the loops that wait for them."""
+        for request, outcome in outcomes:
+            future = self._futures.get(request)
+            if future is not None and not future.get_loop().is_closed():
+                future.get_loop().call_soon_threadsafe(self._settle, request, outcome)
+
+    # Pauses and weights
+
+    async def pause(self) -> None:
+        """Return once the engine is between steps and stays there. Raises DeadlineError when a step does not end."""
+        with self._changed:
+            self._paused = True
+        await asyncio.to_thread(self._await_standstill)
+
+    def _await_standstill(self) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._stepping, self.config.deadline):
+                raise DeadlineError(
+                    f"the torch generator's step did not end within {self.config.deadline:g} s (generator.deadline)"
+                )
+            if self._failure is not None:
+                raise _engine_error(self._failure)
+
+    async def resume(self, version: int) -> None:
+        """Go on with weights ``version``. Prompts computed under older weights are not used for new requests."""
+        with self._changed:
+            if self._stepping:
+                raise WhetError("resume without pause: the engine is in the middle of a step")
+            self._decoder.forget_prefixes()
+            self._decoder.version = version
+            self._paused = False
+            self._progress = time.monotonic()
+            self._changed.notify_all()
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a complete set of weights (Hugging Face names) into the engine, casting to its dtype.
+
+        Call it between ``pause`` and ``resume``, or while no request is under way. Raises RefitError when a weight is
+        missing, unexpected or of another shape; the generator then refuses to sample until a complete set has come.
+        """
+        with self._changed:
+            if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
+                raise RefitError("weights were loaded while the generator was sampling: pause it first")
+            self._weights_complete = False
+            self._decoder.forget_prefixes()
+            load_named(self.engine.model, named)
+            self._weights_complete = True
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The engine's own tensors under their Hugging Face names; a head tied to the embedding is not repeated."""
+        return named_weights(self.engine.model)
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, through the path that sampling takes.
+
+        One token at a time through cache and decode step, so that stale weights anywhere on that path show. Call it as
+        ``load_weights``.
+        """
+        with self._changed:
+            if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
+                raise RefitError("score_decode was called while the generator was sampling: pause it first")
+            return self.engine.score_decode(prompt, tokens)
+
+    async def close(self) -> None:
+        """End the engine thread. Requests under way return what they have, with finish reason ``aborted``."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, self.config.deadline)
+            if self._thread.is_alive():
+                raise DeadlineError(f"the torch generator did not stop within {self.config.deadline:g} s")
+        for request in list(self._futures):
+            self._settle(request, request.completion(self.version))
+
+
+def _engine_error(failure: BaseException) -> WhetError:
+    if isinstance(failure, WhetError):
+        return failure
+    error = WhetError(f"the torch generator's engine failed: {type(failure).__name__}: {failure}")
+    error.__cause__ = failure
+    return error

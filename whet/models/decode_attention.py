@@ -1,0 +1,377 @@
+"""Attention over cached keys and values, for sampling. Flows through: queries, keys and values of model layers.
+
+transformers calls :func:`attention` in every layer (registered under ``NAME``); the keyword ``whet_cache`` given to the
+model says what the tokens of this forward are: :class:`Prefill` for packed prompts, :class:`DecodeCache` for one new
+token of each row. A row is one completion under way. Its keys lie in two places: its prompt in a *tile* shared with
+other rows of the same prompt, its own tokens in the row's part of the cache. The softmax runs over both.
+
+A row's result must not depend on its neighbours, to the bit. So every product has a number of rows that is a multiple
+of four (matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an
+exact zero, and padded keys come last in their part. Knows nothing of tokens, sampling or requests.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+NAME = "whet_decode"
+BLOCK = 64
+ROWS = 16  # the number of rows of a forward is a multiple of this
+
+
+@dataclass(slots=True, frozen=True)
+class Style:
+    """What a layer asks of its attention, beside queries, keys and values."""
+
+    scaling: float
+    window: int | None = None  # a query sees this many keys, itself included
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    sinks: Tensor | None = None  # [heads]: an extra score per head that takes mass and carries no value
+
+
+class Cache(Protocol):
+    """What ``whet_cache`` must be."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D or Dv] -> [1, N, heads, Dv]."""
+        ...
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    whet_cache: Cache | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """The function that transformers calls in every attention layer of an engine model."""
+    if whet_cache is None:
+        raise RuntimeError(f"a model with attention {NAME!r} was called without whet_cache")
+    style = Style(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
+    return whet_cache.attend(module.layer_idx, query, key, value, style), None  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Make the attention known to transformers. No mask function goes with it: then transformers builds no masks."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)
+
+
+def _softmax(scores: Tensor, style: Style, bias: Tensor | None) -> Tensor:
+    """scores [..., heads, queries, keys] in float32 or float64, ``heads`` being the axis of ``style.sinks``."""
+    if style.softcap is not None:
+        scores = torch.tanh(scores * (style.scaling / style.softcap)) * style.softcap
+        scores = scores if bias is None else scores + bias
+    else:
+        scores = scores * style.scaling if bias is None else torch.add(bias, scores, alpha=style.scaling)
+    if style.sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sinks = style.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@dataclass(slots=True)
+class Prefix:
+    """The keys and values of one prompt. Never changes once filled."""
+
+    length: int
+    keys: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, D]
+    values: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, Dv]
+
+
+class Prefill:
+    """A forward over several prompts packed one after another; fills one :class:`Prefix` for each.
+
+    Each prompt attends to itself only and by its own call, so that its result is that of the prompt alone.
+    """
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.prefixes = [Prefix(length) for length in lengths]
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
+        out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
+        start = 0
+        for prefix in self.prefixes:
+            if len(prefix.keys) != layer:
+                raise RuntimeError(f"attention layer {layer} was called as number {len(prefix.keys)}")
+            part = slice(start, start + prefix.length)
+            q, k, v = query[:, :, part], key[:, :, part], value[:, :, part]
+            out[:, part] = _causal(q, k, v, style).transpose(1, 2)
+            prefix.keys.append(k[0].clone(memory_format=torch.contiguous_format))
+            prefix.values.append(v[0].clone(memory_format=torch.contiguous_format))
+            start += prefix.length
+        return out
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, style: Style) -> Tensor:
+    """[1, heads, L, D] -> [1, heads, L, Dv]: plain causal attention of one prompt."""
+    length = q.shape[2]
+    grouped = q.shape[1] != k.shape[1]
+    windowed = style.window is not None and length > style.window
+    if style.softcap is None and style.sinks is None:
+        sdpa = nn.functional.scaled_dot_product_attention
+        if not windowed:
+            return sdpa(q, k, v, is_causal=True, scale=style.scaling, enable_gqa=grouped)
+        mask = _visible(0, length, length, style.window, q.device)
+        return sdpa(q, k, v, attn_mask=mask, scale=style.scaling, enable_gqa=grouped)
+    kv_heads = k.shape[1]
+    q = q.reshape(kv_heads, -1, length, q.shape[-1])
+    outs = []
+    for start in range(0, length, 512):  # bounds the memory of the scores
+        end = min(start + 512, length)
+        visible = _visible(start, end, length, style.window, q.device)
+        bias = torch.zeros(visible.shape, dtype=_wide(q.dtype), device=q.device).masked_fill_(~visible, float("-inf"))
+        scores = torch.matmul(q[:, :, start:end], k[0].unsqueeze(1).transpose(2, 3)).to(bias.dtype)
+        p = _softmax(scores.flatten(0, 1), style, bias).view(scores.shape).to(v.dtype)
+        outs.append(torch.matmul(p, v[0].unsqueeze(1)))
+    return torch.cat(outs, dim=2).flatten(0, 1).unsqueeze(0)
+
+
+def _visible(start: int, end: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """[end - start, length]: may query start + i see key j?"""
+    distance = torch.arange(start, end, device=device)[:, None] - torch.arange(length, device=device)
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def size_class(length: int) -> int:
+    """The padded length of a prompt of ``length`` tokens: a property of the prompt alone, at most half as much again.
+
+    >>> [size_class(n) for n in (1, 65, 129, 193, 300, 400)]
+    [64, 128, 192, 256, 384, 512]
+    """
+    step = max(BLOCK, 1 << max((length - 1).bit_length() - 2, 0))
+    return -(-length // step) * step
+
+
+class _Tiles:
+    """Prompts of one size class. A tile is one prompt and up to ``places`` rows that continue it.
+
+    keys per layer [tiles, kv_heads, length, D]. A group with more rows than places has several tiles; how many places a
+    tile has changes the speed, not the result.
+    """
+
+    def __init__(self, length: int, places: int) -> None:
+        self.length, self.places = length, places
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.prefixes: list[Prefix] = []  # [tiles]
+        self.rows: list[list[int]] = []  # [tiles][at most places]
+        self.gather: Tensor | None = None  # [tiles * places] the row at each place; row 0 where there is none
+        self.row_index = self.place_index = torch.empty(0)  # [members] rows and their places
+
+    def add(self, row: int, prefix: Prefix) -> None:
+        self.gather = None
+        for tile, rows in enumerate(self.rows):
+            if self.prefixes[tile] is prefix and len(rows) < self.places:
+                rows.append(row)
+                return
+        tile = len(self.rows)
+        if not self.keys or tile == self.keys[0].shape[0]:
+            self._grow(prefix, max(4, tile * 2))
+        for packed, source in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
+            packed[tile, :, : prefix.length] = source
+            packed[tile, :, prefix.length :] = 0
+        self.prefixes.append(prefix)
+        self.rows.append([row])
+
+    def _grow(self, prefix: Prefix, tiles: int) -> None:
+        def grown(old: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+            new = [x.new_zeros(tiles, x.shape[0], self.length, x.shape[2]) for x in like]
+            for target, source in zip(new, old, strict=False):
+                target[: source.shape[0]] = source
+            return new
+
+        self.keys, self.values = grown(self.keys, prefix.keys), grown(self.values, prefix.values)
+
+    def remove(self, row: int) -> None:
+        self.gather = None
+        for tile, rows in enumerate(self.rows):
+            if row in rows:
+                rows.remove(row)
+                if not rows:
+                    self._drop(tile)
+                return
+
+    def _drop(self, tile: int) -> None:
+        last = len(self.rows) - 1
+        if tile != last:
+            for packed in self.keys + self.values:
+                packed[tile] = packed[last]
+            self.rows[tile], self.prefixes[tile] = self.rows[last], self.prefixes[last]
+        self.rows.pop()
+        self.prefixes.pop()
+
+    def rename(self, old: int, new: int) -> None:
+        self.gather = None
+        for rows in self.rows:
+            if old in rows:
+                rows[rows.index(old)] = new
+
+    def index(self, device: torch.device) -> None:
+        if self.gather is not None:
+            return
+        gather = [row for rows in self.rows for row in rows + [0] * (self.places - len(rows))]
+        members = sorted((row, t * self.places + i) for t, rows in enumerate(self.rows) for i, row in enumerate(rows))
+        self.gather = torch.tensor(gather, device=device)
+        self.row_index = torch.tensor([row for row, _ in members], device=device)
+        self.place_index = torch.tensor([place for _, place in members], device=device)
+
+    def product(self, packed: Tensor, x: Tensor, transpose: bool) -> Tensor:
+        """x [M, kv_heads, G, A] of all rows times their tiles' keys or values -> [members, kv_heads, G, B]."""
+        tiles, places, (_, kv_heads, group, width) = len(self.rows), self.places, x.shape
+        x = x.index_select(0, self.gather).view(tiles, places, kv_heads, group, width).transpose(1, 2)  # type: ignore[arg-type]
+        other = packed[:tiles].flatten(0, 1)
+        y = torch.bmm(x.reshape(tiles * kv_heads, places * group, width), other.transpose(1, 2) if transpose else other)
+        y = y.view(tiles, kv_heads, places, group, -1).transpose(1, 2).flatten(0, 1)
+        return y.index_select(0, self.place_index)
+
+
+class DecodeCache:
+    """Keys and values of rows ``0 .. active - 1``, each with a prompt (shared) and its own tokens.
+
+    Own keys per layer: [capacity, kv_heads, span, D], where ``span`` grows in blocks: batched products are fast only on
+    tensors without gaps. Use: ``join`` and ``leave`` change the rows, ``begin`` opens a forward of one token per row.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = -(-capacity // ROWS) * ROWS
+        self.device = device
+        self.prefixes: list[Prefix] = []  # [active]
+        self.lengths: list[int] = []  # [active] own tokens in the cache
+        self.span = 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.tiles: dict[int, _Tiles] = {}
+        self.padded = 0  # rows of the forward under way
+
+    @property
+    def active(self) -> int:
+        return len(self.prefixes)
+
+    def join(self, prefixes: Iterable[Prefix]) -> None:
+        """New rows at the end, in this order, with nothing of their own yet."""
+        for prefix in (new := list(prefixes)):
+            self.prefixes.append(prefix)
+            self.lengths.append(0)
+        self._choose_places()
+        for row in range(self.active - len(new), self.active):
+            prefix = self.prefixes[row]
+            self.tiles[size_class(prefix.length)].add(row, prefix)
+
+    def _choose_places(self) -> None:
+        """Open the size classes that are new, with tiles as wide as the number of rows per prompt suggests."""
+        classes: dict[int, list[int]] = {}
+        for prefix in self.prefixes:
+            classes.setdefault(size_class(prefix.length), []).append(id(prefix))
+        for length, members in classes.items():
+            if length not in self.tiles:
+                each = len(members) / len(set(members))
+                self.tiles[length] = _Tiles(length, 16 if each > 12 else 8 if each > 6 else 4)
+
+    def leave(self, row: int) -> None:
+        """The row is done. The last row takes its number, so that rows stay without gaps."""
+        last = self.active - 1
+        tiles = self.tiles[size_class(self.prefixes[row].length)]
+        tiles.remove(row)
+        if not tiles.rows:
+            del self.tiles[tiles.length]
+        if row != last:
+            self.tiles[size_class(self.prefixes[last].length)].rename(last, row)
+            for own in self.keys + self.values:
+                own[row, :, : self.lengths[last]] = own[last, :, : self.lengths[last]]
+            self.prefixes[row], self.lengths[row] = self.prefixes[last], self.lengths[last]
+        self.prefixes.pop()
+        self.lengths.pop()
+
+    def begin(self) -> tuple[int, list[int]]:
+        """Make room for one token per row. Returns the number of rows to run (padded) and the tokens' positions."""
+        self.padded = -(-self.active // ROWS) * ROWS
+        self._fit_span(max(self.lengths) + 1)
+        padding = [0] * (self.padded - self.active)
+        self._lengths = torch.tensor(self.lengths + padding, device=self.device)
+        self._prompts = torch.tensor([p.length for p in self.prefixes] + padding, device=self.device)
+        self._rows = torch.arange(self.padded, device=self.device)
+        self._biases: dict[int | None, Tensor] = {}
+        for tiles in self.tiles.values():
+            tiles.index(self.device)
+        self._prompt_span = max(self.tiles)
+        self._scores: dict[tuple[int, ...], Tensor] = {}
+        return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
+
+    def commit(self) -> None:
+        """The forward is done: each row has one token more."""
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def _fit_span(self, needed: int) -> None:
+        if needed <= self.span <= max(4 * needed, 4 * BLOCK) and self.keys:
+            return
+        self.span = -(-needed // BLOCK) * BLOCK
+        first = self.prefixes[0]
+
+        def fitted(old: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+            new = []
+            for layer, x in enumerate(like):  # one layer at a time: the old one can go before the next is made
+                target = x.new_zeros(self.capacity, x.shape[0], self.span, x.shape[2])
+                if old:
+                    kept = min(self.span, old[layer].shape[2])
+                    target[:, :, :kept] = old[layer][:, :, :kept]
+                    old[layer] = target
+                new.append(target)
+            return new
+
+        self.keys, self.values = fitted(self.keys, first.keys), fitted(self.values, first.values)
+
+    def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[M, 1, 1, prompt span + own span]: 0 where a row sees the key and -inf elsewhere; the same in all layers."""
+        if (bias := self._biases.get(window)) is None:
+            prompt_at = torch.arange(self._prompt_span, device=self.device)
+            own_at = torch.arange(self.span, device=self.device)
+            lengths, prompts = self._lengths[:, None], self._prompts[:, None]
+            prompt, own = prompt_at < prompts, own_at <= lengths
+            if window is not None:
+                prompt = prompt & (prompts + lengths - prompt_at < window)
+                own = own & (lengths - own_at < window)
+            bias = torch.zeros(self.padded, 1, 1, self._prompt_span + self.span, dtype=dtype, device=self.device)
+            bias.masked_fill_(~torch.cat([prompt, own], dim=1)[:, None, None], float("-inf"))
+            self._biases[window] = bias
+        return bias
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
+        rows, span = self.padded, self.span
+        own_keys, own_values = self.keys[layer], self.values[layer]
+        own_keys[self._rows, :, self._lengths] = key[0].transpose(0, 1)
+        own_values[self._rows, :, self._lengths] = value[0].transpose(0, 1)
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
+        group = heads // kv_heads
+        q = query[0].transpose(0, 1).reshape(rows, kv_heads, group, width)
+
+        shape = (rows, kv_heads, group, self._prompt_span + span)
+        if (scores := self._scores.get(shape)) is None:  # every layer's finite scores overwrite the last layer's
+            scores = self._scores[shape] = torch.zeros(shape, dtype=_wide(q.dtype), device=q.device)
+        own = torch.bmm(q.flatten(0, 1), own_keys[:rows].flatten(0, 1).transpose(1, 2))
+        scores[..., self._prompt_span :] = own.view(rows, kv_heads, group, span)
+        for tiles in self.tiles.values():
+            scores[tiles.row_index, :, :, : tiles.length] = tiles.product(tiles.keys[layer], q, True).to(scores.dtype)
+
+        bias = self._bias(style.window, scores.dtype)
+        p = _softmax(scores.view(rows, heads, 1, -1), style, bias).view(shape).to(own_values.dtype)
+        own_p = p[..., self._prompt_span :].reshape(rows * kv_heads, group, span)
+        out = torch.bmm(own_p, own_values[:rows].flatten(0, 1)).view(rows, kv_heads, group, -1)
+        for tiles in self.tiles.values():
+            seen = tiles.product(tiles.values[layer], p[..., : tiles.length], False)
+            out.index_add_(0, tiles.row_index, seen)
+        return out.view(1, rows, heads, -1)
