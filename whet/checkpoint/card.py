@@ -32,7 +32,7 @@ def model_card(
 
 
 def _evaluation(run: Path, checkpoint: Checkpoint) -> str:
-    """The evaluation at the checkpoint's step, if there was one; the untrained model beside it, if that was measured."""
+    """The evaluation at the checkpoint's step, if there was one; beside it that of the untrained model, if known."""
     lines = {m["step"]: m for m in read_metrics(run / METRICS) if m.get("kind") == "evaluation"}
     after, before = lines.get(checkpoint.step), lines.get(0)
     if after is None:

@@ -74,8 +74,10 @@ class CheckpointStore:
         """
         encoded = json.dumps(state, indent=1, allow_nan=False).encode()
         async with self._saving:
-            staging, expected = await _finish(asyncio.to_thread(self._stage, step))
+            staging = self.folder / f".staging-{_name(step)}-{os.getpid()}"
+            expected = 0
             try:
+                expected = await _finish(asyncio.to_thread(self._stage, staging, step))
                 crash_point("checkpoint.staged")
                 result = write(staging)
                 if inspect.isawaitable(result):
@@ -109,17 +111,16 @@ class CheckpointStore:
                     path.unlink()
         sync_folder(self.folder)
 
-    def _stage(self, step: int) -> tuple[Path, int]:
-        """(an empty staging folder, the bytes that the checkpoint is expected to need)."""
+    def _stage(self, staging: Path, step: int) -> int:
+        """Make the staging folder; returns the bytes that the checkpoint is expected to need."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clean()
         newest = max(self._manifests().items(), default=None)
         expected = newest[1].size if newest else 0
         if expected > shutil.disk_usage(self.folder).free:
             raise self._no_room(step, expected, None)
-        staging = self.folder / f".staging-{_name(step)}-{os.getpid()}"
         staging.mkdir()
-        return staging, expected
+        return expected
 
     def _publish(self, staging: Path, step: int, state: bytes, metric: float | None) -> Path:
         (staging / STATE).write_bytes(state)

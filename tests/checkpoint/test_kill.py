@@ -1,0 +1,154 @@
+"""A process that is killed at any moment of a save leaves a run that can be resumed."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.checkpoint.writer import Save, assert_whole, save_all
+from whet.checkpoint.config import CheckpointConfig
+from whet.checkpoint.crash_points import CRASH_POINTS, VARIABLE, crash_point
+from whet.checkpoint.store import CheckpointStore
+from whet.errors import ConfigError
+
+POINTS = [name for name in CRASH_POINTS if name.startswith("checkpoint.")]
+POINTED = POINTS[POINTS.index("checkpoint.before_prune") :]  # here the new checkpoint is already the latest
+
+
+def run_writer(folder: Path, saves: list[Save], config: CheckpointConfig, crash_at: str) -> int:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.checkpoint.writer", str(folder), json.dumps(saves), config.model_dump_json()],
+        env={**os.environ, VARIABLE: crash_at},
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+    ).returncode
+
+
+def hidden(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_at_any_point_leaves_the_newest_published_checkpoint_intact(
+    tmp_path: Path, point: str, keep_last: int
+) -> None:
+    config = CheckpointConfig(keep_last=keep_last, keep_best=0)
+    replacing = point == "checkpoint.mid_replace"
+    saves: list[Save] = [(10, 0.1, 1), (20, 0.2, 2), (20 if replacing else 30, 0.3, 3), (40, None, 4)]
+    visit = 1 if replacing or (point == "checkpoint.mid_prune" and keep_last == 2) else 3
+    if point == "checkpoint.mid_prune" and keep_last == 1:
+        visit = 2
+    assert run_writer(tmp_path, saves, config, f"{point}:{visit}") == -signal.SIGKILL
+
+    store = CheckpointStore(tmp_path, config)
+    store.clean()
+    assert hidden(tmp_path) == []
+    found = store.load_latest()
+    assert found is not None
+    assert_whole(found)
+    assert (found.step, found.state["seed"]) == ((30, 3) if point in POINTED else (20, 2))
+    for step in store.steps():
+        assert_whole(store.load(step))
+
+    asyncio.run(save_all(tmp_path, [(50, None, 5)], config))
+    found = store.load_latest()
+    assert found is not None
+    assert found.step == 50
+    assert len(store.steps()) <= keep_last
+    assert hidden(tmp_path) == []
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_kill_in_the_first_save_leaves_nothing_or_a_whole_checkpoint(tmp_path: Path, point: str) -> None:
+    config = CheckpointConfig(keep_last=1, keep_best=0)
+    saves: list[Save] = [(1, None, 1), (1, None, 2)] if point == "checkpoint.mid_replace" else [(1, None, 1)]
+    if point == "checkpoint.mid_prune":
+        saves.append((2, None, 2))
+    assert run_writer(tmp_path, saves, config, point) == -signal.SIGKILL
+    store = CheckpointStore(tmp_path, config)
+    store.clean()
+    found = store.load_latest()
+    published = POINTS.index(point) >= POINTS.index("checkpoint.mid_replace")
+    assert (found is not None) == published
+    if found is not None:
+        assert_whole(found)
+
+
+def save_and_die(folder: Path, save: Save, config: CheckpointConfig, crash_at: str) -> int:
+    """In a fork, which is faster than a new interpreter. Returns how it ended."""
+    child = os.fork()
+    if child == 0:
+        os.environ[VARIABLE] = crash_at
+        try:
+            asyncio.run(save_all(folder, [save], config))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+Action = tuple[str, int, float | None]
+ACTIONS = st.tuples(
+    st.sampled_from([*POINTS, "save", "save", "save"]), st.integers(1, 4), st.sampled_from([None, 0.1, 0.2, 0.3])
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(actions=st.lists(ACTIONS, min_size=1, max_size=6), keep_last=st.integers(1, 2), keep_best=st.integers(0, 1))
+def test_any_sequence_of_saves_and_kills_matches_a_model(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[Action], keep_last: int, keep_best: int
+) -> None:
+    folder = tmp_path_factory.mktemp("run")
+    config = CheckpointConfig(keep_last=keep_last, keep_best=keep_best)
+    published: dict[int, tuple[int, float | None]] = {}  # step -> seed, metric
+    latest: int | None = None
+    for seed, (action, step, metric) in enumerate(actions):
+        code = save_and_die(folder, (step, metric, seed), config, "" if action == "save" else action)
+        died = code == -signal.SIGKILL
+        assert died or code == 0
+        reached = POINTS.index(action) if died else len(POINTS)
+        if reached >= POINTS.index("checkpoint.after_rename"):
+            published[step] = (seed, metric)
+        if reached >= POINTS.index("checkpoint.before_prune"):
+            latest = step
+
+        store = CheckpointStore(folder, config)
+        store.clean()
+        there = {s: store.load(s) for s in store.steps()}
+        for s, checkpoint in there.items():
+            assert_whole(checkpoint)
+            assert (checkpoint.state["seed"], checkpoint.metric) == published[s]
+        found = store.load_latest()
+        newest = latest if latest is not None else max(published, default=None)
+        assert (found.step if found else None) == newest
+        if not died:
+            measured = {s: m for s, (_, m) in published.items() if m is not None}
+            best = sorted(measured, key=lambda s: (measured[s], s), reverse=True)[:keep_best]
+            kept = sorted((s for s in published if s <= step), reverse=True)[:keep_last]
+            assert set(there) == {*kept, *best, step}
+        assert died or latest == step
+        published = {s: published[s] for s in there}
+
+
+def test_a_crash_point_counts_its_visits(tmp_path: Path) -> None:
+    config = CheckpointConfig(keep_last=9)
+    saves: list[Save] = [(step, None, step) for step in range(1, 6)]
+    assert run_writer(tmp_path, saves, config, "checkpoint.before_rename:4") == -signal.SIGKILL
+    assert CheckpointStore(tmp_path).steps() == [1, 2, 3]
+
+
+def test_a_crash_point_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyError):
+        crash_point("checkpoint.nowhere")
+    for wrong in ("checkpoint.nowhere", "step.updated:0", "step.updated:soon"):
+        monkeypatch.setenv(VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=r"step\.published"):
+            crash_point("step.updated")
