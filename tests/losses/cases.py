@@ -5,12 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.losses.batches import fill, pair_groups, random_groups, unpaired_groups
+from tests.reference import distillation as distill
 from tests.reference import policy as slow
+from tests.reference import preference as prefer
 from tests.reference.plain import Plain, Said
 from whet.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
+from whet.losses.distillation import Distillation, OnPolicyDistillation
 from whet.losses.kl import KL
 from whet.losses.policy_gradient import CISPO, GSPO, PPOClip, Reinforce
+from whet.losses.preference import DPO, KTO, ORPO, SimPO
+from whet.losses.reward_model import BradleyTerry, ScoreRegression
+from whet.losses.supervised import SFT
+from whet.losses.value import ValueLoss
 
 Oracle = Callable[[Plain, Said, Said], list[float]]
 
@@ -103,4 +110,58 @@ POLICY = [
     ),
 ]
 
-CASES = POLICY
+PAIRS = [
+    Case("dpo", DPO(), using(prefer.dpo), "pairs"),
+    Case("dpo conservative", DPO(label_smoothing=0.2), using(prefer.dpo, smoothing=0.2), "pairs"),
+    Case(
+        "dpo robust",
+        DPO(form="robust", beta=0.5, label_smoothing=0.1),
+        using(prefer.dpo, form="robust", beta=0.5, smoothing=0.1),
+        "pairs",
+    ),
+    Case("dpo hinge", DPO(form="hinge", beta=1.5), using(prefer.dpo, form="hinge", beta=1.5), "pairs", noise=0.8),
+    Case("dpo ipo", DPO(form="ipo", beta=0.3), using(prefer.dpo, form="ipo", beta=0.3), "pairs"),
+    Case("dpo averaged", DPO(length_average=True), using(prefer.dpo, average=True), "pairs"),
+    Case("dpo with sft", DPO(sft_weight=0.7), using(prefer.dpo, sft=0.7), "pairs"),
+    Case("simpo", SimPO(), using(prefer.simpo), "pairs"),
+    Case("simpo other settings", SimPO(beta=1.0, gamma=0.0), using(prefer.simpo, beta=1.0, gamma=0.0), "pairs"),
+    Case("orpo", ORPO(), using(prefer.orpo), "pairs"),
+    Case("orpo heavy", ORPO(weight=1.0), using(prefer.orpo, weight=1.0), "pairs"),
+    Case("kto", KTO(), using(prefer.kto), "rows"),
+    Case(
+        "kto unequal",
+        KTO(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5),
+        using(prefer.kto, beta=0.5, good=1.5, bad=0.5),
+        "rows",
+    ),
+]
+
+HEADS = [
+    Case("bradley-terry", BradleyTerry(), using(prefer.bradley_terry), "pairs"),
+    Case(
+        "bradley-terry with margin",
+        BradleyTerry(margin="correct", centre_coefficient=0.3),
+        using(prefer.bradley_terry, margin="correct", centre=0.3),
+        "pairs",
+    ),
+    Case("score regression", ScoreRegression(), using(prefer.regression)),
+    Case("value", ValueLoss(), using(prefer.value)),
+    Case("value unclipped", ValueLoss(clip=None), using(prefer.value, clip=None)),
+]
+
+TEXT = [
+    Case("sft", SFT(), using(distill.sft)),
+    Case("on-policy distillation", OnPolicyDistillation(), using(distill.on_policy)),
+]
+TEXT.append(Case("on-policy clamped", OnPolicyDistillation(clamp=0.2), using(distill.on_policy, clamp=0.2)))
+for tail in ("renormalise", "bucket"):
+    for form in ("forward", "reverse", "mixed", "jsd"):
+        TEXT.append(
+            Case(
+                f"distillation {form} {tail}",
+                Distillation(divergence=form, tail=tail, mix=0.3),
+                using(distill.distillation, form=form, tail=tail, mix=0.3),
+            )
+        )
+
+CASES = POLICY + PAIRS + HEADS + TEXT

@@ -15,4 +15,14 @@ CORRECTIONS = {
 
 LOSSES = {
     "policy": "whet.losses.composite:PolicyLoss",
+    "value": "whet.losses.value:ValueLoss",
+    "sft": "whet.losses.supervised:SFT",
+    "dpo": "whet.losses.preference:DPO",
+    "simpo": "whet.losses.preference:SimPO",
+    "orpo": "whet.losses.preference:ORPO",
+    "kto": "whet.losses.preference:KTO",
+    "bradley_terry": "whet.losses.reward_model:BradleyTerry",
+    "score_regression": "whet.losses.reward_model:ScoreRegression",
+    "distillation": "whet.losses.distillation:Distillation",
+    "on_policy_distillation": "whet.losses.distillation:OnPolicyDistillation",
 }

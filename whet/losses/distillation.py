@@ -1,0 +1,82 @@
+"""Learning from a teacher: from the log-probs of its k likeliest tokens at each place, or, on the student's own
+answers, from its opinion of the token that was sampled."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.losses.weighted import WeightedLoss, at_trained, filled, log1mexp, token_metrics
+from whet.metrics import Metrics
+
+
+class Distillation(WeightedLoss):
+    """A divergence between teacher p and student q over the teacher's top k, per token (arXiv 2306.13649).
+
+    ``forward``: KL(p || q); ``reverse``: KL(q || p); ``mixed``: mix x forward + (1 - mix) x reverse; ``jsd``:
+    generalised Jensen-Shannon, mix KL(p || m) + (1 - mix) KL(q || m) with m = mix p + (1 - mix) q.
+    """
+
+    divergence: Literal["forward", "reverse", "mixed", "jsd"] = "forward"
+    mix: float = Field(0.5, gt=0, lt=1)
+    """For the divergences mixed and jsd."""
+    tail: Literal["renormalise", "bucket"] = "renormalise"
+    """What becomes of the mass outside the top k: nothing, both are renormalised; or one more outcome holds it."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"teacher_ids", "teacher_logprobs", "topk"})
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        filled(batch.teacher_ids, "teacher_ids")
+        teacher = self._whole(at_trained(batch, filled(batch.teacher_logprobs, "teacher_logprobs")))
+        student = self._whole(at_trained(batch, filled(output.topk, "topk")))
+        forward, reverse = divergence(teacher, student), divergence(student, teacher)
+        if self.divergence == "forward":
+            value = forward
+        elif self.divergence == "reverse":
+            value = reverse
+        elif self.divergence == "mixed":
+            value = self.mix * forward + (1 - self.mix) * reverse
+        else:
+            weights = torch.tensor([self.mix, 1 - self.mix], dtype=teacher.dtype, device=teacher.device).log()
+            middle = torch.logaddexp(teacher + weights[0], student + weights[1])
+            value = self.mix * divergence(teacher, middle) + (1 - self.mix) * divergence(student, middle)
+        value = at_trained(batch, value)
+        return value, token_metrics(batch, {"distillation/forward_kl": forward, "distillation/reverse_kl": reverse})
+
+    def _whole(self, logprobs: Tensor) -> Tensor:
+        """Log-probs that add up to 1 from those of the top k. [N, K] -> [N, K] or [N, K + 1]"""
+        if self.tail == "renormalise":
+            return logprobs.log_softmax(1)
+        # Rounding can push the sum of the top k to 1 and beyond.
+        mass = logprobs.logsumexp(1, keepdim=True).clamp(max=-1e-6)
+        return torch.cat([logprobs, log1mexp(mass)], 1)
+
+
+class OnPolicyDistillation(WeightedLoss):
+    """-A lp with A = sg(lp_teacher - lp) on the student's own answers: the gradient of KL(student || teacher) at the
+    sampled tokens (Lu, "On-Policy Distillation", 2025). The teacher's log-probs stand in ``reference_logprobs``."""
+
+    clamp: float = Field(10.0, gt=0)
+    """Bound of |A|."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reference_logprobs"})
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        logprobs = at_trained(batch, output.logprobs)
+        teacher = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        gap = teacher - logprobs.detach()
+        value = -gap.clamp(-self.clamp, self.clamp) * logprobs
+        return value, token_metrics(batch, {"distillation/reverse_kl": -gap})
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) of log-probs over the last dimension; outcomes that p excludes add nothing. [N, K], [N, K] -> [N]"""
+    possible = p > -torch.inf
+    gap = torch.where(possible, p, 0.0) - torch.where(possible, q, 0.0)
+    return (p.exp() * gap).sum(-1)

@@ -1,0 +1,194 @@
+"""Learning from judged answers: pairs (DPO and its relatives) and single rows (KTO).
+
+A pair is a group of two; the chosen answer is the one with the higher reward. The loss of a pair stands on each of its
+trained tokens, so a pair's share of the step is the sum of their weights: 1 / pairs when weighed by group.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import logsigmoid, relu
+
+from whet.batch import Batch, ModelOutput
+from whet.errors import DataError
+from whet.losses.base import Unit
+from whet.losses.weighted import WeightedLoss, at_trained, filled, log1mexp, mean_per_sequence
+from whet.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Which sequences are the two of each pair. Only pairs in which some token is trained are here."""
+
+    chosen: Tensor  # [P] int64, index of a sequence
+    rejected: Tensor  # [P] int64
+
+    @classmethod
+    def of(cls, batch: Batch) -> "Pairs":
+        """Raises DataError, naming the group, where a group isn't a pair with a better and a worse answer."""
+        reward, groups, trains = batch.reward.tolist(), batch.group.tolist(), batch.trained_per_sequence.tolist()
+        members: dict[int, list[int]] = {}
+        for row, group in enumerate(groups):
+            members.setdefault(group, []).append(row)
+        chosen, rejected = [], []
+        for group, rows in members.items():
+            if len(rows) != 2 or reward[rows[0]] == reward[rows[1]] or any(reward[row] != reward[row] for row in rows):
+                raise DataError(
+                    f"group {batch.group_uids[group]!r} is no preference pair: it must hold two answers with different "
+                    f"rewards, the higher one marking the chosen, but its rewards are {[reward[row] for row in rows]}"
+                )
+            if any(trains[row] for row in rows):
+                worse, better = sorted(rows, key=lambda row: reward[row])
+                chosen.append(better)
+                rejected.append(worse)
+        device = batch.trained.device
+        return cls(torch.tensor(chosen, device=device).long(), torch.tensor(rejected, device=device).long())
+
+    def per_token(self, batch: Batch, values: Tensor) -> Tensor:
+        """Each pair's value on the trained tokens of both its answers. [P] -> [N]"""
+        rows = values.new_zeros(batch.sequences)
+        return batch.per_token(rows.index_add(0, self.chosen, values).index_add(0, self.rejected, values))
+
+    def metrics(self, chosen_reward: Tensor, rejected_reward: Tensor) -> Metrics:
+        """Accuracy, margin and both rewards, as means over pairs. [P] each"""
+        margin = chosen_reward - rejected_reward
+        numbers = torch.stack([(margin > 0).double(), margin, chosen_reward, rejected_reward]).detach().sum(1).tolist()
+        metrics = Metrics()
+        for name, total in zip(("accuracy", "margin", "chosen_reward", "rejected_reward"), numbers, strict=True):
+            metrics.mean(f"preference/{name}", total, self.chosen.numel())
+        return metrics
+
+
+class PairLoss(WeightedLoss):
+    """What the losses of pairs have in common."""
+
+    @property
+    def unit(self) -> Unit:
+        return "group"
+
+
+class DPO(PairLoss):
+    """Direct preference optimisation (arXiv 2305.18290) and what differs from it by the shape of the loss.
+
+    With h = beta [(lp_c - ref_c) - (lp_r - ref_r)], each a sum over the answer's trained tokens:
+    ``sigmoid``: -log sigmoid(h); with ``label_smoothing`` e conservatively -(1 - e) log sigmoid(h) - e log sigmoid(-h);
+    ``robust``: [-(1 - e) log sigmoid(h) + e log sigmoid(-h)] / (1 - 2e) (arXiv 2403.00409);
+    ``hinge``: max(0, 1 - h) (arXiv 2305.10425);
+    ``ipo``: (h / beta - 1 / (2 beta))^2 on means over tokens (arXiv 2310.12036, length-averaged as in TRL).
+    """
+
+    beta: float = Field(0.1, gt=0)
+    form: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Probability that a label is wrong; for the forms sigmoid and robust."""
+    length_average: bool = False
+    """Means instead of sums over tokens, so that long answers don't weigh more. IPO always does."""
+    sft_weight: float = Field(0.0, ge=0)
+    """Adds this times the chosen answer's mean -lp (RPO, arXiv 2404.19733)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reference_logprobs"})
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        logprobs = at_trained(batch, output.logprobs)
+        gain = logprobs - at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        pairs = Pairs.of(batch)
+        averaged = self.length_average or self.form == "ipo"
+        rewards = self.beta * (mean_per_sequence(batch, gain) if averaged else batch.per_sequence(gain))
+        chosen, rejected = rewards[pairs.chosen], rewards[pairs.rejected]
+        value = self._of_margin(chosen - rejected)
+        if self.sft_weight:
+            value = value - self.sft_weight * mean_per_sequence(batch, logprobs)[pairs.chosen]
+        return pairs.per_token(batch, value), pairs.metrics(chosen, rejected)
+
+    def _of_margin(self, h: Tensor) -> Tensor:
+        if self.form == "hinge":
+            return relu(1 - h)
+        if self.form == "ipo":
+            return (h / self.beta - 1 / (2 * self.beta)).square()
+        right, wrong = -(1 - self.label_smoothing) * logsigmoid(h), -self.label_smoothing * logsigmoid(-h)
+        if self.form == "sigmoid":
+            return right + wrong
+        return (right - wrong) / (1 - 2 * self.label_smoothing)
+
+
+class SimPO(PairLoss):
+    """-log sigmoid(beta (mean lp_c - mean lp_r) - gamma): no reference (arXiv 2405.14734)."""
+
+    beta: float = Field(2.0, gt=0)
+    gamma: float = Field(0.5, ge=0)
+    """The margin by which the chosen answer should win."""
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        pairs = Pairs.of(batch)
+        rewards = self.beta * mean_per_sequence(batch, at_trained(batch, output.logprobs))
+        chosen, rejected = rewards[pairs.chosen], rewards[pairs.rejected]
+        return pairs.per_token(batch, -logsigmoid(chosen - rejected - self.gamma)), pairs.metrics(chosen, rejected)
+
+
+class ORPO(PairLoss):
+    """Mean -lp_c - weight x log sigmoid(log odds_c - log odds_r), odds = p / (1 - p), p = exp(mean lp): supervised
+    learning and preference in one, without a reference (arXiv 2403.07691)."""
+
+    weight: float = Field(0.1, ge=0)
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        pairs = Pairs.of(batch)
+        mean = mean_per_sequence(batch, at_trained(batch, output.logprobs))
+        # A certain answer has infinite odds.
+        below = mean.clamp(max=-1e-6)
+        odds = below - log1mexp(below)
+        value = -mean[pairs.chosen] - self.weight * logsigmoid(odds[pairs.chosen] - odds[pairs.rejected])
+        rewards = self.weight * mean
+        return pairs.per_token(batch, value), pairs.metrics(rewards[pairs.chosen], rewards[pairs.rejected])
+
+
+class KTO(WeightedLoss):
+    """Rows that are desirable (reward 1) or not (reward 0), without partners (arXiv 2402.01306).
+
+    desirable_weight x (1 - sigmoid(beta (g - z))) and undesirable_weight x (1 - sigmoid(beta (z - g))), with g the sum
+    over the answer of lp - lp_ref. The reference point z, an estimate of KL(policy || reference), can't come from a
+    part of a step without making the loss depend on how the step is cut: it is read from the score ``reference_point``
+    of each row where the batch carries it, and is 0 otherwise (as in APO-zero, arXiv 2408.06266).
+    """
+
+    beta: float = Field(0.1, gt=0)
+    desirable_weight: float = Field(1.0, ge=0)
+    undesirable_weight: float = Field(1.0, ge=0)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reference_logprobs"})
+
+    @property
+    def unit(self) -> Unit:
+        return "sequence"
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Raises DataError for a reward that is neither 0 nor 1, and for a reference point that some row lacks."""
+        for row, reward in enumerate(batch.reward.tolist()):
+            if reward not in (0.0, 1.0):
+                uid = batch.group_uids[int(batch.group[row])]
+                raise DataError(f"group {uid!r}: KTO takes reward 1 (desirable) or 0 (undesirable), not {reward}")
+        reference = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        gain = batch.per_sequence(at_trained(batch, output.logprobs) - reference)
+        point = batch.scores.get("reference_point", torch.zeros_like(batch.reward))
+        if not point.isfinite().all():
+            raise DataError("the score 'reference_point' must stand on every row that KTO learns from, or on none")
+        desirable = batch.reward > 0.5
+        h = self.beta * (gain - point)
+        good, bad = self.desirable_weight * torch.sigmoid(-h), self.undesirable_weight * torch.sigmoid(h)
+        value = torch.where(desirable, good, bad)
+        return batch.per_token(value), self._metrics(batch, self.beta * gain.detach(), desirable)
+
+    def _metrics(self, batch: Batch, rewards: Tensor, desirable: Tensor) -> Metrics:
+        metrics = Metrics()
+        trains = batch.trained_per_sequence > 0
+        for name, rows in (("desirable", desirable & trains), ("undesirable", ~desirable & trains)):
+            picked = rewards[rows]
+            metrics.mean(f"preference/{name}_reward", picked.sum().item(), picked.numel())
+        return metrics

@@ -1,0 +1,78 @@
+"""Training a scalar head to judge answers. A sequence's score is the value at its last trained token, which is read
+from the hidden state before that token: let the answer's end-of-turn token be trained, and the score has seen all of
+the answer."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from whet.batch import Batch, ModelOutput
+from whet.errors import DataError
+from whet.losses.base import Unit
+from whet.losses.preference import PairLoss, Pairs
+from whet.losses.weighted import WeightedLoss, at_trained, filled
+from whet.metrics import Metrics
+
+
+class BradleyTerry(PairLoss):
+    """-log sigmoid(s_c - s_r - margin) for pairs (Bradley and Terry 1952; margin: Llama 2, arXiv 2307.09288)."""
+
+    margin: str | None = None
+    """The name of a score; the margin is the chosen answer's minus the rejected one's."""
+    centre_coefficient: float = Field(0.0, ge=0)
+    """Adds this times (s_c + s_r)^2, which keeps scores around 0 (arXiv 2312.09244)."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"values"})
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Raises DataError where the margin's score is missing."""
+        pairs = Pairs.of(batch)
+        scores = sequence_scores(output, batch)
+        chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
+        value = -logsigmoid(chosen - rejected - self._margin(batch, pairs))
+        value = value + self.centre_coefficient * (chosen + rejected).square()
+        return pairs.per_token(batch, value), pairs.metrics(chosen, rejected)
+
+    def _margin(self, batch: Batch, pairs: Pairs) -> Tensor:
+        if self.margin is None:
+            return torch.zeros_like(pairs.chosen, dtype=torch.float64)
+        ratings = batch.scores.get(self.margin)
+        margin = None if ratings is None else ratings[pairs.chosen] - ratings[pairs.rejected]
+        if margin is None or not margin.isfinite().all():
+            raise DataError(f"the margin {self.margin!r} must be a score of every answer; some have none")
+        return margin
+
+
+class ScoreRegression(WeightedLoss):
+    """(s - reward)^2 for rows with a numeric reward."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"values"})
+
+    @property
+    def unit(self) -> Unit:
+        return "sequence"
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        scores = sequence_scores(output, batch)
+        error = scores - batch.reward
+        trains = batch.trained_per_sequence > 0
+        count = int(trains.sum())
+        metrics = Metrics().mean("score/mean", scores[trains].sum().item(), count)
+        metrics.mean("score/absolute_error", error[trains].abs().sum().item(), count)
+        return batch.per_token(error.square()), metrics
+
+
+def sequence_scores(output: ModelOutput, batch: Batch) -> Tensor:
+    """The value at each sequence's last trained token, 0 for a sequence without any. [S]"""
+    values = at_trained(batch, filled(output.values, "values"))
+    index = torch.arange(len(batch), device=values.device)
+    picked = batch.trained
+    last = torch.full((batch.sequences,), -1, device=values.device)
+    last = last.scatter_reduce(0, batch.sequence[picked], index[picked], "amax")
+    # The extra last place is what -1 points at.
+    return torch.cat([values, values.new_zeros(1)])[last]

@@ -1,0 +1,18 @@
+"""Supervised fine-tuning: make the given tokens likely."""
+
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
+from whet.metrics import Metrics
+
+
+class SFT(WeightedLoss):
+    """-lp over the trained tokens. Which tokens are trained is decided where rows become trajectories."""
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        nll = -at_trained(batch, output.logprobs)
+        means = {"nll": nll}
+        if output.entropy is not None:
+            means["entropy"] = output.entropy
+        return nll, token_metrics(batch, means)

@@ -1,0 +1,43 @@
+"""Training a critic towards returns."""
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.losses.weighted import WeightedLoss, at_trained, filled, token_metrics
+from whet.metrics import Metrics
+
+
+class ValueLoss(WeightedLoss):
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) (PPO's clipped value loss)."""
+
+    clip: float | None = Field(0.2, gt=0)
+    """c; None: no clip."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"returns", "values"})
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        values = at_trained(batch, filled(output.values, "values"))
+        returns = at_trained(batch, filled(batch.returns, "returns"))
+        error = (values - returns).square()
+        means = {"value/mean": values, "value/return": returns, "value/squared_error": error}
+        if self.clip is not None:
+            old = at_trained(batch, filled(batch.values, "values"))
+            near = torch.minimum(torch.maximum(values, old - self.clip), old + self.clip)
+            clipped = (near - returns).square()
+            means["value/clipped"] = clipped > error
+            error = torch.maximum(error, clipped)
+        return 0.5 * error, token_metrics(batch, means)
+
+
+def explained_variance(values: Tensor, returns: Tensor, batch: Batch) -> Metrics:
+    """``value/explained_variance``: 1 - Var(R - V) / Var(R) over the trained tokens of a whole step: 1 is a perfect
+    critic, 0 one that knows only the mean. Not additive, so it belongs to the step and not to the loss. [N], [N]"""
+    values, returns = values[batch.trained].double(), returns[batch.trained].double()
+    if returns.numel() < 2 or returns.max() == returns.min():
+        return Metrics()
+    explained = 1 - (returns - values).var() / returns.var()
+    return Metrics().mean("value/explained_variance", explained.item())
