@@ -85,10 +85,9 @@ class CheckpointStore:
                 crash_point("checkpoint.half_written")
                 return await _finish(asyncio.to_thread(self._publish, staging, step, encoded, metric))
             except BaseException as error:
-                written = sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
                 shutil.rmtree(staging, ignore_errors=True)
                 if _disk_is_full(error):
-                    raise self._no_room(step, max(expected, written), error) from error
+                    raise self._no_room(step, expected, error) from error
                 raise
 
     def clean(self) -> None:
@@ -170,9 +169,10 @@ class CheckpointStore:
     def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
         free = shutil.disk_usage(self.folder).free
         why = f" ({error})" if error else ""
+        need = f"about {_bytes(needed)}" if needed > free else "more than there is"
         return CheckpointError(
-            f"no room for the checkpoint of step {step}: it needs about {_bytes(needed)}, and {_bytes(free)} are free "
-            f"in {self.folder}{why}. Older checkpoints are untouched. Free some space, or lower checkpoints.keep_last, "
+            f"no room for the checkpoint of step {step}: it needs {need}, and {_bytes(free)} are free in "
+            f"{self.folder}{why}. Older checkpoints are untouched. Free some space, or lower checkpoints.keep_last, "
             "then resume the run"
         )
 

@@ -1,0 +1,205 @@
+"""An exported run loads with plain transformers or peft, without whet, and computes what the learner computed."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
+from whet.checkpoint.export import export
+from whet.checkpoint.files import load_tensors, save_tensors
+from whet.checkpoint.manifest import CheckpointError
+from whet.checkpoint.store import CheckpointStore
+from whet.config import dump_yaml
+from whet.errors import ConfigError
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.metrics.sinks.jsonl import encode_line
+from whet.models.config import LoraSettings, ModelConfig
+
+TOKENS = [[5, 17, 99, 3, 250, 41, 7]]
+
+# Runs where whet can't be imported; prints for each [folder, kind] the logits of TOKENS, and what else it sees.
+READER = """
+import json, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "whet":
+            raise ImportError("whet is blocked")
+
+sys.meta_path.insert(0, Blocked())
+import peft, torch, transformers
+
+found = []
+for folder, kind in json.loads(sys.argv[1]):
+    loader = peft.AutoPeftModelForCausalLM if kind == "adapter" else transformers.AutoModelForCausalLM
+    model = loader.from_pretrained(folder, dtype="auto").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        logits = model(torch.tensor(json.loads(sys.argv[2]))).logits
+    chat = [{"role": "user", "content": "hi"}]
+    found.append({
+        "logits": logits.float().tolist(), "dtype": str(logits.dtype), "eos": model.generation_config.eos_token_id,
+        "chat": tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True),
+    })
+print(json.dumps(found))
+"""
+
+
+def read_back(*exported: tuple[Path, str]) -> list[dict[str, Any]]:
+    folders = json.dumps([[str(folder), kind] for folder, kind in exported])
+    done = subprocess.run(
+        [sys.executable, "-c", READER, folders, json.dumps(TOKENS)],
+        capture_output=True,
+        text=True,
+        cwd=exported[0][0],
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: list[dict[str, Any]] = json.loads(done.stdout)
+    return result
+
+
+def make_run(
+    folder: Path, base: Any, lora: LoraSettings | None = None, chat_template: str | None = None
+) -> tuple[Path, torch.Tensor]:
+    """(a run with one checkpoint, at step 3, saved by a real learner, the learner's logits of TOKENS)."""
+    base.save_pretrained(folder / "base")
+    tiny_tokenizer().save_pretrained(folder / "base")
+    model = ModelConfig(path=str(folder / "base"), lora=lora)
+    worker = LearnerWorker(
+        WorkerConfig(
+            model=model, learner=LearnerConfig(matmul_precision="highest"), optimizer=OptimizerConfig(), steps=3
+        )
+    )
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in worker.model.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    run = folder / "run"
+    run.mkdir()
+    recipe = {"description": "counting | sheep", "steps": 3, "model": model.model_dump(mode="json")}
+    recipe |= {"algorithm": {"type": "grpo"}, "chat_template": chat_template, "checkpoints": {"keep_last": 2}}
+    (run / "recipe.yaml").write_text(dump_yaml(recipe))
+    lines = [encode_line(0, {"evaluation/accuracy": 0.25}, "evaluation")]
+    lines += [encode_line(3, {"evaluation/accuracy": 0.5}, "evaluation")]
+    (run / "metrics.jsonl").write_bytes(b"".join(lines))
+
+    def write(staging: Path) -> None:
+        (staging / "policy").mkdir()
+        worker.save(staging / "policy")
+
+    asyncio.run(CheckpointStore(run / "checkpoints").save(3, write, {}, 0.5))
+    with torch.no_grad():
+        named: dict[str, torch.Tensor] = dict(worker.named_weights())
+        plain = type(base)(base.config).eval()
+        plain.load_state_dict({name: tensor.float() for name, tensor in named.items()})
+        return run, plain(torch.tensor(TOKENS)).logits
+
+
+def test_a_fully_trained_model_round_trips_without_whet(tmp_path: Path) -> None:
+    expected = []
+    for name, build in (("untied", tiny_llama), ("tied", tiny_qwen3)):
+        (tmp_path / name).mkdir()
+        run, logits = make_run(tmp_path / name, build())
+        assert export(run, tmp_path / name / "out").step == 3
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["base", "out", "run"]
+        config = (tmp_path / name / "out" / "config.json").read_text()
+        assert not any(word in config for word in ("forest", "whet", str(tmp_path)))
+        expected.append(logits)
+    results = read_back((tmp_path / "untied" / "out", "model"), (tmp_path / "tied" / "out", "model"))
+    for result, logits in zip(results, expected, strict=True):
+        torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-5, atol=1e-5)
+        assert result["dtype"] == "torch.float32"
+        assert result["chat"] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+        assert result["eos"] == tiny_tokenizer().eos_token_id
+
+
+def test_lora_is_merged_or_exported_as_an_adapter(tmp_path: Path) -> None:
+    run, logits = make_run(tmp_path, tiny_llama(), LoraSettings(rank=4))
+    export(run, tmp_path / "merged", 3)
+    export(run, tmp_path / "adapter", "latest", adapter_only=True)
+    assert not (tmp_path / "adapter" / "model.safetensors").exists()
+    assert "AutoPeftModelForCausalLM" in (tmp_path / "adapter" / "README.md").read_text()
+    for result in read_back((tmp_path / "merged", "model"), (tmp_path / "adapter", "adapter")):
+        torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_the_type_is_that_of_the_base_model_or_the_one_asked_for(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16))
+    export(run, tmp_path / "as_base")
+    export(run, tmp_path / "float32", dtype="float32")
+    trained = load_tensors(run / "checkpoints" / "step-000003" / "policy" / "model.safetensors")
+    for name, kind in (("as_base", torch.bfloat16), ("float32", torch.float32)):
+        written = load_tensors(tmp_path / name / "model.safetensors")
+        assert json.loads((tmp_path / name / "config.json").read_text())["dtype"] == str(kind).removeprefix("torch.")
+        for key, tensor in trained.items():
+            assert torch.equal(written[key], tensor.to(kind))
+
+
+def test_the_chat_template_of_the_recipe_goes_along(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    run, _ = make_run(tmp_path, tiny_llama(), chat_template=template)
+    export(run, tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert chat == "user: hi<|im_end|>\nassistant: "
+
+
+def test_the_card_says_what_the_model_is_and_how_good(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama())
+    export(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    for words in ("counting \\| sheep", "3 of 3", "grpo", "| accuracy | 0.25 | 0.5 |", "AutoModelForCausalLM"):
+        assert words in card
+
+
+def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama())
+    out = tmp_path / "out"
+    out.mkdir()
+    export(run, out)
+    (out / "mine.txt").write_text("keep me")
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        export(run, out)
+    assert (out / "mine.txt").exists()
+    export(run, out, force=True)
+    assert not (out / "mine.txt").exists()
+    assert (out / "model.safetensors").exists()
+    with pytest.raises(ConfigError, match="not an empty folder"):
+        export(run, run / "recipe.yaml", force=True)
+
+
+def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama())
+    with pytest.raises(ConfigError, match="without LoRA"):
+        export(run, tmp_path / "out", adapter_only=True)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 99"):
+        export(run, tmp_path / "out", 99)
+    with pytest.raises(ConfigError, match=r"no recipe\.yaml"):
+        export(tmp_path, tmp_path / "out")
+
+    def other(staging: Path) -> None:
+        (staging / "policy").mkdir()
+        tensors = load_tensors(run / "checkpoints" / "step-000003" / "policy" / "model.safetensors")
+        tensors.pop("model.norm.weight")
+        save_tensors(staging / "policy" / "model.safetensors", tensors)
+
+    asyncio.run(CheckpointStore(run / "checkpoints").save(4, other, {}))
+    with pytest.raises(CheckpointError, match=r"1 missing, such as model\.norm\.weight"):
+        export(run, tmp_path / "out", 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run"]
