@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import whet
 from tests.checkpoint.writer import Save, assert_whole, save_all
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import CRASH_POINTS, VARIABLE, crash_point
@@ -143,6 +145,14 @@ def test_a_crash_point_counts_its_visits(tmp_path: Path) -> None:
     saves: list[Save] = [(step, None, step) for step in range(1, 6)]
     assert run_writer(tmp_path, saves, config, "checkpoint.before_rename:4") == -signal.SIGKILL
     assert CheckpointStore(tmp_path).steps() == [1, 2, 3]
+
+
+def test_every_registered_crash_point_is_placed_once_and_none_is_unregistered() -> None:
+    package = Path(whet.__file__).parent
+    placed = [
+        name for file in package.rglob("*.py") for name in re.findall(r'crash_point\("([\w.]+)"\)', file.read_text())
+    ]
+    assert sorted(placed) == sorted(CRASH_POINTS)
 
 
 def test_a_crash_point_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
