@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 from pydantic import Field, field_validator
 
+from whet.config import Config
 from whet.data.jsonl import Tally
 from whet.environments.base import TaskSet
 from whet.environments.math_grader import MathGrader
@@ -34,11 +35,19 @@ class Problem:
 P = TypeVar("P", bound=Problem)
 
 
+class Example(Config):
+    """A question with the reply that the model is shown for it."""
+
+    question: str
+    answer: str
+
+
 class BoxedProblems(TaskSet):
     """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
 
     prompt: str = "{question}\n\n" + BOXED  # what the user says
     system: str | None = None
+    examples: tuple[Example, ...] = ()  # worked before the question, as earlier turns of the conversation
     limit: int | None = Field(default=None, ge=1)  # at most so many training tasks, the first ones
     grader: MathGrader = MathGrader()
 
@@ -68,10 +77,19 @@ class BoxedProblems(TaskSet):
         chosen = {"train": problems["train"][: self.limit], "test": problems["test"]}
         return {split: [self._task(problem) for problem in chosen[split]] for split in problems}
 
+    def _messages(self, question: str) -> list[Message]:
+        questions = [*(example.question for example in self.examples), question]
+        asked = [self.prompt.replace("{question}", text) for text in questions]
+        conversation = messages(self.system, asked[0])
+        for example, following in zip(self.examples, asked[1:], strict=True):
+            conversation.append({"role": "assistant", "content": example.answer})
+            conversation.append({"role": "user", "content": following})
+        return conversation
+
     def _task(self, problem: Problem) -> Task:
         return Task(
             uid=problem.uid,
-            prompt=messages(self.system, self.prompt.replace("{question}", problem.question)),
+            prompt=self._messages(problem.question),
             data={"answer": problem.answer},
         )
 

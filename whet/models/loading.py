@@ -9,13 +9,12 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field
 
-from whet.config import Config
 from whet.errors import WhetError
+from whet.models.config import BUILT_IN, LoraSettings, ModelConfig
 from whet.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -24,27 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BUILT_IN = "smollm2-135m-instruct"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _PROBE_SECONDS = 5.0
-
-
-class LoraSettings(Config):
-    """Low-rank adapters (arXiv 2106.09685) by PEFT; everything else is frozen."""
-
-    rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    target_modules: Literal["all-linear"] | list[str] = "all-linear"
-
-
-class ModelConfig(Config):
-    """Which weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face Hub."""
-
-    path: str = BUILT_IN
-    lora: LoraSettings | None = None
-    trust_remote_code: bool = False  # lets a model's folder run its own Python code
-    revision: str | None = None  # branch, tag or commit of a Hub id
 
 
 def resolve(config: ModelConfig) -> Path:

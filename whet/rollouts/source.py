@@ -49,6 +49,8 @@ class RolloutConfig(Config):
     """Share of a step's groups that may be lost to failures before the run stops."""
     max_sampling_rounds: int = Field(4, gt=0)
     """At most this many times ``prompts_per_step`` groups are sampled for one step when filters drop some."""
+    record_every: int = Field(1, ge=0)
+    """Steps between those whose rollouts are written to the run folder; 0: none."""
     when_exhausted: Literal["error", "smaller_step"] = "error"
     """What to do when that limit is reached."""
 

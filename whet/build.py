@@ -1,0 +1,65 @@
+"""The parts of a run, each from its section of the recipe: renderer, generator, learner. Knows no loop and no folder layout
+but where a learner may dump a batch."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from whet.data.renderer import Renderer
+    from whet.learner.learner import WorkerLearner
+    from whet.recipe import Recipe
+    from whet.weights.in_process import Refittable
+
+
+def build_renderer(recipe: "Recipe") -> "Renderer":
+    from whet.data.renderer import Renderer
+    from whet.models.loading import load_tokenizer
+
+    return Renderer(load_tokenizer(recipe.model), recipe.chat_template)
+
+
+def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable":
+    """A generator whose weights are still to be written."""
+    from whet.models.loading import load_model_config
+
+    return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer)
+
+
+def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, Tensor]]":
+    """The weights of a run's best checkpoint, or its newest where none was evaluated; without a run, the recipe's model."""
+    import torch
+
+    from whet.checkpoint.export import load_policy
+    from whet.checkpoint.store import CheckpointStore
+    from whet.learner.named_weights import named_weights
+    from whet.models.loading import load_model
+
+    if run is None:
+        plain = recipe.model.model_copy(update={"lora": None})
+        return named_weights(load_model(plain, dtype=torch.float32, train=False))
+    store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
+    checkpoint = store.load("best" if store.best() is not None else "latest")
+    return named_weights(load_policy(checkpoint, recipe.model))
+
+
+async def build_learner(recipe: "Recipe", folder: Path) -> "WorkerLearner":
+    """The policy's learner, with its workers started."""
+    from whet.cluster.local import LocalCluster
+    from whet.learner.learner import WorkerLearner
+    from whet.learner.worker import WorkerConfig
+
+    config = WorkerConfig(
+        model=recipe.model,
+        learner=recipe.learner,
+        optimizer=recipe.optimizer,
+        steps=recipe.steps * recipe.algorithm.epochs * recipe.algorithm.minibatches,
+        seed=derive_seed(recipe.seed, "policy"),
+        dumps=folder / "skipped",
+    )
+    return await WorkerLearner.launch(LocalCluster(), config)

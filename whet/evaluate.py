@@ -1,0 +1,168 @@
+"""How good a model is: episodes over held-out tasks, graded as in training, without learning."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.data.renderer import Renderer
+from whet.environments.base import TaskSet
+from whet.errors import DataError
+from whet.generators.base import Generator
+from whet.metrics.statistics import pass_at_k, wilson
+from whet.rollouts.episode import Sampling, Timing, run_episode
+from whet.seeds import derive_seed
+from whet.types import Task, Trajectory
+
+if TYPE_CHECKING:
+    from whet.recipe import Recipe
+
+
+class EvaluationConfig(Config):
+    """When and how a run is evaluated on tasks it doesn't train on."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0: only before the first and after the last step."""
+    split: Literal["test", "train"] = "test"
+    limit: int | None = Field(None, gt=0)
+    """At most this many tasks, the first of the split."""
+    samples: int = Field(1, gt=0)
+    """Answers per task."""
+    temperature: float = Field(0.0, ge=0)
+    """0: greedy."""
+    max_new_tokens: int | None = Field(None, gt=0)
+    """Longest answer; by default as in training."""
+    enabled: bool = True
+
+    def sampling(self, training: Sampling) -> Sampling:
+        """As in training, but for what this config says; plain temperature sampling, nothing cut off."""
+        changes: dict[str, Any] = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        if self.max_new_tokens is not None:
+            changes["max_new_tokens"] = self.max_new_tokens
+        return training.model_copy(update=changes)
+
+
+@dataclass(slots=True)
+class Report:
+    """What an evaluation found. ``low`` and ``high`` bound the accuracy with 95% confidence (Wilson), over tasks."""
+
+    n: int  # tasks
+    samples: int  # answers per task
+    accuracy: float
+    low: float
+    high: float
+    reward: float
+    length_mean: float  # tokens per answer
+    truncated: float  # share of answers that ran into the length limit
+    pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
+    trajectories: list[tuple[Task, Trajectory]] = field(default_factory=list)
+
+    def metrics(self) -> dict[str, float]:
+        """As one evaluation line of the metrics."""
+        values = {
+            "evaluation/accuracy": self.accuracy,
+            "evaluation/n": self.n,
+            "evaluation/low": self.low,
+            "evaluation/high": self.high,
+            "evaluation/reward": self.reward,
+            "evaluation/length_mean": self.length_mean,
+            "evaluation/truncated": self.truncated,
+        }
+        return values | {f"evaluation/pass_at_{k}": value for k, value in self.pass_at.items() if k > 1}
+
+
+async def evaluate_tasks(
+    tasks: Sequence[Task],
+    taskset: TaskSet,
+    generator: Generator,
+    renderer: Renderer,
+    sampling: Sampling,
+    *,
+    samples: int = 1,
+    seed: int = 0,
+    deadline: float = 3600.0,
+) -> Report:
+    """Answer every task ``samples`` times and grade. An answer is correct when its score ``correct`` is 1, or, where the
+    task set has no such score, when its reward is positive. A failing environment raises: a hole is not a zero."""
+    if not tasks:
+        raise DataError(f"{type(taskset).__name__} has no tasks to evaluate on")
+
+    async def answer(task: Task, sample: int) -> Trajectory:
+        return await run_episode(
+            taskset.make(task),
+            generator,
+            renderer,
+            sampling,
+            seed=derive_seed(seed, "evaluation", task.uid, sample),
+            session=f"evaluation/{task.uid}/{sample}",
+            timing=Timing(),
+        )
+
+    async with asyncio.timeout(deadline):
+        answers = await asyncio.gather(*(answer(task, i) for task in tasks for i in range(samples)))
+    correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
+    per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
+    accuracy = sum(correct) / len(correct)
+    low, high = wilson(accuracy * len(tasks), len(tasks))
+    count = len(answers)
+    return Report(
+        n=len(tasks),
+        samples=samples,
+        accuracy=accuracy,
+        low=low,
+        high=high,
+        reward=sum(a.reward for a in answers) / count,
+        length_mean=sum(a.trained_tokens for a in answers) / count,
+        truncated=sum(a.status == "truncated" for a in answers) / count,
+        pass_at={
+            k: sum(pass_at_k(samples, c, k) for c in per_task) / len(tasks) for k in (1, 2, 4, 8, 16) if k <= samples
+        },
+        trajectories=[(task, answers[i * samples + j]) for i, task in enumerate(tasks) for j in range(samples)],
+    )
+
+
+def evaluate(
+    recipe: "Recipe",
+    *,
+    model: str | None = None,
+    run: Path | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+) -> Report:
+    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
+    from whet.build import build_generator, build_renderer, trained_weights
+
+    changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
+    config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
+
+    settings = recipe
+    if model is not None:
+        settings = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model, "lora": None})})
+
+    async def go() -> Report:
+        renderer = build_renderer(settings)
+        generator = build_generator(settings, renderer)
+        try:
+            generator.load_weights(trained_weights(settings, run))
+            await generator.resume(0)
+            tasks = recipe.data.tasks(config.split)[: config.limit]
+            return await evaluate_tasks(
+                tasks,
+                recipe.data,
+                generator,
+                renderer,
+                config.sampling(recipe.sampling),
+                samples=config.samples,
+                seed=recipe.seed,
+            )
+        finally:
+            await generator.close()
+            await recipe.data.close()
+
+    return asyncio.run(go())

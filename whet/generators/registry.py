@@ -1,0 +1,3 @@
+"""Built-in generators by the name that recipes use."""
+
+GENERATORS = {"torch": "whet.generators.torch_config:TorchGeneratorConfig"}

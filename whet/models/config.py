@@ -1,0 +1,27 @@
+"""Which model, and how it is adapted. Apart from the loading, so that a recipe is read without torch."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from whet.config import Config
+
+BUILT_IN = "smollm2-135m-instruct"
+
+
+class LoraSettings(Config):
+    """Low-rank adapters (arXiv 2106.09685) by PEFT; everything else is frozen."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+
+
+class ModelConfig(Config):
+    """Which weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face Hub."""
+
+    path: str = BUILT_IN
+    lora: LoraSettings | None = None
+    trust_remote_code: bool = False  # lets a model's folder run its own Python code
+    revision: str | None = None  # branch, tag or commit of a Hub id

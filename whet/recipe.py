@@ -1,0 +1,89 @@
+"""A whole run as one typed value. Each setting has its default in exactly one place: the config class that reads it."""
+
+import math
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from whet.algorithms.base import Algorithm
+from whet.algorithms.registry import ALGORITHMS
+from whet.checkpoint.config import CheckpointConfig
+from whet.config import Component, Config
+from whet.environments.base import TaskSet
+from whet.environments.registry import TASK_SETS
+from whet.evaluate import EvaluationConfig
+from whet.generators.registry import GENERATORS
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.metrics.registry import SINKS
+from whet.metrics.sinks import SinkConfig
+from whet.models.config import ModelConfig
+from whet.rollouts.episode import Sampling
+from whet.rollouts.source import RolloutConfig
+from whet.weights.config import WeightSyncConfig
+
+
+class Recipe(Config):
+    """Everything that decides what a run does."""
+
+    description: str = ""
+    """One line for ``whet recipes``."""
+    seed: int = Field(0, ge=0)
+    """Every random choice of the run is derived from it."""
+    steps: int = Field(gt=0)
+    """Optimizer steps (times ``algorithm.minibatches`` and ``algorithm.epochs``)."""
+    model: ModelConfig = ModelConfig()
+    """Which weights to start from."""
+    algorithm: Annotated[Algorithm, Component(ALGORITHMS)] = Field(default="grpo")
+    """How rollouts become gradients."""
+    data: Annotated[TaskSet, Component(TASK_SETS)]
+    """The tasks: a built-in task set, or the dotted path of your own."""
+    chat_template: str | None = None
+    """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
+    sampling: Sampling = Sampling()
+    """How the policy answers in training."""
+    rollouts: RolloutConfig = RolloutConfig()
+    """How many rollouts make a step, and how far they may run ahead."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    learner: LearnerConfig = LearnerConfig()
+    generator: Annotated[Any, Component(GENERATORS, base="whet.config:Config")] = Field(default="torch")
+    """The engine that samples."""
+    weights: WeightSyncConfig = WeightSyncConfig()
+    """How new weights reach the generator, and how their arrival is proven."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))
+    """Where metrics go."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
+        if self.algorithm.samples_per_task and self.sampling.max_new_tokens >= self.learner.max_tokens:
+            raise ValueError(
+                f"sampling.max_new_tokens = {self.sampling.max_new_tokens} does not fit into a micro-batch of "
+                f"learner.max_tokens = {self.learner.max_tokens} tokens"
+            )
+        context = getattr(self.generator, "max_context", None)
+        if context is not None and self.sampling.max_new_tokens >= context:
+            raise ValueError(
+                f"sampling.max_new_tokens = {self.sampling.max_new_tokens} leaves no room for a prompt in "
+                f"generator.max_context = {context} (prompts may have up to {longest} tokens with their answer)"
+            )
+        if self.algorithm.minibatches > self.rollouts.prompts_per_step:
+            raise ValueError(
+                f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
+                f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} groups there are to split"
+            )
+        return self
+
+    def warnings(self) -> list[str]:
+        """What is allowed but rarely meant."""
+        found = []
+        correction = getattr(getattr(self.algorithm, "loss", None), "correction", None)
+        if self.rollouts.max_staleness > 0 and correction is None:
+            found.append(
+                f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
+                "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
+            )
+        if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
+            found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
+        return found

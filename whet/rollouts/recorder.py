@@ -1,0 +1,47 @@
+"""Turns a step's groups, after learning, into records that people can read: text, rewards, and for each sampled token what
+the sampler and the learner thought of it."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.data.renderer import Renderer
+from whet.metrics.rollout_file import RolloutRecord
+from whet.types import Group
+
+
+def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
+    """One record per trajectory, in the order of ``batch``, which was made from ``groups``."""
+    index = 0
+    for group in groups:
+        for sample, trajectory in enumerate(group.trajectories):
+            own = batch.trained & (batch.sequence == index)
+            advantages = _picked(batch.advantages, own)
+            sampled = [span for span in trajectory.spans if span.logprobs is not None]
+            tokens = [token for span in sampled for token in span.tokens]
+            versions = [span.versions for span in sampled if span.versions]
+            learner = _picked(batch.old_logprobs, own)
+            yield RolloutRecord(
+                step=step,
+                uid=group.uid,
+                task=group.task.uid,
+                sample=sample,
+                prompt=renderer.decode(trajectory.spans[0].tokens),
+                answer=renderer.decode(tokens),
+                messages=trajectory.messages,
+                reward=trajectory.reward,
+                advantage=advantages[0] if advantages else None,
+                scores=trajectory.scores,
+                status=trajectory.status.value,
+                tokens=tokens,
+                texts=[renderer.decode([token]) for token in tokens],
+                logprobs=[value for span in sampled for value in span.logprobs or []],
+                learner_logprobs=list(learner) if len(learner or ()) == len(tokens) and learner else None,
+                versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
+            )
+            index += 1
+
+
+def _picked(column: Tensor | None, own: Tensor) -> list[float] | None:
+    return None if column is None else column[own].tolist()

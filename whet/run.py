@@ -1,0 +1,243 @@
+"""From a recipe to live objects, and from a run folder back to them: start, resume, shut down. The loop itself is in
+``train.py``; what happens between two steps (publish, log, evaluate, save) is here."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from whet.batch import Batch
+from whet.checkpoint.crash_points import crash_point
+from whet.checkpoint.files import atomic_write_text
+from whet.checkpoint.lock import RunLock
+from whet.checkpoint.store import Checkpoint, CheckpointStore
+from whet.config import dump_yaml, load
+from whet.data.renderer import Renderer
+from whet.errors import ConfigError
+from whet.evaluate import evaluate_tasks
+from whet.learner.base import Learner
+from whet.metrics import Metrics
+from whet.metrics.clock import Clock, Pace
+from whet.metrics.report import write_report
+from whet.metrics.rollout_file import drop_rollouts_after, write_rollouts
+from whet.metrics.sinks import OpenSinks
+from whet.metrics.summary import print_summary
+from whet.recipe import Recipe
+from whet.rollouts.recorder import records
+from whet.rollouts.source import RolloutSource
+from whet.types import Distribution, Group
+from whet.weights.in_process import InProcessSync, Refittable
+
+log = logging.getLogger(__name__)
+
+
+def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> Path:
+    """A folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path(root) / f"{name}-{stamp}"
+    count = 1
+    while folder.exists():
+        count += 1
+        folder = Path(root) / f"{name}-{stamp}-{count}"
+    return folder
+
+
+def start(recipe: Recipe, folder: Path) -> Path:
+    """Train from the beginning into a new ``folder``. Returns it."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; choose another folder, or `whet resume {folder}`")
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
+    return _train(recipe, folder, resuming=False)
+
+
+def resume(folder: Path, overrides: Sequence[str] = ()) -> Path:
+    """Go on from the newest intact checkpoint, or, said loudly, from the beginning where there is none yet."""
+    recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
+    return _train(recipe, folder, resuming=True)
+
+
+def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
+    from whet.train import train
+
+    async def go() -> None:
+        async with open_run(recipe, folder, resuming=resuming) as run:
+            await train(run)
+
+    with RunLock(folder), _log_file(folder):
+        for warning in recipe.warnings():
+            log.warning(warning)
+        asyncio.run(go())
+        write_report(folder)
+    print_summary(folder)
+    return folder
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything the loop works with."""
+
+    recipe: Recipe
+    folder: Path
+    start: int  # steps done so far
+    source: RolloutSource
+    learners: Mapping[str, Learner]
+    generator: Refittable
+    renderer: Renderer
+    sync: InProcessSync
+    store: CheckpointStore
+    sinks: OpenSinks
+    share_prompts: bool
+    distribution: Distribution
+    clock: Clock = field(default_factory=Clock)
+    pace: Pace = field(default_factory=Pace)
+    metrics: Metrics = field(default_factory=Metrics)
+
+    async def before_first_step(self) -> None:
+        """The generator gets the learner's weights; a fresh run measures where it starts from."""
+        await self.sync.publish(self.learners["policy"], self.generator, self.start)
+        if self.start == 0:
+            await self._evaluate(0)
+        self.clock.start()
+
+    async def publish(self, version: int) -> None:
+        """Weights first, then permits."""
+        self.metrics.merge(await self.sync.publish(self.learners["policy"], self.generator, version))
+        await self.source.published(version)
+
+    async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
+        """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it."""
+        self._log(step, batch)
+        if self.recipe.rollouts.record_every and step % self.recipe.rollouts.record_every == 0:
+            write_rollouts(self.folder, step, records(step, groups, batch, self.renderer))
+        crash_point("step.logged")
+        steps, every = self.recipe.steps, self.recipe.evaluation.every
+        accuracy = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
+        if self.recipe.checkpoints.due(step, steps):
+            with self.clock.phase("checkpoint"):
+                await self.save(step, accuracy)
+        crash_point("step.done")
+
+    async def save(self, step: int, metric: float | None) -> None:
+        async def write(folder: Path) -> None:
+            for role, learner in self.learners.items():
+                (folder / role).mkdir()
+                await learner.save(folder / role)
+
+        await self.store.save(step, write, {"step": step, "source": self.source.state()}, metric)
+
+    async def load(self, checkpoint: Checkpoint) -> None:
+        for role, learner in self.learners.items():
+            await learner.load(checkpoint.folder / role)
+        self.start = checkpoint.step
+        self.source.load_state(checkpoint.state["source"], self.start)
+
+    def _log(self, step: int, batch: Batch) -> None:
+        tally, timing = self.source.tally()
+        values: dict[str, Any] = tally.merge(self.metrics).result()
+        self.metrics = Metrics()
+        lap = self.clock.lap()
+        waited = timing.generating + timing.grading
+        if waited:  # episodes overlap: the phase's wall time is split as their waiting was
+            lap["time/grade"] = lap.get("time/generate", 0.0) * timing.grading / waited
+            lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
+        self.pace.add(lap["time/step"], values.get("answer/tokens", 0.0))
+        values["batch/tokens"] = len(batch)
+        lap["time/tokens_per_second"] = self.pace.tokens_per_second()
+        lap["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
+        self.sinks.write(step, values | lap)
+
+    async def _evaluate(self, step: int) -> float | None:
+        config = self.recipe.evaluation
+        if not config.enabled:
+            return None
+        with self.clock.phase("evaluate"):
+            tasks = self.recipe.data.tasks(config.split)[: config.limit]
+            report = await evaluate_tasks(
+                tasks,
+                self.recipe.data,
+                self.generator,
+                self.renderer,
+                config.sampling(self.recipe.sampling),
+                samples=config.samples,
+                seed=self.recipe.seed,
+            )
+        self.sinks.write(step, report.metrics(), kind="evaluation")
+        return report.accuracy
+
+
+@asynccontextmanager
+async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterator[Run]:
+    """Build everything, load the newest checkpoint when resuming, and shut everything down at the end, also on errors."""
+    from whet.build import build_generator, build_learner, build_renderer
+
+    renderer = build_renderer(recipe)
+    learner = await build_learner(recipe, folder)
+    generator = build_generator(recipe, renderer)
+    sinks = None
+    try:
+        store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
+        algorithm = recipe.algorithm
+        source = RolloutSource(
+            recipe.rollouts,
+            recipe.sampling,
+            recipe.data,
+            generator,
+            renderer,
+            group_size=algorithm.samples_per_task,
+            filters=algorithm.group_filters,
+            seed=recipe.seed,
+        )
+        run = Run(
+            recipe=recipe,
+            folder=folder,
+            start=0,
+            source=source,
+            learners={"policy": learner},
+            generator=generator,
+            renderer=renderer,
+            sync=InProcessSync(recipe.weights, renderer.render_prompt(source.tasks[0].prompt)),
+            store=store,
+            sinks=OpenSinks([]),
+            share_prompts=learner.describe().get("forest", True),
+            distribution=recipe.sampling.distribution,
+        )
+        store.clean()
+        checkpoint = store.load_latest() if resuming else None
+        if resuming and checkpoint is None:
+            log.warning("%s has no complete checkpoint yet: the run starts again from the beginning", folder)
+        if checkpoint is not None:
+            await run.load(checkpoint)
+        if resuming:
+            drop_rollouts_after(folder, run.start)
+        resume_step = (run.start if checkpoint else -1) if resuming else None
+        run.sinks = sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        if not run.start:
+            sinks.write(0, {f"run/{name}": value for name, value in learner.describe().items()})
+        yield run
+    finally:
+        if sinks is not None:
+            sinks.close()
+        await generator.close()
+        await learner.close()
+
+
+class _log_file:
+    """Everything logged below ``whet`` also goes to ``log.txt``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
+        self.handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+
+    def __enter__(self) -> None:
+        logger = logging.getLogger("whet")
+        logger.setLevel(logging.INFO)
+        logger.addHandler(self.handler)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("whet").removeHandler(self.handler)
+        self.handler.close()

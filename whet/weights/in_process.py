@@ -1,0 +1,80 @@
+"""Weights go from a learner to a generator in the same process: one cast per tensor into the generator's own storage.
+Then arrival is proven, by a digest of what the generator holds and by a probe of its decode path. Knows no algorithm.
+
+Who waits for what: the generator is paused before it is written to and goes on only after the digest agrees."""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.errors import RefitError
+from whet.generators.base import Generator
+from whet.learner.base import Learner
+from whet.metrics import Metrics
+from whet.types import Distribution, Group, Span, Task, Trajectory
+from whet.weights.config import WeightSyncConfig
+from whet.weights.digest import digest, differing
+
+
+class Refittable(Generator, Protocol):
+    """A generator in this process whose weights can be written and read."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> None: ...
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]: ...
+    def score_decode(self, prompt: list[int], tokens: list[int]) -> list[float]: ...
+
+
+class InProcessSync:
+    """A ``WeightSync`` for a learner and a generator in one process. The last tokens of
+    ``text`` are what the probe compares log-probs of; the rest is their prompt."""
+
+    def __init__(self, config: WeightSyncConfig, text: list[int]) -> None:
+        count = min(config.probe_tokens, len(text) - 1)
+        self.config = config
+        self.prompt, self.tokens = text[:-count], text[-count:]
+
+    async def publish(self, learner: Learner, generator: Refittable, version: int) -> Metrics:
+        """Returns once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs."""
+        await generator.pause()
+        weights = await learner.named_weights()
+        await asyncio.to_thread(self._write, weights, generator)
+        metrics = await self._probe(learner, generator) if self.config.probe else Metrics()
+        await generator.resume(version)
+        return metrics
+
+    def _write(self, weights: list[tuple[str, Tensor]], generator: Refittable) -> None:
+        cast = [(name, tensor.to(generator.dtype)) for name, tensor in weights]
+        generator.load_weights(cast)
+        if self.config.digest:
+            held = digest(generator.named_weights())
+            wrong = differing(digest((name, tensor) for name, tensor in cast if name in held), held)
+            if wrong:
+                raise RefitError(
+                    f"after publishing, the generator does not hold the learner's weights: {len(wrong)} of {len(held)} "
+                    f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy"
+                )
+
+    async def _probe(self, learner: Learner, generator: Refittable) -> Metrics:
+        decoded = await asyncio.to_thread(generator.score_decode, self.prompt, self.tokens)
+        spans = [Span(self.prompt, trained=False), Span(self.tokens, trained=True)]
+        group = Group("probe", Task("probe", []), [Trajectory(spans)])
+        batch = Batch.from_groups([group], distribution=Distribution())
+        scored = (await learner.score(batch, {"logprobs"}))["logprobs"][batch.trained].double()
+        difference = (torch.tensor(decoded, dtype=torch.float64) - scored).abs()
+        mean, largest = float(difference.mean()), float(difference.max())
+        coarse = generator.dtype in (torch.bfloat16, torch.float16)
+        tolerance = self.config.probe_tolerance or (0.25 if coarse else 1e-3)
+        if not mean <= tolerance:
+            raise RefitError(
+                f"after publishing, the generator's decode path gives other log-probs than the learner: mean difference "
+                f"{mean:.3g} over {len(self.tokens)} tokens (weights.probe_tolerance {tolerance:g}). Stale caches, another "
+                "precision, or a head that is not tied as in the learner are the usual causes"
+            )
+        return Metrics().mean("refit/probe_mean", mean).max("refit/probe_max", largest)
