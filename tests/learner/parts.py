@@ -15,7 +15,7 @@ from whet.learner.learner import trained_only
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.losses.base import Unit
 from whet.metrics import Metrics
-from whet.models.loading import LoraSettings, ModelConfig
+from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import MicroBatch, pack
 from whet.types import Group
 

@@ -13,7 +13,7 @@ from whet.errors import DeadlineError, WhetError
 from whet.learner.config import LearnerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import WorkerConfig
-from whet.models.loading import ModelConfig
+from whet.models.config import ModelConfig
 
 
 def config(model: Path, **learner) -> WorkerConfig:

@@ -8,7 +8,7 @@ import torch
 from tests.learner.parts import PolicyGradient, assert_close, assert_same, cut, some_batch, weights, whole, worker
 from whet.batch import Batch
 from whet.errors import WhetError
-from whet.models.loading import LoraSettings
+from whet.models.config import LoraSettings
 from whet.types import Distribution
 
 LORA = LoraSettings(rank=2, alpha=4.0)
@@ -150,7 +150,7 @@ def test_dropout_depends_on_seed_and_step_alone(qwen):
 def test_more_than_one_rank_is_refused():
     from whet.cluster.base import Seat
     from whet.learner.worker import LearnerWorker, WorkerConfig
-    from whet.models.loading import ModelConfig
+    from whet.models.config import ModelConfig
 
     with pytest.raises(WhetError, match="only one rank"):
         LearnerWorker(WorkerConfig(model=ModelConfig()), Seat(0, 2, 0, 2))

@@ -20,7 +20,7 @@ from tests.learner.parts import (
 )
 from whet.errors import WhetError
 from whet.learner.config import OptimizerConfig
-from whet.models.loading import LoraSettings
+from whet.models.config import LoraSettings
 
 LORA = LoraSettings(rank=2, alpha=4.0)
 

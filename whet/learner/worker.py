@@ -29,8 +29,9 @@ from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, sc
 from whet.learner.state import changing, load_state, save_state
 from whet.losses.base import Loss
 from whet.metrics import Metrics
+from whet.models.config import ModelConfig
 from whet.models.forest_attention import supports_forest
-from whet.models.loading import ModelConfig, load_model
+from whet.models.loading import load_model
 from whet.models.values import ValueHead
 from whet.packing import MicroBatch
 from whet.seeds import derive_seed
@@ -168,6 +169,7 @@ class LearnerWorker:
             self.skipped_in_a_row = 0
         else:
             self._skip(micro_batches, loss, loss_value, norm_value)
+        self.optimizer.zero_grad(set_to_none=True)  # generation between two updates gets the memory
         return RankUpdate(loss_value, metrics, logprobs, norm_value, lr, skipped=not finite)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> tuple[Tensor, Metrics, list[Tensor]]:
@@ -219,8 +221,6 @@ class LearnerWorker:
             }
             folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}"
             where = f"its batch is in {write_dump(folder, micro_batches, facts)}"
-        assert self.optimizer is not None
-        self.optimizer.zero_grad(set_to_none=True)
         if self.skipped_in_a_row >= self.config.learner.max_skipped_steps:
             raise WhetError(
                 f"{what} was not finite in {self.skipped_in_a_row} optimizer steps in a row, the last one being step "
