@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from whet.batch import Batch
 from whet.errors import WhetError
+from whet.models.dense_attention import dense_attention
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 NAME = "whet_forest"
 _PADDING = 1.25  # a block may hold this many times the query-key pairs that its segments need ...
+_DENSE_KEYS = 512  # in longer rows, what the fused kernel saves by skipping the future counts for more
 _SLACK = 1 << 16  # ... plus this many, which cost about as much as starting another block
 
 
@@ -32,6 +34,7 @@ class Block:
     keys: int  # tokens of the longest path, ancestors included
     before: Tensor  # [C] tokens of the ancestors; the same in all rows where ``even``
     even: bool
+    roots: bool  # no row has ancestors
 
 
 @dataclass(slots=True)
@@ -77,7 +80,14 @@ class ForestLayout:
                 key += [*paths[i], *own, *[-1] * (keys - len(paths[i]) - lengths[i])]
             before = [len(paths[i]) for i in members]
             blocks.append(
-                Block(len(members), queries, keys, torch.tensor(before, device=device), len(set(before)) == 1)
+                Block(
+                    len(members),
+                    queries,
+                    keys,
+                    torch.tensor(before, device=device),
+                    len(set(before)) == 1,
+                    max(before) == 0,
+                )
             )
         return cls(
             blocks,
@@ -86,13 +96,14 @@ class ForestLayout:
             Gather.of(row_of_token, len(query), device),
         )
 
-    def mask(self, index: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """What block ``index`` may see, added to its scores: [1 or C, 1, queries, keys]; None: plainly causal."""
-        name = (index, window, dtype)
+    def mask(self, index: int, window: int | None, dtype: torch.dtype, always: bool = False) -> Tensor | None:
+        """What block ``index`` may see, added to its scores: [1 or C, 1, queries, keys]. None stands for a plainly
+        causal one, unless it is wanted ``always``."""
+        name = (index, window, dtype, always)
         if name not in self.masks:
             block = self.blocks[index]
             whole = window is None or window >= block.keys
-            if whole and block.even and int(block.before[0]) == 0:
+            if whole and block.roots and not always:
                 self.masks[name] = None
             else:
                 before = block.before[:1] if block.even else block.before
@@ -182,19 +193,20 @@ def forest_attention(
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     queries, keys, values = layout.query(_rows(query)), layout.key(_rows(key)), layout.key(_rows(value))
 
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     results, q, k = [], 0, 0
     for index, block in enumerate(layout.blocks):
         q_end, k_end = q + block.rows * block.queries, k + block.rows * block.keys
-        mask = layout.mask(index, sliding_window, query.dtype)
-        one = _attend(
-            _heads(queries[q:q_end], block.rows, query.shape[1]),
-            _heads(keys[k:k_end], block.rows, key.shape[1]),
-            _heads(values[k:k_end], block.rows, value.shape[1]),
-            mask, scaling, dropout, softcap, s_aux,
+        results.append(
+            _attend(
+                queries[q:q_end].view(block.rows, block.queries, query.shape[1], -1),
+                keys[k:k_end].view(block.rows, block.keys, key.shape[1], -1),
+                values[k:k_end].view(block.rows, block.keys, value.shape[1], -1),
+                layout, index, sliding_window, scale, dropout, softcap, s_aux,
+            ).reshape(q_end - q, -1)
         )  # fmt: skip
-        results.append(one.transpose(1, 2).reshape(q_end - q, -1))
         q, k = q_end, k_end
-    packed = layout.result(torch.cat(results))
+    packed = layout.result(torch.cat(results) if len(results) > 1 else results[0])
     return packed.view(1, query.shape[2], query.shape[1], -1), None
 
 
@@ -203,43 +215,42 @@ def _rows(x: Tensor) -> Tensor:
     return x[0].transpose(0, 1).reshape(x.shape[2], -1)
 
 
-def _heads(rows: Tensor, count: int, heads: int) -> Tensor:
-    """[count * length, heads * size] -> [count, heads, length, size]"""
-    return rows.view(count, rows.shape[0] // count, heads, -1).transpose(1, 2)
-
-
 def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
+    layout: ForestLayout,
+    index: int,
+    window: int | None,
+    scale: float,
     dropout: float,
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    if softcap is None and sinks is None:
-        return F.scaled_dot_product_attention(
-            query, key, value, mask, dropout, is_causal=mask is None, scale=scaling, enable_gqa=grouped
+    """[C, L, heads, size] -> the same"""
+    special = softcap is not None or sinks is not None
+    if special and dropout > 0.0:
+        raise WhetError(
+            "attention dropout together with soft caps or sinks is not supported; set attention_dropout to 0"
         )
+    narrow = query.device.type == "cpu" and query.dtype == torch.bfloat16 and dropout == 0.0
+    if special or (narrow and key.shape[1] <= _DENSE_KEYS):
+        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
+        mask = layout.mask(index, window, wide, always=True)
+        assert mask is not None
+        return dense_attention(query, key, value, mask, scale=scale, softcap=softcap, sinks=sinks)
+    mask = layout.mask(index, window, query.dtype)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     repeats = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is None:
-        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        scores = scores.masked_fill(~seen, float("-inf"))
-    else:
-        scores = scores + mask
-    wide = scores if scores.dtype == torch.float64 else scores.float()
-    if sinks is not None:
-        column = sinks.to(wide.dtype).view(1, -1, 1, 1).expand(*wide.shape[:3], 1)
-        shares = torch.cat([wide, column], dim=-1).softmax(-1)[..., :-1]
-    else:
-        shares = wide.softmax(-1)
-    return F.dropout(shares.to(value.dtype), dropout) @ value
+    if repeats > 1 and mask is not None and query.device.type != "cpu":
+        key, value = (
+            key.repeat_interleave(repeats, 1),
+            value.repeat_interleave(repeats, 1),
+        )  # or no fast kernel takes it
+        repeats = 1
+    return F.scaled_dot_product_attention(
+        query, key, value, mask, dropout, is_causal=mask is None, scale=scale, enable_gqa=repeats > 1
+    ).transpose(1, 2)
 
 
 def register() -> None:

@@ -64,14 +64,19 @@ def _gguf_file() -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     print(f"converting {NAME} into {folder} (once, about half a minute) ...", flush=True)
     started = time.monotonic()
     staging = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent,
+            gguf_file=gguf.name,
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        )
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         os.rename(staging, folder)

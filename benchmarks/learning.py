@@ -1,0 +1,117 @@
+"""How fast the learner computes: forward and backward of SmolLM2-135M on rows as GRPO makes them, against the machine.
+
+    OMP_NUM_THREADS=1 python benchmarks/learning.py
+
+8 prompts of 60 tokens with 8 answers of 48 to 80 tokens each, prompts shared, bfloat16 autocast over float32 weights.
+Prints the achieved GFLOP/s (matrix products that the mathematics needs, recomputation not counted), and the share of
+what plain matrix products reach in the same minute: large square ones, and ones of the model's own shapes.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.models.forest_attention import forest_hidden
+from whet.models.head import head_of, token_logprobs
+from whet.models.loading import LoraSettings, ModelConfig, load_model
+from whet.types import Distribution, Group, Span, Task, Trajectory
+
+
+def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(10, 40000, (count,), generator=generator).tolist()
+
+    groups = []
+    for index in range(prompts):
+        prompt = tokens(60)
+        lengths = torch.randint(48, 81, (answers,), generator=generator).tolist()
+        rows = [Trajectory([Span(prompt, False), Span(tokens(length), True)]) for length in lengths]
+        groups.append(Group(str(index), Task(str(index), []), rows))
+    return Batch.from_groups(groups, share_prompts=share)
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    work()
+    taken = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return min(taken)
+
+
+def product_rate(m: int, k: int, n: int, repeats: int = 5) -> float:
+    """GFLOP/s of a bfloat16 product [m, k] x [k, n]."""
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+    return 2e-9 * m * k * n / seconds(lambda: a @ b.T, repeats)
+
+
+def counted_flops(model: torch.nn.Module, batch: Batch) -> float:
+    """Products of one forward and backward pass: 6 per weight and token, 12 per query-key pair, head and feature."""
+    config = model.config
+    embedding = config.vocab_size * config.hidden_size
+    body = sum(p.numel() for p in model.get_decoder().parameters()) - embedding
+    pairs = float((batch.position + 1).sum())
+    attention = 12 * pairs * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return 6.0 * body * len(batch) + 6.0 * embedding * int(batch.trained.sum()) + attention
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--answers", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--unshared", action="store_true", help="compute the prompt once per answer")
+    parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes, by operator")
+    chosen = parser.parse_args()
+
+    model = load_model(ModelConfig(lora=LoraSettings() if chosen.lora else None), dtype=torch.float32)
+    batch = grpo_batch(chosen.prompts, chosen.answers, not chosen.unshared)
+    head = head_of(model)
+    picked = batch.trained.nonzero().squeeze(1)
+    clock: dict[str, float] = {}
+
+    def step() -> Tensor:
+        begin = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = forest_hidden(model, batch)
+            body = time.perf_counter()
+            logprobs, _ = token_logprobs(
+                hidden[batch.predictor[picked]], head.weight, batch.tokens[picked], Distribution()
+            )
+        ahead = time.perf_counter()
+        (-logprobs.mean()).backward()
+        clock.update(body=body - begin, head=ahead - body, backward=time.perf_counter() - ahead)
+        model.zero_grad()
+        return logprobs
+
+    taken = seconds(step, chosen.repeats)
+    flops = counted_flops(model.get_base_model() if chosen.lora else model, batch)
+    config = model.config
+    shapes = [
+        (config.hidden_size, config.intermediate_size),
+        (config.intermediate_size, config.hidden_size),
+        (config.hidden_size, config.hidden_size),
+    ]
+    own = [product_rate(len(batch), k, n) for k, n in shapes]
+    square = product_rate(2048, 2048, 2048)
+    rate = flops * 1e-9 / taken
+    print(f"{torch.get_num_threads()} thread(s), {len(batch)} tokens, {len(picked)} trained, {flops * 1e-12:.2f} TFLOP")
+    print("last step: " + ", ".join(f"{name} {value:.2f} s" for name, value in clock.items()))
+    print(f"products: square {square:.0f} GFLOP/s, the model's shapes {min(own):.0f} to {max(own):.0f}")
+    print(f"step {taken:.2f} s, {len(picked) / taken:.0f} trained tokens/s, {rate:.0f} GFLOP/s = {rate / square:.0%}")
+    if chosen.profile:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            step()
+        print(profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=40, max_name_column_width=60))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""Attention of a padded block by plain batched products, with its own backward pass.
+
+What flows through: queries [C, L, heads, size] and keys, values [C, K, kv heads, size]. For the short rows of
+reinforcement learning on a CPU this takes a quarter of the time of ``scaled_dot_product_attention``; it also has what
+that lacks: soft caps (Gemma 2) and sinks (gpt-oss). Scores are computed again in the backward pass, so memory between
+the passes is linear in tokens. Knows no forest: a mask says who sees whom.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SCORES = 1 << 18  # scores that exist at once, unless one row has more: they should stay in the processor's cache
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[C, L, heads, size] -> [C, L, heads, value size].
+
+    ``mask`` [1 or C, 1, L, K] is added to the scaled (and capped) scores, in float32 (float64 for float64 inputs).
+    ``sinks`` [heads] are logits that take part in the softmax and have no value.
+    """
+    result: Tensor = _Dense.apply(query, key, value, mask, sinks, scale, softcap)
+    return result
+
+
+class _Dense(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor,
+        sinks: Tensor | None,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor:
+        ctx.scale, ctx.softcap = scale, softcap
+        kv_heads = key.shape[2]
+        result = query.new_empty(*query.shape[:3], value.shape[3])
+        with torch.autocast(query.device.type, enabled=False):
+            for part in _parts(query, key):
+                q, k, v = _fold(query[part], kv_heads), _fold(key[part], kv_heads), _fold(value[part], kv_heads)
+                shares, _, _ = _shares(q, k, _rows(mask, part), sinks, scale, softcap, len(query[part]))
+                _unfold_into(result[part], shares.to(v.dtype) @ v)
+        ctx.save_for_backward(query, key, value, mask, sinks, result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, sinks, result = ctx.saved_tensors
+        kv_heads = key.shape[2]
+        d_query, d_key, d_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+        d_sinks = None if sinks is None else torch.zeros_like(sinks)
+        with torch.autocast(query.device.type, enabled=False):
+            for part in _parts(query, key):
+                rows = len(query[part])
+                q, k, v = _fold(query[part], kv_heads), _fold(key[part], kv_heads), _fold(value[part], kv_heads)
+                out, d_out = _fold(result[part], kv_heads), _fold(grads[0][part], kv_heads)
+                shares, capped, of_sink = _shares(q, k, _rows(mask, part), sinks, ctx.scale, ctx.softcap, rows)
+                _unfold_into(d_value[part], shares.to(v.dtype).transpose(1, 2) @ d_out)
+                inner = (d_out.to(shares.dtype) * out).sum(-1, keepdim=True)
+                d_scores = (d_out @ v.transpose(1, 2)).to(shares.dtype).sub_(inner).mul_(shares)
+                if capped is not None:
+                    d_scores.mul_(capped.square_().neg_().add_(1.0))
+                d_scores = d_scores.mul_(ctx.scale).to(q.dtype)
+                _unfold_into(d_query[part], d_scores @ k)
+                _unfold_into(d_key[part], d_scores.transpose(1, 2) @ q)
+                if d_sinks is not None and of_sink is not None:
+                    per_head = (of_sink * inner).view(rows, d_sinks.numel(), -1).sum((0, 2))
+                    d_sinks -= per_head.to(d_sinks.dtype)
+        return d_query, d_key, d_value, None, d_sinks, None, None
+
+
+def _parts(query: Tensor, key: Tensor) -> list[slice]:
+    """Rows that are worked on together."""
+    rows = max(1, _SCORES // (query.shape[2] * query.shape[1] * key.shape[1]))
+    return [slice(start, start + rows) for start in range(0, len(query), rows)]
+
+
+def _rows(mask: Tensor, part: slice) -> Tensor:
+    return mask if len(mask) == 1 else mask[part]
+
+
+def _fold(x: Tensor, kv_heads: int) -> Tensor:
+    """[C, L, heads, size] -> [C * kv heads, (heads / kv heads) * L, size]: heads that share keys form one matrix."""
+    rows, length, heads, size = x.shape
+    return (
+        x.view(rows, length, kv_heads, heads // kv_heads, size)
+        .permute(0, 2, 3, 1, 4)
+        .reshape(rows * kv_heads, -1, size)
+    )
+
+
+def _unfold_into(place: Tensor, x: Tensor) -> None:
+    rows, length, heads, size = place.shape
+    kv_heads = x.shape[0] // rows
+    folded = x.view(rows, kv_heads, heads // kv_heads, length, size).permute(0, 3, 1, 2, 4)
+    place.view(rows, length, kv_heads, heads // kv_heads, size).copy_(folded)
+
+
+def _shares(
+    q: Tensor, k: Tensor, mask: Tensor, sinks: Tensor | None, scale: float, softcap: float | None, rows: int
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Attention probabilities [C * kv heads, group * L, K], tanh of the capped scores, and the sinks' probabilities."""
+    scores = (q @ k.transpose(1, 2)).to(mask.dtype).mul_(scale)
+    capped = None
+    if softcap is not None:
+        capped = scores.div_(softcap).tanh_()
+        scores = capped * softcap
+    by_head = scores.view(rows, -1, mask.shape[2], mask.shape[3])
+    by_head.add_(mask)
+    if sinks is None:
+        return torch.softmax(scores, -1), capped, None
+    sink = sinks.to(scores.dtype).view(1, -1, 1).expand(rows, -1, mask.shape[2]).reshape(*scores.shape[:2], 1)
+    total = torch.logaddexp(scores.logsumexp(-1, keepdim=True), sink)
+    return scores.sub_(total).exp_(), capped, (sink - total).exp_()

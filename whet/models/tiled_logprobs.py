@@ -1,0 +1,158 @@
+"""Log-probs of chosen tokens by tiles of [tokens, words], with their own backward pass: the engine of ``head``.
+
+The backward pass computes each tile's logits again. That costs an eighth more of the head's products, and the memory
+between the passes is a few numbers per token, whatever the size of the vocabulary. Knows no model.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.models.distribution import least_logit, truncates
+from whet.types import Distribution
+
+TILE = 2048  # words of the vocabulary that are worked on at once: products this large run at full speed
+
+
+@dataclass(slots=True, frozen=True)
+class HeadSettings:
+    """From products to the logits of the distribution, tile by tile."""
+
+    distribution: Distribution
+    scale: float
+    softcap: float | None
+
+    def logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """A tile's logits, and tanh of the capped ones."""
+        return self.finish(rows @ weight.T, bias)
+
+    def finish(self, products: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Scaled, capped and tempered, in float32 or wider; works in place."""
+        logits = products if products.dtype == torch.float64 else products.float()
+        if bias is not None:
+            logits = logits.add_(bias)
+        if self.scale != 1.0:
+            logits = logits.mul_(self.scale)
+        capped = None
+        if self.softcap is not None:
+            capped = logits.div_(self.softcap).tanh_()
+            logits = capped * self.softcap
+        if self.distribution.temperature != 1.0:
+            logits = logits.div_(self.distribution.temperature)
+        return logits, capped
+
+    def truncate_(self, logits: Tensor, floor: Tensor, column: Tensor, here: Tensor) -> Tensor:
+        """-inf outside the support; the wanted tokens are always inside. Returns its argument."""
+        if not truncates(self.distribution):
+            return logits
+        wanted = torch.zeros_like(logits).scatter_add_(-1, column, here.to(logits.dtype))
+        return logits.masked_fill_((logits < floor[:, None]) & (wanted == 0), float("-inf"))
+
+
+def _spans(length: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, length)) for start in range(0, length, size)]
+
+
+def _locate(ids: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
+    """Where in a tile of the vocabulary the ids are, and whether they are in it at all. [T, K] each"""
+    here = (ids >= tile.start) & (ids < tile.stop)
+    return (ids - tile.start).clamp(0, tile.stop - tile.start - 1), here
+
+
+class TokenLogprobs(torch.autograd.Function):
+    """Both passes work on tiles of [chunk tokens, TILE words]. Saves the inputs and a few numbers per token."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        ids: Tensor,
+        how: HeadSettings,
+        with_entropy: bool,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        kind = hidden.device.type
+        ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        ctx.how, ctx.with_entropy, ctx.chunk = how, with_entropy, chunk
+        wide = torch.float64 if ctx.compute == torch.float64 else torch.float32
+        least = torch.finfo(wide).min
+        logprobs = hidden.new_zeros(ids.shape, dtype=wide)
+        normaliser, entropy, floor = (hidden.new_full((len(hidden),), least, dtype=wide) for _ in range(3))
+        with torch.autocast(kind, enabled=False):
+            narrow = weight.to(ctx.compute)
+            tiles = _spans(len(narrow), TILE)
+            for part in _spans(len(hidden), chunk):
+                rows, wanted = hidden[part].to(ctx.compute), ids[part]
+                if truncates(how.distribution):
+                    whole = torch.cat([how.logits(rows, narrow[tile], _of(bias, tile))[0] for tile in tiles], dim=1)
+                    floor[part] = least_logit(whole, how.distribution)[:, 0]
+                    del whole
+                total, mean = normaliser[part], torch.zeros_like(normaliser[part])
+                for tile in tiles:
+                    logits, _ = how.logits(rows, narrow[tile], _of(bias, tile))
+                    column, here = _locate(wanted, tile)
+                    logprobs[part] += torch.where(here, logits.gather(-1, column), 0.0)
+                    how.truncate_(logits, floor[part], column, here)
+                    grown = torch.logaddexp(total, logits.logsumexp(-1))
+                    if with_entropy:
+                        shares = (logits - grown[:, None]).exp_()
+                        mean = mean * (total - grown).exp() + shares.mul_(logits.clamp_(min=least)).sum(-1)
+                    total = grown
+                normaliser[part] = total
+                logprobs[part] -= total[:, None]
+                entropy[part] = total - mean
+        ctx.save_for_backward(hidden, weight, bias, ids, normaliser, entropy, floor)
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, ids, normaliser, entropy, floor = ctx.saved_tensors
+        of_logprobs, of_entropy = grads
+        how, wide = ctx.how, normaliser.dtype
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        d_hidden = hidden.new_zeros(hidden.shape, dtype=wide) if wants_hidden else None
+        d_weight = weight.new_zeros(weight.shape, dtype=wide) if wants_weight else None
+        d_bias = bias.new_zeros(bias.shape, dtype=wide) if wants_bias else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            narrow = weight.to(ctx.compute)
+            for part in _spans(len(hidden), ctx.chunk):
+                rows, of_chosen = hidden[part].to(ctx.compute), of_logprobs[part]
+                to_all = of_chosen.sum(-1, keepdim=True).neg_()
+                for tile in _spans(len(narrow), TILE):
+                    logits, capped = how.logits(rows, narrow[tile], _of(bias, tile))
+                    column, here = _locate(ids[part], tile)
+                    own = how.truncate_(logits, floor[part], column, here).sub_(normaliser[part, None])
+                    if ctx.with_entropy:
+                        shares = own.exp()
+                        surprise = own.masked_fill_(own == float("-inf"), 0.0).add_(entropy[part, None])
+                        d_logits = surprise.mul_(-of_entropy[part, None]).add_(to_all).mul_(shares)
+                    else:
+                        d_logits = own.exp_().mul_(to_all)
+                    d_logits.scatter_add_(-1, column, torch.where(here, of_chosen, 0.0))
+                    if capped is not None:
+                        d_logits.mul_(capped.square_().neg_().add_(1.0))
+                    if how.scale != how.distribution.temperature:
+                        d_logits.mul_(how.scale / how.distribution.temperature)
+                    d_raw = d_logits.to(ctx.compute)
+                    if d_hidden is not None:
+                        d_hidden[part] += d_raw @ narrow[tile]
+                    if d_weight is not None:
+                        d_weight[tile] += d_raw.T @ rows
+                    if d_bias is not None:
+                        d_bias[tile] += d_logits.sum(0)
+        return (
+            None if d_hidden is None else d_hidden.to(hidden.dtype),
+            None if d_weight is None else d_weight.to(weight.dtype),
+            None if d_bias is None else d_bias.to(bias.dtype),
+            *[None] * 4,
+        )
+
+
+def _of(bias: Tensor | None, tile: slice) -> Tensor | None:
+    return None if bias is None else bias[tile]
