@@ -94,11 +94,14 @@ def test_a_completion_is_the_same_to_the_bit_alone_and_in_any_crowd(
         backwards = (await crowd(wide, requests[::-1]))[::-1]
         few = await crowd(narrow, requests[::4])
         alone = [await wide.sample(*requests[i], "s") for i in (0, 5, 20)]
+        group = [requests[0], *((PROMPTS[0], SamplingParams(9, seed=i)) for i in range(15))]
+        of_one_prompt = await crowd(wide, group)
         await narrow.close()
         for other, mine in [
             *zip(backwards, together, strict=True),
             *zip(few, together[::4], strict=True),
             *zip(alone, [together[i] for i in (0, 5, 20)], strict=True),
+            (of_one_prompt[0], together[0]),
         ]:
             assert other.tokens == mine.tokens
             assert other.logprobs == mine.logprobs
@@ -200,6 +203,7 @@ def test_a_tied_head_may_come_or_not_but_may_not_differ_from_the_embedding() -> 
 def test_a_model_built_from_its_config_equals_the_original(model: Callable[..., PreTrainedModel]) -> None:
     original = model(seed=2)
     built = build_engine_model(original.config, original.state_dict(), torch.float32)
+    assert built.config is not original.config  # or swapping the engine's attention would swap the learner's
     tokens = torch.arange(60)[None]
     with torch.no_grad():
         assert torch.equal(built(tokens).logits, original(tokens).logits)

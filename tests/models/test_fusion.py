@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.tiny import tiny_llama
-from whet.models.fusion import fuse_siblings
+from whet.models.fusion import Product, fuse
 
 
 class Attention(nn.Module):
@@ -21,7 +21,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[Attention, Attention]:
     torch.manual_seed(0)
     plain = Attention(request.param)
     joined = copy.deepcopy(plain)
-    assert fuse_siblings(joined) == 1
+    assert len(fuse(joined)) == 1
     return plain, joined
 
 
@@ -59,6 +59,32 @@ def test_new_weights_are_used_at_once(pair: tuple[Attention, Attention]) -> None
 
 
 @torch.no_grad()
+def test_weights_written_behind_autograds_back_are_used_after_a_refresh() -> None:
+    linear = nn.Linear(8, 4)
+    product = Product([linear])
+    x = torch.randn(16, 8)
+    linear(x)
+    linear.weight.data.fill_(1.0)
+    product.refresh()
+    torch.testing.assert_close(linear(x), nn.functional.linear(x, torch.ones(4, 8), linear.bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(576, 960), (64, 264), (24, 40)], ids=str)
+@torch.no_grad()
+def test_a_row_of_a_product_does_not_depend_on_the_other_rows(dtype: torch.dtype, sizes: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    linear = nn.Linear(*sizes, dtype=dtype)
+    Product([linear])
+    x = torch.randn(1, 96, sizes[0], dtype=dtype)
+    whole = linear(x)
+    for rows in (16, 32, 48, 64, 80):
+        assert torch.equal(linear(x[:, :rows]), whole[:, :rows])
+    shuffled = torch.randperm(96)
+    assert torch.equal(linear(x[:, shuffled]), whole[:, shuffled])
+
+
+@torch.no_grad()
 def test_a_layer_moved_to_other_storage_is_computed_from_there(pair: tuple[Attention, Attention]) -> None:
     x = torch.randn(3, 8, dtype=torch.float64)
     for module in pair:
@@ -77,8 +103,8 @@ def test_with_gradients_enabled_each_layer_uses_its_own_weight(pair: tuple[Atten
 
 def test_a_transformers_model_keeps_its_weights_and_its_logits() -> None:
     plain, joined = tiny_llama(), tiny_llama()
-    assert fuse_siblings(joined) == 4
-    assert fuse_siblings(joined) == 0
+    assert len(fuse(joined)) == 9  # q k v, gate up, o, down of two layers, and the head
+    assert fuse(joined) == []
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         torch.testing.assert_close(joined(tokens).logits, plain(tokens).logits)

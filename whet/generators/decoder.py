@@ -5,7 +5,7 @@ Flows through: requests in, finished requests out. One thread calls it; it knows
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -72,6 +72,13 @@ class Counters:
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0  # the model's forward
     sampling_seconds: float = 0.0
+
+    def copy(self) -> "Counters":
+        return replace(self)
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was added after ``before`` was copied."""
+        return Counters(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
 class Decoder:

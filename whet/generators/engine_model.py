@@ -3,6 +3,7 @@
 Flows through: named tensors into parameters, token ids to logits. Knows no requests, no sampling and no asyncio.
 """
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor
 
 from whet.errors import ConfigError, RefitError
-from whet.models import decode_attention
+from whet.models import decode_attention, fusion
 from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
-from whet.models.fusion import fuse_siblings
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -31,7 +31,8 @@ def build_engine_model(
     from transformers.initialization import no_init_weights
 
     with torch.device(device), no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        own = copy.deepcopy(config)  # the engine changes its attention; a learner may hold the same config
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
     model.tie_weights()
     if state is not None:
         load_named(model, state.items())
@@ -52,7 +53,7 @@ def load_named(model: "PreTrainedModel", named: Iterable[tuple[str, Tensor]]) ->
     The whole set must come: RefitError names what is missing, unexpected or of another shape. A tied head may come or
     not; if it comes it must equal the embedding it is tied to.
     """
-    targets = {name: tensor.data for name, tensor in model.state_dict(keep_vars=True).items()}
+    targets = dict(model.state_dict(keep_vars=True))
     written: dict[tuple[int, torch.Size], str] = {}
     wrong: list[str] = []
     for name, source in named:
@@ -85,8 +86,12 @@ class EngineModel:
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.device = model.get_input_embeddings().weight.device
         self.vocab: int = model.get_input_embeddings().num_embeddings
-        if fuse:
-            fuse_siblings(model)
+        self.products = fusion.fuse(model) if fuse else []
+
+    def weights_changed(self) -> None:
+        """Call after weights were written, in whatever way: nothing derived from the old ones is used again."""
+        for product in self.products:
+            product.refresh()
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Prefix, Tensor]]:

@@ -73,7 +73,7 @@ def _sample_block(
     if any(d.temperature != 1.0 for d in distributions):
         temperature = [d.temperature for d in distributions] + [1.0] * (rows - count)
         x /= torch.tensor(temperature, dtype=dtype, device=x.device)[:, None]
-    likeliest, argmax = x.max(dim=-1, keepdim=True)
+    likeliest = x.amax(dim=-1, keepdim=True)
     kept: Tensor | None = None
     if any(truncates(d) for d in distributions):
         floor = torch.full((rows, 1), float("-inf"), dtype=dtype, device=x.device)
@@ -89,7 +89,7 @@ def _sample_block(
     token, total = _draw(mass, draw)
     if any(greedy):
         chosen = torch.tensor(greedy + [False] * (rows - count), device=x.device)
-        token = torch.where(chosen, argmax[:, 0], token)
+        token = torch.where(chosen, x.argmax(dim=-1), token)
     logprob = x.gather(1, token[:, None])[:, 0].double() - total.log()
     return token[:count], logprob[:count].float()
 

@@ -207,6 +207,7 @@ class TorchGenerator:
             if self._stepping:
                 raise WhetError("resume without pause: the engine is in the middle of a step")
             self._decoder.forget_prefixes()
+            self.engine.weights_changed()
             self._decoder.version = version
             self._paused = False
             self._progress = time.monotonic()
@@ -224,6 +225,7 @@ class TorchGenerator:
             self._weights_complete = False
             self._decoder.forget_prefixes()
             load_named(self.engine.model, named)
+            self.engine.weights_changed()
             self._weights_complete = True
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

@@ -172,6 +172,7 @@ class _Tiles:
         self.rows: list[list[int]] = []  # [tiles][at most places]
         self.gather: Tensor | None = None  # [tiles * places] the row at each place; row 0 where there is none
         self.row_index = self.place_index = torch.empty(0)  # [members] rows and their places
+        self.aligned = False  # every place is taken, and by the row of its number
 
     def add(self, row: int, prefix: Prefix) -> None:
         self.gather = None
@@ -221,23 +222,26 @@ class _Tiles:
             if old in rows:
                 rows[rows.index(old)] = new
 
-    def index(self, device: torch.device) -> None:
-        if self.gather is not None:
+    def index(self, device: torch.device, rows: int) -> None:
+        """Say where the rows of a forward over ``rows`` rows (padded) are in the tiles."""
+        if self.gather is not None and (len(self.row_index) == rows or not self.aligned):
             return
         gather = [row for rows in self.rows for row in rows + [0] * (self.places - len(rows))]
         members = sorted((row, t * self.places + i) for t, rows in enumerate(self.rows) for i, row in enumerate(rows))
         self.gather = torch.tensor(gather, device=device)
         self.row_index = torch.tensor([row for row, _ in members], device=device)
         self.place_index = torch.tensor([place for _, place in members], device=device)
+        self.aligned = members == [(i, i) for i in range(rows)] and len(gather) == rows
 
     def product(self, packed: Tensor, x: Tensor, transpose: bool) -> Tensor:
         """x [M, kv_heads, G, A] of all rows times their tiles' keys or values -> [members, kv_heads, G, B]."""
         tiles, places, (_, kv_heads, group, width) = len(self.rows), self.places, x.shape
-        x = x.index_select(0, self.gather).view(tiles, places, kv_heads, group, width).transpose(1, 2)  # type: ignore[arg-type]
+        x = x if self.aligned else x.index_select(0, self.gather)  # type: ignore[arg-type]
+        x = x.view(tiles, places, kv_heads, group, width).transpose(1, 2)
         other = packed[:tiles].flatten(0, 1)
         y = torch.bmm(x.reshape(tiles * kv_heads, places * group, width), other.transpose(1, 2) if transpose else other)
         y = y.view(tiles, kv_heads, places, group, -1).transpose(1, 2).flatten(0, 1)
-        return y.index_select(0, self.place_index)
+        return y if self.aligned else y.index_select(0, self.place_index)
 
 
 class DecodeCache:
@@ -307,7 +311,7 @@ class DecodeCache:
         self._rows = torch.arange(self.padded, device=self.device)
         self._biases: dict[int | None, Tensor] = {}
         for tiles in self.tiles.values():
-            tiles.index(self.device)
+            tiles.index(self.device, self.padded)
         self._prompt_span = max(self.tiles)
         self._scores: dict[tuple[int, ...], Tensor] = {}
         return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
@@ -365,7 +369,11 @@ class DecodeCache:
         own = torch.bmm(q.flatten(0, 1), own_keys[:rows].flatten(0, 1).transpose(1, 2))
         scores[..., self._prompt_span :] = own.view(rows, kv_heads, group, span)
         for tiles in self.tiles.values():
-            scores[tiles.row_index, :, :, : tiles.length] = tiles.product(tiles.keys[layer], q, True).to(scores.dtype)
+            seen = tiles.product(tiles.keys[layer], q, True)
+            if tiles.aligned:
+                scores[..., : tiles.length] = seen
+            else:
+                scores[tiles.row_index, :, :, : tiles.length] = seen.to(scores.dtype)
 
         bias = self._bias(style.window, scores.dtype)
         p = _softmax(scores.view(rows, heads, 1, -1), style, bias).view(shape).to(own_values.dtype)
@@ -373,5 +381,8 @@ class DecodeCache:
         out = torch.bmm(own_p, own_values[:rows].flatten(0, 1)).view(rows, kv_heads, group, -1)
         for tiles in self.tiles.values():
             seen = tiles.product(tiles.values[layer], p[..., : tiles.length], False)
-            out.index_add_(0, tiles.row_index, seen)
+            if tiles.aligned:
+                out += seen
+            else:
+                out.index_add_(0, tiles.row_index, seen)
         return out.view(1, rows, heads, -1)
