@@ -119,8 +119,8 @@ def test_failed_and_empty_trajectories_are_refused_by_name():
     failed = Group("bad", Task("t", []), [Trajectory([], status=Status.FAILED, error="no route")])
     with pytest.raises(DataError, match=r"'bad'.*no route"):
         Batch.from_groups([failed])
-    with pytest.raises(DataError, match="'empty'.*without any token"):
+    with pytest.raises(DataError, match=r"'empty'.*without any token"):
         Batch.from_groups([Group("empty", Task("t", []), [Trajectory([])])])
     short = Group("short", Task("t", []), [Trajectory([Span([1], False), Span([2, 3], True, [-1.0])])])
-    with pytest.raises(DataError, match="'short'.*2 sampled tokens with 1"):
+    with pytest.raises(DataError, match=r"'short'.*2 sampled tokens with 1"):
         Batch.from_groups([short])

@@ -59,3 +59,12 @@ def test_the_layout_is_a_function_of_the_batch_alone():
     batch = Batch.from_groups([group(f"g{i}", [1] * (i + 1), [[4] * (7 - i), [5]]) for i in range(6)])
     first, second = (pack(batch, 2, 20, "token") for _ in range(2))
     assert [[m.tokens.tolist() for m in rank] for rank in first] == [[m.tokens.tolist() for m in r] for r in second]
+
+
+def test_a_rank_without_work_gets_a_sequence_with_tokens_and_no_weight():
+    batch = Batch.from_groups([group("g", [1, 2], [[3, 4], []])]).weigh("token")
+    (busy,), (idle,) = pack(batch, 2, 100, "token")
+    assert len(idle.batch) > 0
+    assert not idle.batch.trained.any()
+    assert float(idle.batch.weight.abs().sum()) == 0
+    assert float(busy.batch.weight.sum()) == 1

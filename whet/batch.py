@@ -100,7 +100,7 @@ class Batch:
     @property
     def segment_of_token(self) -> Tensor:
         """[N]"""
-        return torch.repeat_interleave(torch.arange(self.segment_start.numel()), self.segment_length)
+        return self.segment_length.new_tensor(range(self.segment_start.numel())).repeat_interleave(self.segment_length)
 
     def per_sequence(self, values: Tensor) -> Tensor:
         """Sums of a token column over each sequence's trained tokens. [N] -> [S]"""

@@ -1,5 +1,4 @@
-"""The parts of a run, each from its section of the recipe: renderer, generator, learner. Knows no loop and no folder layout
-but where a learner may dump a batch."""
+"""The parts of a run, each from its section of the recipe: renderer, generator, learner. Knows no loop."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable":
 
 
 def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, Tensor]]":
-    """The weights of a run's best checkpoint, or its newest where none was evaluated; without a run, the recipe's model."""
+    """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
     import torch
 
     from whet.checkpoint.export import load_policy

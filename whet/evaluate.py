@@ -86,8 +86,8 @@ async def evaluate_tasks(
     seed: int = 0,
     deadline: float = 3600.0,
 ) -> Report:
-    """Answer every task ``samples`` times and grade. An answer is correct when its score ``correct`` is 1, or, where the
-    task set has no such score, when its reward is positive. A failing environment raises: a hole is not a zero."""
+    """Answer every task ``samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
+    where the task set has no such score, when its reward is positive. A failing environment raises."""
     if not tasks:
         raise DataError(f"{type(taskset).__name__} has no tasks to evaluate on")
 

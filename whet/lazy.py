@@ -1,9 +1,9 @@
-"""Importing torch takes seconds; reading a recipe must not. Modules of configs that compute with tensors import it thus:
+"""Importing torch takes seconds; reading a recipe must not. Configs that compute with tensors import it thus:
 
-    if TYPE_CHECKING:
-        import torch
-    else:
-        torch = lazy_import("torch")
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = lazy_import("torch")
 """
 
 import importlib

@@ -95,7 +95,9 @@ def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     if sequences:
         return MicroBatch(*batch.select(torch.tensor(sorted(sequences))))
     # A rank without work still takes part in collectives: one short sequence that trains nothing.
-    part, tokens = batch.select(torch.tensor([int(batch.trained_per_sequence.argmin())]))
+    own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences)
+    shortest = int(torch.where(own > 0, own, len(batch) + 1).argmin())
+    part, tokens = batch.select(torch.tensor([shortest]))
     idle = replace(part, trained=torch.zeros_like(part.trained))
     if part.weight is not None:
         idle.weight = torch.zeros_like(part.weight)

@@ -33,7 +33,7 @@ class Recipe(Config):
     """Optimizer steps (times ``algorithm.minibatches`` and ``algorithm.epochs``)."""
     model: ModelConfig = ModelConfig()
     """Which weights to start from."""
-    algorithm: Annotated[Algorithm, Component(ALGORITHMS)] = Field(default="grpo")
+    algorithm: Annotated[Algorithm, Component(ALGORITHMS)]
     """How rollouts become gradients."""
     data: Annotated[TaskSet, Component(TASK_SETS)]
     """The tasks: a built-in task set, or the dotted path of your own."""
@@ -51,7 +51,7 @@ class Recipe(Config):
     """How new weights reach the generator, and how their arrival is proven."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
-    sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))
+    sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))  # type: ignore[arg-type]
     """Where metrics go."""
 
     @model_validator(mode="after")

@@ -116,10 +116,10 @@ class Run:
             write_rollouts(self.folder, step, records(step, groups, batch, self.renderer))
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
-        accuracy = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
+        metric = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
         if self.recipe.checkpoints.due(step, steps):
             with self.clock.phase("checkpoint"):
-                await self.save(step, accuracy)
+                await self.save(step, metric)
         crash_point("step.done")
 
     async def save(self, step: int, metric: float | None) -> None:
@@ -166,13 +166,14 @@ class Run:
                 samples=config.samples,
                 seed=self.recipe.seed,
             )
-        self.sinks.write(step, report.metrics(), kind="evaluation")
-        return report.accuracy
+        values = report.metrics()
+        self.sinks.write(step, values, kind="evaluation")
+        return values.get(self.recipe.checkpoints.best_metric)
 
 
 @asynccontextmanager
 async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterator[Run]:
-    """Build everything, load the newest checkpoint when resuming, and shut everything down at the end, also on errors."""
+    """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
     from whet.build import build_generator, build_learner, build_renderer
 
     renderer = build_renderer(recipe)

@@ -13,7 +13,7 @@ from whet.rollouts.filters import FILTERS, Filter
 from whet.types import Weighting
 
 if TYPE_CHECKING:
-    from whet.algorithms.advantages import AdvantageEstimator
+    from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
     from whet.losses.base import Loss
 

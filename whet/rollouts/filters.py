@@ -3,6 +3,7 @@ Filters run in the order in which the recipe lists them. Whole groups are droppe
 would bias the baseline."""
 
 from dataclasses import replace
+
 from pydantic import Field
 
 from whet.config import Config

@@ -1,5 +1,5 @@
-"""The staleness budget. A group of rollouts may start only while it holds a permit; a step's permits come back after new
-weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
+"""The staleness budget. A group of rollouts may start only while it holds a permit; a step's permits come back after
+new weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
 learner was started more than n versions ago."""
 
 from whet.errors import WhetError

@@ -1,5 +1,5 @@
-"""Turns a step's groups, after learning, into records that people can read: text, rewards, and for each sampled token what
-the sampler and the learner thought of it."""
+"""Turns a step's groups, after learning, into records that people can read: text, rewards, and for each sampled token
+what the sampler and the learner thought of it."""
 
 from collections.abc import Iterator, Sequence
 

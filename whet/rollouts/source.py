@@ -1,5 +1,5 @@
-"""Where the loop's groups come from in reinforcement learning: tasks are drawn, episodes run side by side, finished groups
-are filtered and handed over in the order of their tickets.
+"""Where the loop's groups come from in reinforcement learning: tasks are drawn, episodes run side by side, finished
+groups are filtered and handed over in the order of their tickets.
 
 Who waits for what: ``next_groups`` waits for the oldest tickets. A ticket's task waits for free episode slots
 (``concurrency``), then for the generator and the environment, with a deadline. ``published`` never waits. Tickets are
@@ -114,8 +114,8 @@ class RolloutSource:
         await self.taskset.close()
 
     async def next_groups(self) -> list[Group]:
-        """One step's groups, in ticket order. Raises ``DataError`` when filters drop too many, ``WhetError`` when too many
-        failed, ``DeadlineError`` when one took too long."""
+        """One step's groups, in ticket order. Raises ``DataError`` when filters drop too many, ``WhetError`` when too
+        many failed, ``DeadlineError`` when one took too long."""
         wanted = self.config.prompts_per_step
         groups: list[Group] = []
         sampled = failed = 0
@@ -161,8 +161,8 @@ class RolloutSource:
         return tally.metrics, tally.timing
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs (JSON): the position in the data, and each ticket that is not trained yet, with
-        its group if that is finished. Tickets under way are sampled again, under the same seeds."""
+        """Everything a resumed run needs (JSON): the position in the data, and each ticket that is not trained yet,
+        with its group if that is finished. Tickets under way are sampled again, under the same seeds."""
         pending = []
         for ticket in self._tickets:
             job = ticket.job
@@ -235,13 +235,18 @@ class RolloutSource:
                         session=f"{uid}/{sample}",
                         timing=self._tally.timing,
                     )
-                except (asyncio.CancelledError, WhetError):
-                    raise  # the former ends the run, the latter is for the user: trying again would not help
+                except DataError as error:  # a bad task: trying again would not help, and the others may be good
+                    return self._failed(uid, sample, attempt, str(error))
+                except WhetError:
+                    raise
                 except Exception as error:
-                    log.warning("episode %s/%d failed (attempt %d): %r", uid, sample, attempt + 1, error)
-                    self._tally.metrics.sum("episodes/failed", 1)
-                    last = error
-            return Trajectory([], status=Status.FAILED, error=repr(last))
+                    failed = self._failed(uid, sample, attempt, repr(error))
+            return failed
+
+    def _failed(self, uid: str, sample: int, attempt: int, why: str) -> Trajectory:
+        log.warning("episode %s/%d failed (attempt %d): %s", uid, sample, attempt + 1, why)
+        self._tally.metrics.sum("episodes/failed", 1)
+        return Trajectory([], status=Status.FAILED, error=why)
 
     def _filter(self, group: Group) -> Group | None:
         kept: Group | None = group

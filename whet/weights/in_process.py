@@ -17,7 +17,7 @@ from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.types import Distribution, Group, Span, Task, Trajectory
 from whet.weights.config import WeightSyncConfig
-from whet.weights.digest import digest, differing
+from whet.weights.digest import differing, digest
 
 
 class Refittable(Generator, Protocol):
@@ -73,8 +73,8 @@ class InProcessSync:
         tolerance = self.config.probe_tolerance or (0.25 if coarse else 1e-3)
         if not mean <= tolerance:
             raise RefitError(
-                f"after publishing, the generator's decode path gives other log-probs than the learner: mean difference "
-                f"{mean:.3g} over {len(self.tokens)} tokens (weights.probe_tolerance {tolerance:g}). Stale caches, another "
-                "precision, or a head that is not tied as in the learner are the usual causes"
+                f"after publishing, the generator's decode path gives other log-probs than the learner: they differ by "
+                f"{mean:.3g} on average over {len(self.tokens)} tokens (weights.probe_tolerance {tolerance:g}). Stale "
+                "caches, another precision, or a head that is not tied as in the learner are the usual causes"
             )
         return Metrics().mean("refit/probe_mean", mean).max("refit/probe_max", largest)

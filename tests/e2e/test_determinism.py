@@ -1,0 +1,30 @@
+"""Same seed, same bytes; and how many episodes run at once is nobody's business."""
+
+from pathlib import Path
+from typing import Any
+
+from tests.toy import toy_recipe
+from whet import run
+from whet.metrics.sinks.jsonl import read_metrics, without_time
+
+
+def finished(tiny_model: Path, folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], bytes]:
+    run.start(toy_recipe(tiny_model, steps=3, **changes), folder)
+    lines = [without_time(line) for line in read_metrics(folder / "metrics.jsonl")]
+    return lines, (folder / "checkpoints" / "step-000003" / "policy" / "model.safetensors").read_bytes()
+
+
+def test_the_same_seed_gives_the_same_bytes(tiny_model: Path, tmp_path: Path) -> None:
+    assert finished(tiny_model, tmp_path / "a") == finished(tiny_model, tmp_path / "b")
+
+
+def test_another_seed_gives_other_rollouts(tiny_model: Path, tmp_path: Path) -> None:
+    assert finished(tiny_model, tmp_path / "a")[0] != finished(tiny_model, tmp_path / "b", seed=1)[0]
+
+
+def test_in_step_the_result_does_not_depend_on_concurrency(tiny_model: Path, tmp_path: Path) -> None:
+    wide = finished(tiny_model, tmp_path / "wide")
+    narrow = finished(
+        tiny_model, tmp_path / "narrow", rollouts={"concurrency": 3}, generator={"max_batch": 2, "prefix_tokens": 0}
+    )
+    assert wide == narrow

@@ -1,0 +1,83 @@
+"""Whole runs with a tiny random model: it learns, in step and out of step, fully and by LoRA."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import toy_recipe
+from whet import run
+from whet.metrics.sinks.jsonl import read_metrics
+
+
+def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="in step"),
+        pytest.param(
+            {
+                "rollouts": {"prompts_per_step": 3, "max_staleness": 1},
+                "algorithm": {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "correction": "tis"}},
+            },
+            id="one step off",
+        ),
+        pytest.param({"algorithm": {"type": "grpo", "group_size": 4, "minibatches": 3, "epochs": 2}}, id="epochs"),
+    ],
+)
+def test_a_tiny_model_learns_the_toy_task(tiny_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=30, checkpoints={"every": 0}, **changes), tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    rewards = [line["reward/mean"] for line in lines(folder, "train")[1:]]
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1
+
+
+def test_lora_learns_with_the_base_model_as_reference(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {
+        "model": {"lora": {"rank": 8, "alpha": 32.0}},
+        "optimizer": {"lr": 3e-3},
+        "algorithm": {"type": "grpo", "group_size": 4, "loss": {"type": "policy", "kl": {"coefficient": 1e-3}}},
+    }
+    folder = run.start(toy_recipe(tiny_model, steps=30, checkpoints={"every": 0}, **changes), tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    kl = [line["kl"] for line in lines(folder, "train")[1:]]
+    assert kl[0] == 0, "before the first step policy and reference are the same"
+    assert kl[-1] > 0
+
+
+def test_stale_rollouts_are_never_older_than_allowed(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"rollouts": {"prompts_per_step": 2, "max_staleness": 2}}
+    folder = run.start(toy_recipe(tiny_model, steps=8, **changes), tmp_path / "run")
+    staleness = [line["staleness/max"] for line in lines(folder, "train")[1:]]
+    assert max(staleness) <= 2
+    assert max(staleness) > 0, "nothing ran ahead"
+
+
+def test_in_step_sampler_and_learner_agree_in_float32(tiny_model: Path, tmp_path: Path) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=3), tmp_path / "run")
+    for line in lines(folder, "train")[1:]:
+        assert line["mismatch/token_mult_prob_error"] < 1.0001
+        assert line["refit/probe_mean"] < 1e-4
+
+
+def test_a_run_folder_holds_what_people_look_for(tiny_model: Path, tmp_path: Path) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=2), tmp_path / "run")
+    there = {path.name for path in folder.iterdir()}
+    assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "report.html", "log.txt"} <= there
+    first = json.loads((folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()[0])
+    assert first["learner_logprobs"] == pytest.approx(first["logprobs"], abs=1e-4)
+    assert len(first["tokens"]) == len(first["texts"]) == len(first["logprobs"]) > 0
+
+
+def test_dynamic_sampling_fills_the_step_with_groups_that_have_spread(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = {"type": "grpo", "group_size": 2, "filters": ["dynamic_sampling", "overlong_filter"]}
+    folder = run.start(toy_recipe(tiny_model, steps=4, algorithm=algorithm), tmp_path / "run")
+    trained = lines(folder, "train")[1:]
+    assert all(line["groups/kept"] == 3 for line in trained)
+    assert sum(line["groups/dropped"] for line in trained) > 0

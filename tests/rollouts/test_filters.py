@@ -1,0 +1,39 @@
+"""What filters do to groups."""
+
+import pytest
+
+from tests.groups import group
+from whet.rollouts.filters import DynamicSampling, OverlongFilter, OverlongShaping
+from whet.types import Status
+
+
+def test_dynamic_sampling_drops_groups_without_spread_and_only_those() -> None:
+    assert DynamicSampling()(group("g", [1], [[2], [3]], [0.5, 0.5])) is None
+    mixed = group("g", [1], [[2], [3]], [0.0, 1.0])
+    assert DynamicSampling()(mixed) is mixed
+
+
+@pytest.mark.parametrize(("length", "shaping"), [(1, 0.0), (6, 0.0), (7, -0.25), (8, -0.5), (10, -1.0), (30, -1.0)])
+def test_overlong_shaping_grows_linearly_over_the_buffer(length: int, shaping: float) -> None:
+    shaped = OverlongShaping(limit=10, buffer=4)(group("g", [1], [[2] * length], [1.0]))
+    assert shaped is not None
+    assert shaped.trajectories[0].reward == pytest.approx(1.0 + shaping)
+    assert shaped.trajectories[0].scores["overlong"] == pytest.approx(shaping)
+
+
+def test_overlong_shaping_counts_the_tokens_of_all_turns() -> None:
+    two_turns = group("g", [1], [[2] * 5], [0.0])
+    two_turns.trajectories[0].spans *= 2
+    shaped = OverlongShaping(limit=10, buffer=4, penalty=2.0)(two_turns)
+    assert shaped is not None
+    assert shaped.trajectories[0].reward == pytest.approx(-2.0)
+
+
+def test_the_overlong_filter_trains_nothing_on_truncated_answers_and_keeps_their_reward() -> None:
+    made = group("g", [1], [[2, 3], [4, 5]], [0.0, 1.0])
+    made.trajectories[0].status = Status.TRUNCATED
+    filtered = OverlongFilter()(made)
+    assert filtered is not None
+    assert [t.trained_tokens for t in filtered.trajectories] == [0, 2]
+    assert [t.reward for t in filtered.trajectories] == [0.0, 1.0]
+    assert made.trajectories[0].trained_tokens == 2, "the recorded group is not changed"

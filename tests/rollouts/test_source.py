@@ -1,0 +1,204 @@
+"""The source: order, permits, failures, filters and what a checkpoint holds of it. With a real, tiny generator."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import Lowercase, toy_recipe
+from whet.build import build_generator, build_renderer, trained_weights
+from whet.errors import DataError, DeadlineError, WhetError
+from whet.rollouts.filters import DynamicSampling
+from whet.rollouts.source import RolloutConfig, RolloutSource
+from whet.types import Task
+
+
+class Flaky(Lowercase):
+    """Grading task ``i`` fails ``failures[i]`` times, then works."""
+
+    failures: dict[str, int]
+    met: dict[str, int]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        self.met[task.uid] = self.met.get(task.uid, 0) + 1
+        if self.met[task.uid] <= self.failures.get(task.uid, 0):
+            raise ConnectionError("the grader is away")
+        return await super().grade(task, answer)
+
+
+class Hanging(Lowercase):
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        await asyncio.sleep(60)
+        return {"reward": 0.0}
+
+
+class Constant(Lowercase):
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return {"reward": 1.0}
+
+
+@asynccontextmanager
+async def source(
+    folder: Path, taskset: Lowercase | None = None, filters: Sequence[Any] = (), **changes: Any
+) -> AsyncIterator[RolloutSource]:
+    recipe = toy_recipe(folder)
+    renderer = build_renderer(recipe)
+    generator = build_generator(recipe, renderer)
+    generator.load_weights(trained_weights(recipe, None))
+    config = RolloutConfig(**({"prompts_per_step": 3} | changes))
+    made = RolloutSource(
+        config, recipe.sampling, taskset or Lowercase(), generator, renderer, group_size=2, filters=filters, seed=7
+    )
+    try:
+        async with made:
+            yield made
+    finally:
+        await generator.close()
+
+
+def uids(groups: Sequence[Any]) -> list[str]:
+    return [group.uid for group in groups]
+
+
+def test_groups_come_in_the_order_of_their_tickets(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as rollouts:
+            first = await rollouts.next_groups()
+            await rollouts.published(1)
+            second = await rollouts.next_groups()
+            assert [uid.split(":")[0] for uid in uids(first + second)] == [f"{i:07d}" for i in range(6)]
+            assert len({group.task.uid for group in first + second}) == 6, "one epoch draws each task once"
+
+    asyncio.run(go())
+
+
+def test_in_step_nothing_is_sampled_before_it_is_asked_for(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as rollouts:
+            await rollouts.next_groups()
+            await rollouts.published(1)
+            assert rollouts.state()["pending"] == []
+
+    asyncio.run(go())
+
+
+def test_an_environment_that_fails_once_is_tried_again_and_costs_nothing(tiny_model: Path) -> None:
+    async def go() -> None:
+        taskset = Flaky(failures={f"toy/train/{i}": 1 for i in range(12)}, met={})
+        async with source(tiny_model, taskset) as rollouts:
+            groups = await rollouts.next_groups()
+            metrics, _ = rollouts.tally()
+            assert len(groups) == 3
+            assert metrics.result()["groups/failed"] == 0
+            assert metrics.result()["episodes/failed"] == 3
+
+    asyncio.run(go())
+
+
+def test_a_group_lost_to_failures_is_replaced_and_counted_and_is_no_zero_reward(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as peek:
+            victim = (await peek.next_groups())[1].task.uid
+        async with source(tiny_model, Flaky(failures={victim: 99}, met={}), max_failed=0.5) as rollouts:
+            groups = await rollouts.next_groups()
+            assert len(groups) == 3
+            assert victim not in {group.task.uid for group in groups}
+            metrics = rollouts.tally()[0].result()
+            assert metrics["groups/failed"] == 1
+            assert metrics["groups/kept"] == 3
+
+    asyncio.run(go())
+
+
+def test_too_many_failures_stop_the_run_and_say_why(tiny_model: Path) -> None:
+    async def go() -> None:
+        taskset = Flaky(failures={f"toy/train/{i}": 99 for i in range(12)}, met={})
+        async with source(tiny_model, taskset, retries=0) as rollouts:
+            with pytest.raises(WhetError, match=r"rollouts\.max_failed.*the grader is away"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+def test_an_environment_that_hangs_meets_a_deadline(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, Hanging(), deadline=0.5) as rollouts:
+            with pytest.raises(DeadlineError, match=r"rollouts\.deadline"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+def test_filters_that_drop_everything_end_in_a_clear_error(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, Constant(), [DynamicSampling()], max_sampling_rounds=2) as rollouts:
+            with pytest.raises(DataError, match="of 6 groups sampled for this step only 0 passed"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+def test_prompts_over_the_limit_name_the_task_and_the_setting(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as rollouts:
+            rollouts.sampling = rollouts.sampling.model_copy(update={"max_prompt_tokens": 4})
+            with pytest.raises(WhetError, match=r"toy/train/\d+.*sampling\.max_prompt_tokens"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+def test_ahead_of_step_the_budget_is_spent_and_no_more(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, max_staleness=2) as rollouts:
+            await rollouts.next_groups()
+            assert len(rollouts.state()["pending"]) == 6, "two further steps may be under way"
+            await rollouts.published(1)
+            assert len(rollouts.state()["pending"]) == 9
+
+    asyncio.run(go())
+
+
+def test_a_resumed_source_goes_on_where_it_was(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as undisturbed:
+            await undisturbed.next_groups()
+            await undisturbed.published(1)
+            state = json.loads(json.dumps(undisturbed.state()))
+            expected = await undisturbed.next_groups()
+        async with source(tiny_model) as resumed:
+            resumed.load_state(state, version=1)
+            got = await resumed.next_groups()
+        assert uids(got) == uids(expected)
+        assert [t.tokens for g in got for t in g.trajectories] == [t.tokens for g in expected for t in g.trajectories]
+
+    asyncio.run(go())
+
+
+def test_finished_rollouts_that_ran_ahead_are_in_the_state(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, max_staleness=1) as rollouts:
+            await rollouts.next_groups()
+            await asyncio.gather(*(ticket.job for ticket in rollouts._tickets if ticket.job))
+            state = json.loads(json.dumps(rollouts.state()))
+            expected = [ticket.job.result() for ticket in rollouts._tickets if ticket.job]
+        async with source(tiny_model, max_staleness=1) as resumed:
+            resumed.load_state(state, version=0)
+            assert await resumed.next_groups() == expected
+
+    asyncio.run(go())
+
+
+def test_a_step_published_twice_is_noticed(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model) as rollouts:
+            await rollouts.next_groups()
+            await rollouts.published(1)
+            with pytest.raises(WhetError, match="published twice"):
+                rollouts.permits.give_back_step()
+
+    asyncio.run(go())

@@ -1,0 +1,148 @@
+"""Every way in which a generator may end up with other weights than the learner's is noticed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.toy import toy_recipe
+from whet.batch import Batch
+from whet.build import build_generator, build_learner, build_renderer
+from whet.errors import RefitError
+from whet.losses.composite import PolicyLoss
+from whet.types import Group, Span, Task, Trajectory
+from whet.weights.config import WeightSyncConfig
+from whet.weights.in_process import InProcessSync
+
+
+@asynccontextmanager
+async def parts(folder: Path, tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Any, Any, InProcessSync]]:
+    recipe = toy_recipe(folder, **changes)
+    renderer = build_renderer(recipe)
+    generator, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path)
+    try:
+        text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
+        yield learner, generator, InProcessSync(recipe.weights, text)
+    finally:
+        await generator.close()
+        await learner.close()
+
+
+async def learn_something(learner: Any) -> None:
+    spans = [Span([5, 6, 7], False), Span([8, 9, 10], True, [-1.0] * 3)]
+    batch = Batch.from_groups([Group("g", Task("t", []), [Trajectory(spans)])]).weigh("token")
+    batch.advantages = batch.trained.double()
+    await learner.update(batch, PolicyLoss())
+
+
+def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, generator, sync):
+            await sync.publish(learner, generator, 0)
+            await learn_something(learner)
+            metrics = (await sync.publish(learner, generator, 1)).result()
+            assert generator.version == 1
+            assert metrics["refit/probe_mean"] < 1e-4
+            held = dict(generator.named_weights())
+            for name, tensor in await learner.named_weights():
+                assert name not in held or torch.equal(held[name], tensor)
+
+    asyncio.run(go())
+
+
+def test_a_merged_adapter_arrives_in_bfloat16(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        changes = {"model": {"lora": {"rank": 4}}, "generator": {"dtype": "bfloat16"}, "optimizer": {"lr": 0.1}}
+        async with parts(tiny_model, tmp_path, **changes) as (learner, generator, sync):
+            await learn_something(learner)
+            metrics = (await sync.publish(learner, generator, 1)).result()
+            assert 0 < metrics["refit/probe_mean"] < 0.25
+
+    asyncio.run(go())
+
+
+def stale(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, tensor + 0.01 if "layers.1.mlp.up" in name else tensor) for name, tensor in named]
+
+
+def transposed(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    square = next(name for name, tensor in named if tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1])
+    return [(name, tensor.T.contiguous() if name == square else tensor) for name, tensor in named]
+
+
+def swapped(named: list[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    first, second = "model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"
+    there = dict(named)
+    there[first], there[second] = there[second], there[first]
+    return list(there.items())
+
+
+@pytest.mark.parametrize("damage", [stale, transposed, swapped])
+def test_the_digest_names_the_tensors_that_did_not_arrive(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], Any]
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, generator, sync):
+            honest = generator.load_weights
+            monkeypatch.setattr(generator, "load_weights", lambda named: honest(damage(named)))
+            with pytest.raises(RefitError, match=r"model\.layers\.\d"):
+                await sync.publish(learner, generator, 1)
+
+    asyncio.run(go())
+
+
+def test_a_tensor_that_is_not_sent_at_all_is_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, generator, sync):
+            honest = generator.load_weights
+            monkeypatch.setattr(generator, "load_weights", lambda named: honest(named[:-3]))
+            with pytest.raises(RefitError, match="missing"):
+                await sync.publish(learner, generator, 1)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("fault", ["stale weights", "untied head", "another temperature"])
+def test_the_probe_notices_what_a_digest_of_the_parameters_cannot(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The digest sees parameters; the decode path may compute from something else."""
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path, weights={"digest": False}) as (learner, generator, sync):
+            await sync.publish(learner, generator, 0)
+            honest = generator.score_decode
+            if fault == "stale weights":
+                await learn_something(learner)
+                monkeypatch.setattr(generator, "load_weights", lambda named: None)
+            elif fault == "untied head":
+                head = generator.engine.model.get_output_embeddings()
+                loaded = generator.load_weights
+
+                def untie(named: Any) -> None:
+                    loaded(named)
+                    other = head.weight + 0.1 * torch.randn_like(head.weight)
+                    head.forward = lambda x: torch.nn.functional.linear(x, other)
+
+                monkeypatch.setattr(generator, "load_weights", untie)
+            else:
+                monkeypatch.setattr(generator, "score_decode", lambda p, t: [2 * lp for lp in honest(p, t)])
+            with pytest.raises(RefitError, match="decode path"):
+                await sync.publish(learner, generator, 1)
+
+    asyncio.run(go())
+
+
+def test_the_proofs_can_be_turned_off(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, generator, sync):
+            sync.config = WeightSyncConfig(digest=False, probe=False)
+            assert (await sync.publish(learner, generator, 1)).result() == {}
+
+    asyncio.run(go())
