@@ -80,6 +80,11 @@ POLICY = [
         KL(estimator="k1", log_ratio_clamp=0.6, output_clamp=0.3),
         using(slow.kl, estimator="k1", log_ratio_clamp=0.6, output_clamp=0.3),
     ),
+    Case(
+        "kl k1 input clamp",
+        KL(estimator="k1", log_ratio_clamp=0.3),
+        using(slow.kl, estimator="k1", log_ratio_clamp=0.3),
+    ),
     Case("kl unbiased", KL(unbiased_gradient=True), using(slow.kl, unbiased=True)),
     Case("policy plain", PolicyLoss(), using(slow.ppo)),
     Case("policy tis", _policy(surrogate="reinforce", correction="tis"), _corrected(slow.tis), noise=6),

@@ -63,12 +63,8 @@ def bounded_exp(exponent: Tensor) -> Tensor:
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - exp(x)) for x < 0, accurate near 0 and far from it (Maechler 2012). [*] -> [*]"""
-    near = x > -math.log(2)
-    # Each branch gets an input that suits it, so that neither sends a nan backwards.
-    close = torch.where(near, x, torch.full_like(x, -1.0))
-    far = torch.where(near, torch.full_like(x, -1.0), x)
-    return torch.where(near, torch.log(-torch.expm1(close)), torch.log1p(-torch.exp(far)))
+    """log(1 - exp(x)) for x < 0, accurate near 0. [*] -> [*]"""
+    return torch.log(-torch.expm1(x))
 
 
 def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
@@ -76,6 +72,7 @@ def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
+@torch.no_grad()
 def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
     """Means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N], bool or
     float. All numbers leave the device at once."""
@@ -83,16 +80,15 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
     if not len(batch):
         return metrics
     trained, ranges = batch.trained, ranges or {}
-    found = [trained.sum().double()]
-    found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
+    found = [trained.sum()]
+    found += [at_trained(batch, column.double()).sum() for column in means.values()]
     for column in ranges.values():
-        found += [column.detach().double().masked_fill(~trained, math.inf).amin()]
-        found += [column.detach().double().masked_fill(~trained, -math.inf).amax()]
+        found += [column.masked_fill(~trained, math.inf).amin(), column.masked_fill(~trained, -math.inf).amax()]
     count, *numbers = torch.stack(found).tolist()
     if count:
         for name, total in zip(means, numbers, strict=False):
             metrics.mean(name, total, count)
-        for index, name in enumerate(ranges):
-            low, high = numbers[len(means) + 2 * index :][:2]
-            metrics.min(f"{name}/min", low).max(f"{name}/max", high)
+        bounds = iter(numbers[len(means) :])
+        for name in ranges:
+            metrics.min(f"{name}/min", next(bounds)).max(f"{name}/max", next(bounds))
     return metrics

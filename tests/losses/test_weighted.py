@@ -1,0 +1,48 @@
+"""What all losses share."""
+
+import math
+
+import pytest
+import torch
+
+from tests.losses.batches import fill, random_groups
+from tests.reference.plain import plain
+from whet.losses.weighted import at_trained, bounded_exp, log1mexp, mean_per_sequence, token_metrics
+
+
+def test_metrics_of_columns_see_trained_tokens_only_and_keep_float64() -> None:
+    batch, _ = fill(random_groups(0), 0)
+    trained = batch.trained.nonzero().squeeze(1)
+    one = torch.full((len(batch),), math.nan)
+    one[trained] = 1.0
+    one[trained[0]] = 2.0**24  # in float32, adding 1 to this changes nothing
+    ramp = torch.where(batch.trained, torch.arange(len(batch)) - 5.0, math.nan).requires_grad_()
+    found = token_metrics(batch, {"big": one, "flag": batch.trained}, {"ramp": ramp, "one": one}).result()
+    count = trained.numel()
+    assert found == {
+        "big": (2.0**24 + count - 1) / count,
+        "flag": 1.0,
+        "ramp/min": trained[0].item() - 5.0,
+        "ramp/max": trained[-1].item() - 5.0,
+        "one/min": 1.0,
+        "one/max": 2.0**24,
+    }
+
+
+def test_means_of_sequences_are_zero_where_nothing_is_trained() -> None:
+    batch, output = fill(random_groups(0), 0)
+    means = mean_per_sequence(batch, at_trained(batch, output.logprobs)).tolist()
+    for row, mean in zip(plain(batch).rows, means, strict=True):
+        expected = sum(output.logprobs[t].item() for t in row.tokens) / len(row.tokens) if row.tokens else 0.0
+        assert mean == pytest.approx(expected)
+
+
+def test_exponent_is_bounded_on_both_sides() -> None:
+    found = bounded_exp(torch.tensor([-1e4, -20.5, 0.0, 20.5, 1e4]).double()).tolist()
+    assert found == pytest.approx([math.exp(-20), math.exp(-20), 1.0, math.exp(20), math.exp(20)], rel=1e-12)
+
+
+def test_log_of_one_minus_exp_is_accurate_near_zero() -> None:
+    assert log1mexp(torch.tensor([-1e-12, -1.0, -50.0]).double()).tolist() == pytest.approx(
+        [math.log(1e-12), math.log(1 - math.exp(-1)), -math.exp(-50)], rel=1e-9, abs=1e-15
+    )

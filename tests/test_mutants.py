@@ -1,0 +1,37 @@
+"""The tests of losses and advantages notice when these are broken: a few mutants a day, all of them when asked."""
+
+import datetime
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def mutate(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / "tests" / "mutate.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT)
+
+
+def test_todays_mutants_are_noticed() -> None:
+    day = datetime.date.today().toordinal()
+    done = mutate("--sample", "6", "--seed", str(day), timeout=200)
+    assert done.returncode == 0, f"seed {day}\n{done.stdout}\n{done.stderr}"
+    assert " killed, 0 survived" in done.stdout
+
+
+def test_mutants_of_a_file_can_be_listed() -> None:
+    listed = mutate("--list", "losses/kl", timeout=60).stdout
+    assert "value = -e" in listed
+    assert "'k3' -> 'k3?'" in listed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_every_mutant_is_noticed() -> None:
+    done = mutate(timeout=7200)
+    assert done.returncode == 0, done.stdout + done.stderr
