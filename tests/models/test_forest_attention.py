@@ -68,6 +68,7 @@ def build(kind: str) -> nn.Module:
     }
     model = builders[kind]().double().eval()
     model.set_attn_implementation("eager" if kind in ROUNDING else "sdpa")
+    model.set_experts_implementation("eager")
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
             module.forward = partial(norm_in_float64, module)

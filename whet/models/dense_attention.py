@@ -59,14 +59,14 @@ class _Dense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mask, sinks, result = ctx.saved_tensors
-        kv_heads = key.shape[2]
+        kv_heads, d_result = key.shape[2], grads[0].contiguous()
         d_query, d_key, d_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
         d_sinks = None if sinks is None else torch.zeros_like(sinks)
         with torch.autocast(query.device.type, enabled=False):
             for part in _parts(query, key):
                 rows = len(query[part])
                 q, k, v = _fold(query[part], kv_heads), _fold(key[part], kv_heads), _fold(value[part], kv_heads)
-                out, d_out = _fold(result[part], kv_heads), _fold(grads[0][part], kv_heads)
+                out, d_out = _fold(result[part], kv_heads), _fold(d_result[part], kv_heads)
                 shares, capped, of_sink = _shares(q, k, _rows(mask, part), sinks, ctx.scale, ctx.softcap, rows)
                 _unfold_into(d_value[part], shares.to(v.dtype).transpose(1, 2) @ d_out)
                 inner = (d_out.to(shares.dtype) * out).sum(-1, keepdim=True)

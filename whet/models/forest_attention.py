@@ -108,6 +108,7 @@ class ForestLayout:
             else:
                 before = block.before[:1] if block.even else block.before
                 here = before[:, None, None, None] + torch.arange(block.queries, device=before.device)[:, None]
+                here = here.clamp(max=block.keys - 1)  # padding must see something too, or it turns into nan
                 there = torch.arange(block.keys, device=before.device)
                 seen = there <= here
                 if window is not None and not whole:

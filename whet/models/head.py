@@ -91,11 +91,11 @@ def topk_logprobs(
     bias: Tensor | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
-    chunk: int = CHUNK,
+    chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, k] int64, [T, k])"""
     how, ids, logprobs = HeadSettings(distribution, scale, softcap), [], []
-    for piece in hidden.split(chunk // 4):
+    for piece in hidden.split(chunk):
         logits, _ = how.finish(_product(piece, weight), bias)
         if truncates(distribution):
             logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))

@@ -72,7 +72,8 @@ def load_model(
 ) -> "PreTrainedModel | PeftModel":
     """The model on the CPU with forest attention selected (where its architecture allows) and its head checked.
 
-    With ``train`` false no parameter asks for a gradient and dropout is off. ``seed`` determines fresh LoRA adapters.
+    With ``train`` false no parameter asks for a gradient, dropout is off, and LoRA adapters are left out: that is the
+    reference. ``seed`` determines fresh adapters. Raises ``WhetError`` where weights or architecture don't serve.
     """
     from transformers import AutoModelForCausalLM
 
@@ -89,6 +90,8 @@ def load_model(
     )
     if supports_forest(model.config):
         use_forest_attention(model)
+    else:
+        log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
     check_head(model)
     if config.lora is not None and train:
         model = _with_lora(model, config.lora, seed)

@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import os
 import shutil
-import tempfile
 import time
 from pathlib import Path
 
@@ -68,7 +67,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
     print(f"converting {NAME} into {folder} (once, about half a minute) ...", flush=True)
     started = time.monotonic()
-    staging = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
+    staging = folder.parent / f".{NAME}-{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
@@ -77,9 +78,13 @@ def _convert(gguf: Path, folder: Path) -> None:
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),
         )
-        model.save_pretrained(staging)
+        # Many of the file's numbers lie half-way between two of bfloat16's. Kept so, the smallest update would tip
+        # their rounding and move them by a whole step of bfloat16 wherever a model computes in it.
+        model.to(torch.bfloat16).save_pretrained(staging)
         tokenizer.save_pretrained(staging)
         os.rename(staging, folder)
+    except ValueError as error:
+        raise WhetError(f"{gguf} can't be converted ({error}); reinstall it: {INSTALL}") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     log.info("converted %s in %.0f s", NAME, time.monotonic() - started)

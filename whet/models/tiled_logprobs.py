@@ -14,6 +14,7 @@ from whet.models.distribution import least_logit, truncates
 from whet.types import Distribution
 
 TILE = 2048  # words of the vocabulary that are worked on at once: products this large run at full speed
+_SORTED = 128  # tokens that are worked on at once where a truncation needs the whole vocabulary of each
 
 
 @dataclass(slots=True, frozen=True)
@@ -77,6 +78,7 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         kind = hidden.device.type
         ctx.compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        chunk = min(chunk, _SORTED) if truncates(how.distribution) else chunk
         ctx.how, ctx.with_entropy, ctx.chunk = how, with_entropy, chunk
         wide = torch.float64 if ctx.compute == torch.float64 else torch.float32
         least = torch.finfo(wide).min

@@ -1,0 +1,118 @@
+"""From names and folders to models: what loads, what is refused and in which words."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MambaConfig, MambaForCausalLM
+
+from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
+from whet.batch import Batch
+from whet.errors import WhetError
+from whet.models.forest_attention import forest_hidden, supports_forest
+from whet.models.head import head_of
+from whet.models.loading import LoraSettings, ModelConfig, load_model, load_model_config, load_tokenizer
+from whet.models.values import ValueHead
+from whet.types import Group, Span, Task, Trajectory
+
+BATCH = Batch.from_groups([Group("a", Task("a", []), [Trajectory([Span([1, 2], False), Span([3, 4], True)])] * 2)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("model")
+    tiny_qwen3().save_pretrained(place)
+    tiny_tokenizer().save_pretrained(place)
+    return place
+
+
+def test_a_folder_loads_with_forest_attention_in_the_wanted_type(folder: Path) -> None:
+    config = ModelConfig(path=str(folder))
+    model = load_model(config, dtype=torch.float64)
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert all(p.requires_grad for p in model.parameters())
+    assert forest_hidden(model, BATCH).shape == (len(BATCH), 64)
+    assert supports_forest(load_model_config(config))
+    assert load_tokenizer(config).decode(load_tokenizer(config)("a b").input_ids) == "a b"
+
+
+def test_a_model_that_is_not_trained_asks_for_no_gradient(folder: Path) -> None:
+    config = ModelConfig(path=str(folder), lora=LoraSettings(rank=2))
+    model = load_model(config, dtype=torch.float32, train=False)
+    assert not any(p.requires_grad for p in model.parameters())
+    assert not any("lora" in name for name, _ in model.named_parameters())
+    assert not model.training
+
+
+def test_adapters_depend_on_their_seed_alone_and_leave_the_model_as_it_was(folder: Path) -> None:
+    config = ModelConfig(path=str(folder), lora=LoraSettings(rank=2))
+
+    def adapters(seed: int) -> dict[str, torch.Tensor]:
+        torch.rand(torch.randint(1, 9, ()))
+        model = load_model(config, dtype=torch.float32, seed=seed)
+        trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+        assert trained
+        assert all("lora" in name for name in trained)
+        plain = load_model(ModelConfig(path=str(folder)), dtype=torch.float32)
+        torch.testing.assert_close(forest_hidden(model, BATCH), forest_hidden(plain, BATCH))
+        assert head_of(model).weight.shape == head_of(plain).weight.shape
+        return trained
+
+    first, again, other = adapters(1), adapters(1), adapters(2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_gradients_reach_adapters_through_forest_and_head(folder: Path) -> None:
+    model = load_model(ModelConfig(path=str(folder), lora=LoraSettings(rank=2)), dtype=torch.float32)
+    forest_hidden(model, BATCH).sum().backward()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all", "just-a-name"])
+def test_a_folder_that_is_not_there_is_named(path: str) -> None:
+    with pytest.raises(WhetError, match=path):
+        load_model(ModelConfig(path=path), dtype=torch.float32)
+
+
+def test_an_empty_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(WhetError, match=r"config\.json"):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_weights_in_a_format_that_can_run_code_are_refused(tmp_path: Path) -> None:
+    model = tiny_llama()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(WhetError, match="safetensors"):
+        load_model(ModelConfig(path=str(tmp_path)), dtype=torch.float32)
+
+
+def test_a_hub_id_without_a_network_fails_soon_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    started = time.monotonic()
+    with pytest.raises(WhetError, match="can't be reached"):
+        load_model(ModelConfig(path="nobody-at-all/no-such-model"), dtype=torch.float32)
+    assert time.monotonic() - started < 15
+
+
+def test_a_recurrent_model_loads_and_says_that_prompts_are_not_shared(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=32, num_hidden_layers=1, state_size=4)).save_pretrained(
+        tmp_path
+    )
+    load_model(ModelConfig(path=str(tmp_path)), dtype=torch.float32)
+    assert "once per answer" in caplog.text
+
+
+def test_a_value_head_gives_one_number_per_token_and_depends_on_its_seed_alone() -> None:
+    hidden = torch.randn(5, 16)
+    values = ValueHead(16, seed=3)(hidden)
+    assert values.shape == (5,)
+    assert torch.equal(values, ValueHead(16, seed=3)(hidden))
+    assert not torch.equal(values, ValueHead(16, seed=4)(hidden))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ValueHead(16)(hidden.bfloat16()).dtype == torch.float32
