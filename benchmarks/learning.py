@@ -55,13 +55,15 @@ def product_rate(m: int, k: int, n: int, repeats: int = 5) -> float:
 
 
 def counted_flops(model: torch.nn.Module, batch: Batch) -> float:
-    """Products of one forward and backward pass: 6 per weight and token, 12 per query-key pair, head and feature."""
+    """Products of one forward and backward pass: 6 per weight and token (4 where it is frozen), and 12 per query-key
+    pair, head and feature."""
     config = model.config
     embedding = config.vocab_size * config.hidden_size
-    body = sum(p.numel() for p in model.get_decoder().parameters()) - embedding
+    body = sum(p.numel() * (6 if p.requires_grad else 4) for p in model.get_decoder().parameters())
+    each = 6 if model.get_input_embeddings().weight.requires_grad else 4
     pairs = float((batch.position + 1).sum())
     attention = 12 * pairs * config.num_hidden_layers * config.num_attention_heads * config.head_dim
-    return 6.0 * body * len(batch) + 6.0 * embedding * int(batch.trained.sum()) + attention
+    return float(body - each * embedding) * len(batch) + each * embedding * int(batch.trained.sum()) + attention
 
 
 def main() -> None:
