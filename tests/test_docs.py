@@ -1,0 +1,304 @@
+"""What README and docs/ say is there: links, files, commands, settings, signatures, messages; and their code runs."""
+
+import ast
+import difflib
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from tests.groups import group
+from tests.test_layers import FLOORS
+from whet.cli.main import app, main
+from whet.config import load
+from whet.config.explain import explain
+from whet.recipe import Recipe
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a page in one of the languages."""
+    return [text for language, text in _FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def inline(page: Path) -> list[str]:
+    """What stands in single backticks."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", prose(page))
+
+
+# Links and files
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        unfinished = file.name == "quickstart.png" and "@@" in page.read_text(encoding="utf-8")
+        if (not file.exists() and not unfinished) or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    assert not broken
+
+
+@each_page
+def test_files_of_the_repository_exist(page: Path) -> None:
+    named = [
+        word
+        for code in [*inline(page), *(line for block in blocks(page, "bash", "console") for line in block.splitlines())]
+        for word in code.split()
+        if re.fullmatch(r"(whet|tests|examples|benchmarks|docs)/[\w./-]*", word) and "*" not in word
+    ]
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_map_of_the_house_is_true() -> None:
+    rooms = next(block for block in blocks(ROOT / "docs/architecture.md", "") if block.startswith("whet/\n"))
+    named = {
+        word.rstrip("/").removesuffix(".py")
+        for line in rooms.splitlines()
+        if line.startswith("  ")
+        for word in line.split()
+        if re.fullmatch(r"\w+(/|\.py)", word) and line.index(word) < 19
+    } | {"seeds", "lazy"}
+    there = {path.stem for path in (ROOT / "whet").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert named == there - {"__init__", "__main__"}
+
+
+def test_the_floors_are_those_that_are_enforced() -> None:
+    floors = next(block for block in blocks(ROOT / "docs/architecture.md", "") if "cli, recipes" in block)
+    assert [set(line.split(", ")) for line in floors.splitlines()] == FLOORS
+
+
+# Commands and settings
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words after ``whet`` of every command on the page."""
+    lines = [line for block in blocks(page, "bash", "console") for line in block.splitlines()]
+    for line in [*lines, *inline(page)]:
+        words = shlex.split(line.removeprefix("$ "), comments=True) if line.startswith(("whet ", "$ whet ")) else []
+        if words and all(word.isascii() for word in words):
+            yield words[1:]
+
+
+@each_page
+def test_commands_and_their_options_exist(page: Path) -> None:
+    commands_there = typer.main.get_command(app).commands
+    for words in commands(page):
+        if words[0] in ("--help", "...") or words[0].startswith("--"):
+            continue
+        assert words[0] in commands_there, f"whet {words[0]}"
+        if len(words) > 1 and words[1:] != ["..."]:
+            commands_there[words[0]].make_context(words[0], list(words[1:]))  # raises for what is not known
+
+
+@each_page
+def test_overrides_are_accepted(page: Path) -> None:
+    """Those of whole commands, and those that stand alone, as in `model.lora.rank=16`."""
+    refused = "".join(blocks(page, "console")) + prose(page)
+    for words in commands(page):
+        recipe = words[1] if len(words) > 1 and words[0] in ("train", "show", "eval") else ""
+        if recipe == "quickstart" or ((ROOT / recipe).suffix == ".yaml" and (ROOT / recipe).exists()):
+            overrides = [word for word in words[2:] if re.match(r"[a-z_.0-9]+=", word)]
+            if not any(f"({word})" in refused for word in overrides):
+                load(Recipe, recipe if recipe == "quickstart" else ROOT / recipe, _numbered(overrides))
+    for code in inline(page):
+        words = code.split()
+        if all(re.fullmatch(r"[a-z_]+(\.\w+)*=\S+", word) for word in words):
+            overrides = [word for word in words if re.split(r"[.=]", word)[0] in Recipe.model_fields]
+            load(Recipe, "quickstart", _numbered(overrides))
+
+
+def _numbered(overrides: list[str]) -> list[str]:
+    return [re.sub(r"=N$", "=1", word) for word in overrides]
+
+
+@each_page
+def test_settings_that_are_named_exist(page: Path) -> None:
+    quickstart = load(Recipe, "quickstart")
+    for code in inline(page):
+        first, dot, _ = code.partition(".")
+        file = code.endswith((".yaml", ".py", ".json", ".jsonl", ".safetensors"))
+        if dot and first in Recipe.model_fields and re.fullmatch(r"\w+(\.\w+)+", code) and not file:
+            explain(quickstart, code)
+
+
+@each_page
+def test_output_is_what_the_command_prints(
+    page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("whet.run.start", lambda *_: pytest.fail("the page shows an error here"))
+    for block in blocks(page, "console"):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, shown = part.partition("\n")
+            if not shown.strip():
+                continue
+            with pytest.raises(SystemExit):
+                main(shlex.split(command, comments=True)[1:])
+            printed = capsys.readouterr()
+            assert (printed.out + printed.err).strip() == shown.strip()
+
+
+@each_page
+def test_recipes_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [text for text in blocks(ROOT / "docs/configuration.md", "python") if "class MyTasks" in text]
+    (tmp_path / "my_tasks.py").write_text(own[0])
+    for folder in (tmp_path, ROOT, ROOT / "examples"):
+        monkeypatch.syspath_prepend(str(folder))
+    snippets = blocks(page, "yaml")
+    indented = re.findall(r"^    loss:\n(?:^ {6,}.*\n)+", page.read_text(encoding="utf-8"), re.MULTILINE)
+    snippets += [f"algorithm:\n  type: grpo\n{textwrap.indent(textwrap.dedent(text), '  ')}" for text in indented]
+    for number, text in enumerate(snippets):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(text if "extends" in yaml.safe_load(text) else f"extends: quickstart\n{text}")
+        load(Recipe, file)
+
+
+# Code
+
+
+@each_page
+def test_python_examples_run(page: Path) -> None:
+    """Those that only define something are run; of all others, what they import exists."""
+    for text in blocks(page, "python"):
+        if page.name == "architecture.md":
+            continue  # signatures, see below
+        tree = compile(text, str(page), "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        defines = all(
+            isinstance(node, ast.Import | ast.ImportFrom | ast.ClassDef) or _constant(node) for node in tree.body
+        )
+        kept = tree.body if defines else imports
+        exec(compile(ast.Module(kept, []), str(page), "exec"), {"__name__": "documented"})
+
+
+def _constant(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant | ast.Tuple)
+
+
+def test_the_environment_of_the_readme_is_the_example_and_fits_on_a_screen() -> None:
+    source = (ROOT / "examples/my_environment.py").read_text(encoding="utf-8")
+    assert source in blocks(ROOT / "README.md", "python")
+    assert len(source.splitlines()) <= 30
+    assert (ROOT / "examples/letters.yaml").read_text(encoding="utf-8") in blocks(ROOT / "README.md", "yaml")
+
+
+def test_the_recipe_of_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert len(load(Recipe, ROOT / "examples/letters.yaml").value.data.tasks("test")) == 10
+
+
+def test_the_loop_is_the_loop() -> None:
+    shown = next(text for text in blocks(ROOT / "docs/architecture.md", "python") if "async def train" in text)
+    assert shown.strip() in (ROOT / "whet/train.py").read_text(encoding="utf-8")
+
+
+def test_the_filter_of_the_rollouts_page_filters() -> None:
+    names: dict = {"__name__": "documented"}
+    exec(next(text for text in blocks(ROOT / "docs/rollouts.md", "python") if "NotTooEasy" in text), names)
+    assert names["NotTooEasy"]()(group("g", [1], [[2], [3]], [1.0, 1.0])) is None
+    assert names["NotTooEasy"]()(group("g", [1], [[2], [3]], [1.0, 0.0])) is not None
+
+
+def test_signatures_are_those_of_the_code() -> None:
+    shown = next(text for text in blocks(ROOT / "docs/architecture.md", "python") if "# whet/types.py" in text)
+    wrong, file, owner = [], Path(), ""
+    for line in shown.splitlines():
+        code = line.partition("#")[0].strip()
+        if line.startswith("# whet/"):
+            file = ROOT / line.removeprefix("# ").strip()
+        elif code.startswith("class "):
+            owner = re.split(r"\W", code.removeprefix("class "))[0]
+            if owner not in classes(file):
+                wrong.append(f"{file.name}: {code}")
+        elif code.startswith(("def ", "async def ")):
+            if code.removesuffix("...").rstrip(" :") not in classes(file)[owner][1]:
+                wrong.append(f"{owner}: {code}")
+        elif ":" in code:
+            names = {name.strip() for name in code.partition(":")[0].split(",")}
+            wrong += [f"{owner}.{name}" for name in names - classes(file)[owner][0]]
+    assert not wrong
+
+
+@cache
+def classes(file: Path) -> dict[str, tuple[set[str], set[str]]]:
+    """Of each class, the names of fields and properties, and the signatures of methods."""
+    found = {}
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        fields = {ast.unparse(n.target) for n in node.body if isinstance(n, ast.AnnAssign)}
+        signatures = set()
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                fields.add(method.name)
+                asynchronous = "async " if isinstance(method, ast.AsyncFunctionDef) else ""
+                returns = f" -> {ast.unparse(method.returns)}" if method.returns else ""
+                arguments = re.sub(r"(?<=\w: )(.*?)=", r"\1=", ast.unparse(method.args))
+                signatures.add(_plain(f"{asynchronous}def {method.name}({arguments}){returns}"))
+        found[node.name] = (fields, signatures)
+    return found
+
+
+def _plain(signature: str) -> str:
+    return re.sub(r"(: [^=,()]+)=", r"\1 = ", signature).replace("  ", " ")
+
+
+# Messages
+
+
+@cache
+def texts() -> list[str]:
+    """The fixed parts of every text in the package, those of one f-string joined by a line end."""
+    found = []
+    for file in (ROOT / "whet").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
+                found.append("\n".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return [text for text in found if len(text) >= 20]
+
+
+def messages() -> list[str]:
+    started = (ROOT / "docs/getting-started.md").read_text(encoding="utf-8").partition("## Common problems")[2]
+    quoted = re.findall(r"^`(.+)`$", started, re.MULTILINE)
+    weights = (ROOT / "docs/weights.md").read_text(encoding="utf-8")
+    quoted += [text.replace("\n> ", " ")[2:] for text in re.findall(r"^> .*(?:\n> .*)*", weights, re.MULTILINE)]
+    return quoted
+
+
+@pytest.mark.parametrize("message", messages())
+def test_messages_are_those_that_the_program_prints(message: str) -> None:
+    """A good part of each must be the fixed text of one message of the package."""
+    best = 0
+    for text in texts():
+        if any(message[start : start + 8] in text for start in range(len(message) - 7)):
+            matcher = difflib.SequenceMatcher(None, message, text, autojunk=False)
+            best = max(best, sum(block.size for block in matcher.get_matching_blocks() if block.size >= 8))
+    assert best >= min(40, 0.6 * len(message)), f"only {best} characters of this are in any message"
