@@ -1,7 +1,6 @@
 """What README and docs/ say is there: links, files, commands, settings, signatures, messages; and their code runs."""
 
 import ast
-import difflib
 import re
 import shlex
 import textwrap
@@ -273,16 +272,17 @@ def _plain(signature: str) -> str:
 
 @cache
 def texts() -> list[str]:
-    """The fixed parts of every text in the package, those of one f-string joined by a line end."""
+    """The fixed parts of every text in the package but docstrings, those of one f-string joined by a line end."""
     found = []
     for file in (ROOT / "whet").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
             if isinstance(node, ast.JoinedStr):
-                parts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
-                found.append("\n".join(parts))
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append("\n".join(str(part.value) for part in node.values if isinstance(part, ast.Constant)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
                 found.append(node.value)
-    return [text for text in found if len(text) >= 20]
+    return found
 
 
 def messages() -> list[str]:
@@ -295,10 +295,8 @@ def messages() -> list[str]:
 
 @pytest.mark.parametrize("message", messages())
 def test_messages_are_those_that_the_program_prints(message: str) -> None:
-    """A good part of each must be the fixed text of one message of the package."""
-    best = 0
-    for text in texts():
-        if any(message[start : start + 8] in text for start in range(len(message) - 7)):
-            matcher = difflib.SequenceMatcher(None, message, text, autojunk=False)
-            best = max(best, sum(block.size for block in matcher.get_matching_blocks() if block.size >= 8))
-    assert best >= min(40, 0.6 * len(message)), f"only {best} characters of this are in any message"
+    """Every run of words between what varies (names in quotes, numbers, paths) is the fixed text of some message."""
+    fixed = re.split(r"'[^']*'|\S*[0-9/=]\S+|[0-9]|\.\.\.|[.?:;] ", message)
+    words = [part.strip() for part in fixed if len(part.strip()) >= 8 and not re.fullmatch(r"[\w.]+", part.strip())]
+    assert words
+    assert not [part for part in words if not any(part in text for text in texts())]

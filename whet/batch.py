@@ -90,6 +90,7 @@ class Batch:
 
     @property
     def sequences(self) -> int:
+        """S, also of sequences without a trained token."""
         return self.group.numel()
 
     @property

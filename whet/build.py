@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def build_renderer(recipe: "Recipe") -> "Renderer":
+    """The model's tokenizer with the recipe's chat template, or else its own."""
     from whet.data.renderer import Renderer
     from whet.models.loading import load_tokenizer
 

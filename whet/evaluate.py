@@ -28,6 +28,7 @@ class EvaluationConfig(Config):
     every: int = Field(0, ge=0)
     """Steps between evaluations; 0: only before the first and after the last step."""
     split: Literal["test", "train"] = "test"
+    """Which tasks."""
     limit: int | None = Field(None, gt=0)
     """At most this many tasks, the first of the split."""
     samples: int = Field(1, gt=0)
@@ -37,6 +38,7 @@ class EvaluationConfig(Config):
     max_new_tokens: int | None = Field(None, gt=0)
     """Longest answer; by default as in training."""
     enabled: bool = True
+    """False: never."""
 
     def sampling(self, training: Sampling) -> Sampling:
         """As in training, but for what this config says; plain temperature sampling, nothing cut off."""

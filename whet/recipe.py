@@ -30,7 +30,7 @@ class Recipe(Config):
     seed: int = Field(0, ge=0)
     """Every random choice of the run is derived from it."""
     steps: int = Field(gt=0)
-    """Optimizer steps (times ``algorithm.minibatches`` and ``algorithm.epochs``)."""
+    """Steps of the loop; each takes ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps."""
     model: ModelConfig = ModelConfig()
     """Which weights to start from."""
     algorithm: Annotated[Algorithm, Component(ALGORITHMS)]

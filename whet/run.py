@@ -123,6 +123,8 @@ class Run:
         crash_point("step.done")
 
     async def save(self, step: int, metric: float | None) -> None:
+        """Publish a checkpoint of all learners and of the source. ``metric`` is the best metric, if it was measured."""
+
         async def write(folder: Path) -> None:
             for role, learner in self.learners.items():
                 (folder / role).mkdir()
@@ -131,6 +133,7 @@ class Run:
         await self.store.save(step, write, {"step": step, "source": self.source.state()}, metric)
 
     async def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint. The generator gets its weights before the first step."""
         for role, learner in self.learners.items():
             await learner.load(checkpoint.folder / role)
         self.start = checkpoint.step

@@ -71,10 +71,12 @@ class Trajectory:
 
     @property
     def tokens(self) -> list[int]:
+        """All tokens in order."""
         return [token for span in self.spans for token in span.tokens]
 
     @property
     def trained_tokens(self) -> int:
+        """How many tokens are trained."""
         return sum(len(span.tokens) for span in self.spans if span.trained)
 
 

@@ -23,6 +23,7 @@ class RunLock:
         self._handle: int | None = None
 
     def acquire(self) -> "RunLock":
+        """Take the folder at once or not at all."""
         if self._handle is not None:
             raise RuntimeError(f"this lock on {self.path.parent} is already held")
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -69,6 +69,8 @@ class WorkerGroup(Protocol):
 
 
 class Cluster(Protocol):
+    """Where workers can be launched."""
+
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         """Start building the workers and return at once. What building raises, the first call raises."""
         ...

@@ -83,6 +83,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
 
 
 def recipe_names(search: Path = RECIPES) -> list[str]:
+    """The names of the recipes in a folder, sorted."""
     return sorted(file.stem for file in search.glob("*.yaml"))
 
 

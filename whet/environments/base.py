@@ -33,9 +33,17 @@ class Step:
 class Environment(Protocol):
     """One episode. An exception other than a bad answer of the model is an infrastructure failure, never a reward."""
 
-    async def start(self) -> Observation: ...
-    async def step(self, reply: Message) -> Step: ...
-    async def close(self) -> None: ...
+    async def start(self) -> Observation:
+        """What the model is shown first. Called once."""
+        ...
+
+    async def step(self, reply: Message) -> Step:
+        """Answer a reply: reward, scores and, if the episode goes on, the next messages."""
+        ...
+
+    async def close(self) -> None:
+        """Called once at the end, also after an exception and before the first step."""
+        ...
 
 
 class TaskSet(Config):

@@ -20,6 +20,9 @@ class Update:
 
 
 class Learner(Protocol):
+    """A model that scores batches and, where it has an optimizer, learns. Batches are whole; cutting them up and
+    putting columns back in order is the learner's business."""
+
     async def score(self, batch: Batch, columns: set[str]) -> dict[str, Tensor]:
         """Forward only. Columns: ``logprobs``, ``entropy``, ``values`` ([N]), ``reference_logprobs`` ([N])."""
         ...
@@ -36,9 +39,13 @@ class Learner(Protocol):
         """Write weights and optimizer as safetensors plus JSON into an existing folder."""
         ...
 
-    async def load(self, folder: Path) -> None: ...
+    async def load(self, folder: Path) -> None:
+        """Go on exactly where ``save`` was called. Raises ``WhetError`` where the files belong to another model."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Let go of workers and memory."""
+        ...
 
     def describe(self) -> dict[str, Any]:
         """Facts for people: parameters, trainable parameters, dtype, device, speed settings."""

@@ -31,15 +31,19 @@ class Metrics:
         return self._put(name, "mean", float(total), float(count)) if count else self
 
     def sum(self, name: str, value: float) -> Self:
+        """A count or total: merging adds."""
         return self._put(name, "sum", float(value))
 
     def min(self, name: str, value: float) -> Self:
+        """Merging keeps the smallest; nan wins."""
         return self._put(name, "min", float(value))
 
     def max(self, name: str, value: float) -> Self:
+        """Merging keeps the largest; nan wins."""
         return self._put(name, "max", float(value))
 
     def merge(self, other: "Metrics", prefix: str = "") -> Self:
+        """Add ``other``, its names behind ``prefix``. Raises ``ValueError`` where a name is of another kind."""
         for name, cell in other._cells.items():
             self._put(prefix + name, cell.kind, cell.value, cell.count)
         return self

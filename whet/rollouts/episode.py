@@ -41,6 +41,7 @@ class Sampling(Config):
         return Distribution(self.temperature or 1.0, self.top_k, self.top_p, self.min_p)
 
     def params(self, seed: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
+        """What the generator is asked for."""
         return SamplingParams(
             max_new_tokens=self.max_new_tokens,
             seed=seed,

@@ -21,6 +21,7 @@ class Permits:
         self._total = self.available
 
     def take(self) -> bool:
+        """Take one, if there is one."""
         if self.available == 0:
             return False
         self.available -= 1

@@ -49,10 +49,10 @@ class RolloutConfig(Config):
     """Share of a step's groups that may be lost to failures before the run stops."""
     max_sampling_rounds: int = Field(4, gt=0)
     """At most this many times ``prompts_per_step`` groups are sampled for one step when filters drop some."""
+    when_exhausted: Literal["error", "smaller_step"] = "error"
+    """When ``max_sampling_rounds`` is reached: stop the run, or learn from the groups there are, if any."""
     record_every: int = Field(1, ge=0)
     """Steps between those whose rollouts are written to the run folder; 0: none."""
-    when_exhausted: Literal["error", "smaller_step"] = "error"
-    """What to do when that limit is reached."""
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class _Tally:
 
 
 class RolloutSource:
-    """A ``Source`` of groups sampled by the policy."""
+    """A source of groups sampled by the policy, ``group_size`` episodes each."""
 
     def __init__(
         self,
@@ -179,6 +179,7 @@ class RolloutSource:
         return {"order": self.order.state(), "next_ticket": self._next_ticket, "pending": pending}
 
     def load_state(self, state: dict[str, Any], version: int) -> None:
+        """Go on from ``state`` under weights ``version``. What was under way is sampled by the next ``next_groups``."""
         self.order.load_state(state["order"])
         self.version, self._next_ticket = version, state["next_ticket"]
         for saved in state["pending"]:

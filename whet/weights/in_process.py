@@ -32,8 +32,8 @@ class Refittable(Generator, Protocol):
 
 
 class InProcessSync:
-    """A ``WeightSync`` for a learner and a generator in one process. The last tokens of
-    ``text`` are what the probe compares log-probs of; the rest is their prompt."""
+    """Publishes the weights of a learner to a generator in the same process. The last tokens of ``text`` are what the
+    probe compares log-probs of; the rest is their prompt. At least two tokens."""
 
     def __init__(self, config: WeightSyncConfig, text: list[int]) -> None:
         count = min(config.probe_tokens, len(text) - 1)

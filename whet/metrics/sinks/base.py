@@ -20,8 +20,13 @@ Kind = Literal["train", "evaluation"]
 class Sink(Protocol):
     """An open destination of metrics."""
 
-    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None: ...
-    def close(self) -> None: ...
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        """Take the numbers of one step, by metric name."""
+        ...
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        ...
 
 
 class SinkConfig(Config):
