@@ -267,6 +267,22 @@ def _plain(signature: str) -> str:
     return re.sub(r"(: [^=,()]+)=", r"\1 = ", signature).replace("  ", " ")
 
 
+# Metrics
+
+
+def test_every_metric_of_a_run_is_explained(tiny_model: Path, tmp_path: Path) -> None:
+    from tests.toy import toy_recipe
+    from whet import run
+    from whet.metrics.sinks.jsonl import read_metrics
+
+    evaluation = {"limit": 2, "samples": 2}
+    folder = run.start(toy_recipe(tiny_model, steps=1, evaluation=evaluation), tmp_path / "run")
+    names = {name for line in read_metrics(folder / "metrics.jsonl") for name in line}
+    names = {re.sub(r"^(loss|scores|run|time/overlap)/.*", r"\1/", name) for name in names} - {"step", "kind"}
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    assert not sorted(name for name in names if f"`{name}" not in page)
+
+
 # Messages
 
 
