@@ -44,8 +44,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
         plain = recipe.model.model_copy(update={"lora": None})
         return named_weights(load_model(plain, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
-    checkpoint = store.load("best" if store.best() is not None else "latest")
-    return named_weights(load_policy(checkpoint, recipe.model))
+    return named_weights(load_policy(store.load(), recipe.model))
 
 
 async def build_learner(recipe: "Recipe", folder: Path) -> "WorkerLearner":

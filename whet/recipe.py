@@ -73,6 +73,8 @@ class Recipe(Config):
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
                 f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} groups there are to split"
             )
+        if "values" in self.algorithm.needs and "critic" not in self.algorithm.losses:
+            raise ValueError("algorithm.advantage needs values, and this algorithm trains no critic; choose another")
         return self
 
     def warnings(self) -> list[str]:

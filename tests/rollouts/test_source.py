@@ -202,3 +202,23 @@ def test_a_step_published_twice_is_noticed(tiny_model: Path) -> None:
                 rollouts.permits.give_back_step()
 
     asyncio.run(go())
+
+
+def test_a_smaller_step_leaves_nothing_stale_behind(tiny_model: Path) -> None:
+    class Sometimes(Lowercase):
+        async def grade(self, task: Task, answer: str) -> dict[str, float]:
+            chosen = int(task.uid.split("/")[-1]) < 3
+            return {"reward": float(sum(map(ord, answer))) if chosen else 0.0}
+
+    async def go() -> None:
+        changes: dict[str, Any] = {"max_sampling_rounds": 2, "when_exhausted": "smaller_step"}
+        async with source(tiny_model, Sometimes(), [DynamicSampling()], **changes) as rollouts:
+            sizes = []
+            for version in range(1, 5):
+                sizes.append(len(await rollouts.next_groups()))
+                assert rollouts.state()["pending"] == []
+                await rollouts.published(version)
+                assert rollouts.permits.available == 3
+            assert min(sizes) < 3
+
+    asyncio.run(go())

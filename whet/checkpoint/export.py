@@ -31,7 +31,7 @@ ExportType = Literal["float32", "bfloat16", "float16"]
 def export(
     run: Path,
     out: Path,
-    step: Which = "best",
+    step: Which | None = None,
     *,
     adapter_only: bool = False,
     dtype: ExportType | None = None,

@@ -222,15 +222,15 @@ class CheckpointStore:
             return found
         raise CheckpointError(f"no intact checkpoint in {self.folder}: {'; '.join(problems)}")
 
-    def load(self, which: Which) -> Checkpoint:
-        """A checkpoint by step, the ``"best"``, or the ``"latest"`` intact one. Raises ``CheckpointError`` where it
-        does not exist or is damaged, naming the file."""
-        if which == "latest":
+    def load(self, which: Which | None = None) -> Checkpoint:
+        """A checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; None is the best where one was
+        measured, else the latest. Raises ``CheckpointError`` where it does not exist or is damaged, naming the file."""
+        if which == "latest" or (which is None and self.best() is None):
             found = self.load_latest()
             if found is None:
                 raise CheckpointError(f"{self.folder} holds no checkpoint yet")
             return found
-        step = self.best() if which == "best" else which
+        step = self.best() if which in ("best", None) else which
         steps = self.steps()
         there = ", ".join(map(str, steps)) or "none"
         if step is None:

@@ -11,18 +11,23 @@ from whet.cli.words import RunArgument, run_folder
 def export(
     run: RunArgument,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to create.")],
-    step: Annotated[str, typer.Option("--step", help="Step of the checkpoint, 'best' or 'latest'.")] = "latest",
+    step: Annotated[
+        str | None,
+        typer.Option(
+            "--step", help="Step of the checkpoint, 'best' or 'latest'. Without it: the best, if one was evaluated."
+        ),
+    ] = None,
 ) -> None:
     """Write a run's model as safetensors that transformers and vLLM load."""
     from whet.errors import ConfigError
 
     folder = run_folder(run)
-    if step not in ("best", "latest") and not step.isdecimal():
+    if step not in (None, "best", "latest") and not step.isdecimal():
         raise ConfigError(f"--step {step}: expected a whole number, 'best' or 'latest'")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"--out {out}: it exists and is not empty; name a new folder")
 
     from whet.checkpoint.export import export as write
 
-    write(folder, out, int(step) if step.isdecimal() else cast(Literal["best", "latest"], step))
+    write(folder, out, int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step))
     print(f"written: {out}")

@@ -151,4 +151,4 @@ def _check_supported(model: "PreTrainedModel") -> None:
 
 def _unsupported(model: "PreTrainedModel", why: str) -> str:
     name = type(model).__name__
-    return f"the torch generator cannot run {name}: {why}. Use another generator for it (type: vllm)"
+    return f"the torch generator cannot run {name}: {why}. It needs another generator"

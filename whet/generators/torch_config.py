@@ -36,4 +36,6 @@ class TorchGeneratorConfig(Config):
         from whet.generators.engine_model import build_engine_model
         from whet.generators.torch_generator import TorchGenerator
 
-        return TorchGenerator(self, build_engine_model(model_config, None, getattr(torch, self.dtype)), tokenizer)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = build_engine_model(model_config, None, getattr(torch, self.dtype), device)
+        return TorchGenerator(self, model, tokenizer)

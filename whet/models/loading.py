@@ -76,6 +76,7 @@ def load_model(
     reference. ``seed`` determines fresh adapters. Raises ``WhetError`` where weights or architecture don't serve.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     from whet.models.forest_attention import supports_forest, use_forest_attention
     from whet.models.head import check_head
@@ -85,6 +86,7 @@ def load_model(
         raise WhetError(
             f"model folder {folder} has no *.safetensors file; other weight formats can run code when loaded"
         )
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, trust_remote_code=config.trust_remote_code
     )

@@ -64,6 +64,9 @@ def _gguf_file() -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
 
     print(f"converting {NAME} into {folder} (once, about half a minute) ...", flush=True)
     started = time.monotonic()

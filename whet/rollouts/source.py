@@ -9,6 +9,7 @@ finishes first.
 
 import asyncio
 import logging
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -117,6 +118,7 @@ class RolloutSource:
         """One step's groups, in ticket order. Raises ``DataError`` when filters drop too many, ``WhetError`` when too
         many failed, ``DeadlineError`` when one took too long."""
         wanted = self.config.prompts_per_step
+        most = wanted * self.config.max_sampling_rounds
         groups: list[Group] = []
         sampled = failed = 0
         self._issue()
@@ -134,12 +136,12 @@ class RolloutSource:
                 if kept is not None:
                     groups.append(kept)
                     continue
-            if sampled >= wanted * self.config.max_sampling_rounds:
-                self._exhausted(groups, sampled)
-                self.permits.give_back(wanted - len(groups))
-                break
             self.permits.give_back()
-            self._issue()
+            if sampled == most:
+                self._exhausted(groups, sampled)
+                break
+            if sampled + len(self._tickets) < most:
+                self._issue()
         self._tally.metrics.sum("groups/kept", len(groups)).sum("groups/dropped", sampled - failed - len(groups))
         self._tally.metrics.sum("groups/failed", failed)
         self._owed = len(groups)
@@ -259,6 +261,7 @@ class RolloutSource:
 
     def _count(self, group: Group, ticket: _Ticket) -> None:
         metrics = self._tally.metrics
+        metrics.mean("reward/std", statistics.pstdev(trajectory.reward for trajectory in group.trajectories))
         for trajectory in group.trajectories:
             metrics.mean("reward/mean", trajectory.reward)
             for name, value in trajectory.scores.items():
