@@ -3,8 +3,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -97,6 +97,13 @@ class Run:
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
 
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """What happens inside is timed under ``name`` and shown as what is being done."""
+        self.sinks.status(name)
+        with self.clock.phase(name):
+            yield
+
     async def before_first_step(self) -> None:
         """The generator gets the learner's weights; a fresh run measures where it starts from."""
         await self.sync.publish(self.learners["policy"], self.generator, self.start)
@@ -118,7 +125,7 @@ class Run:
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         metric = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
         if self.recipe.checkpoints.due(step, steps):
-            with self.clock.phase("checkpoint"):
+            with self.phase("checkpoint"):
                 await self.save(step, metric)
         crash_point("step.done")
 
@@ -158,7 +165,7 @@ class Run:
         config = self.recipe.evaluation
         if not config.enabled:
             return None
-        with self.clock.phase("evaluate"):
+        with self.phase("evaluate"):
             tasks = self.recipe.data.tasks(config.split)[: config.limit]
             report = await evaluate_tasks(
                 tasks,

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 async def train(run: "Run") -> None:
     """Run from ``run.start`` to ``run.recipe.steps``."""
-    algorithm, clock = run.recipe.algorithm, run.clock
+    algorithm = run.recipe.algorithm
     async with run.source:
         await run.before_first_step()
         for step in range(run.start, run.recipe.steps):
-            with clock.phase("generate"):
+            with run.phase("generate"):
                 groups = await run.source.next_groups()
             crash_point("step.generated")
-            with clock.phase("learn"):
+            with run.phase("learn"):
                 batch = Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
                 batch = await annotate(batch, algorithm, run.learners)
                 for minibatch in _minibatches(batch, run, step):
@@ -32,7 +32,7 @@ async def train(run: "Run") -> None:
                         if role == "policy" and algorithm.on_policy:
                             batch.old_logprobs = update.logprobs  # for people to look at
             crash_point("step.updated")
-            with clock.phase("publish"):
+            with run.phase("publish"):
                 await run.publish(step + 1)
             crash_point("step.published")
             await run.housekeeping(step + 1, groups, batch)

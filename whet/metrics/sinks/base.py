@@ -63,6 +63,12 @@ class OpenSinks:
         for sink in self._sinks:
             sink.write(step, values, kind)
 
+    def status(self, text: str) -> None:
+        """Tell the sinks that show it what is being done now."""
+        for sink in self._sinks:
+            if hasattr(sink, "status"):
+                sink.status(text)
+
     def close(self) -> None:
         with contextlib.ExitStack() as stack:
             for sink in self._sinks:
