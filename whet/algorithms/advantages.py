@@ -4,18 +4,26 @@ Groups are known by the batch's group index. Sequences without a trained token r
 group's baseline. Rewards that are all equal give exactly 0, whatever the rounding of their mean.
 """
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
 from whet.algorithms.credit import Credit
-from whet.batch import Batch
 from whet.config import Config
 from whet.errors import DataError
+from whet.lazy import lazy_import
 from whet.losses.kl import KL
 from whet.losses.weighted import at_trained, filled
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch
+else:
+    torch = lazy_import("torch")
 
 Std = Literal["sample", "population"]
 

@@ -1,11 +1,14 @@
 """Who deserves what: the interface between rewards and the losses that learn from them."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-from whet.batch import Batch
+    from whet.batch import Batch
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from pydantic import Field
 from whet.data.jsonl import Row, Tally, read_jsonl, rows_of
 from whet.environments.math_grader import as_number
 from whet.environments.problems import BoxedProblems, Problem, Split, split_problems
+from whet.errors import DataError
 
 HUB = "openai/gsm8k"
 
@@ -27,10 +28,19 @@ class GSM8K(BoxedProblems):
         test = read_jsonl(self.test_path) if self.test_path else None
         if self.path:
             return read_jsonl(self.path), test
-        from datasets import load_dataset
+        return _from_hub("train"), test or _from_hub("test")
 
-        hub = {split: rows_of(load_dataset(HUB, "main", split=split), f"{HUB}/{split}") for split in ("train", "test")}
-        return hub["train"], test or hub["test"]
+
+def _from_hub(split: str) -> list[Row]:
+    from datasets import load_dataset
+
+    try:
+        return rows_of(load_dataset(HUB, "main", split=split), f"{HUB}/{split}")
+    except Exception as error:  # of many kinds: no network, no such data set, a broken cache
+        raise DataError(
+            f"the data set {HUB} can't be loaded from the Hugging Face Hub ({type(error).__name__}: {error}). "
+            "Give a file instead: data.path=train.jsonl, with rows of question and answer"
+        ) from error
 
 
 def _problem(row: Row, uid: str) -> Problem:

@@ -1,11 +1,15 @@
 """What a loss is: a frozen config that is called with a model's output and a batch. It knows no model and no device."""
 
-from typing import Literal, Protocol
+from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from whet.batch import Batch, ModelOutput
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
 
 Unit = Literal["token", "sequence", "group"]
 

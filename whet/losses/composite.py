@@ -5,14 +5,14 @@
 All terms are sums over the same weighted tokens, so the whole is as additive as its parts.
 """
 
-from typing import Annotated
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Annotated
+
 from pydantic import Field
-from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
 from whet.config import Component, Config
+from whet.lazy import lazy_import
 from whet.losses.base import Unit
 from whet.losses.kl import KL
 from whet.losses.off_policy import Correction, mismatch, mismatch_metrics
@@ -20,6 +20,14 @@ from whet.losses.policy_gradient import PolicyGradient, PPOClip, old_logprobs
 from whet.losses.registry import CORRECTIONS, SURROGATES
 from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, filled, token_metrics
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 
 class PositiveNLL(Config):
@@ -54,8 +62,8 @@ class PolicyLoss(WeightedLoss):
     @property
     def unit(self) -> Unit:
         """That of its coarsest part."""
-        whole = "sequence" in (self.surrogate.unit, self.correction.unit if self.correction else "token")
-        return "sequence" if whole else "token"
+        parts = [self.surrogate.unit] if self.correction is None else [self.surrogate.unit, self.correction.unit]
+        return "sequence" if "sequence" in parts else "token"
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         surrogate, metrics = self.surrogate.per_token(output, batch)
@@ -72,7 +80,7 @@ class PolicyLoss(WeightedLoss):
             terms["positive_nll"] = -self.positive_nll.coefficient * positive * at_trained(batch, output.logprobs)
 
         weight = filled(batch.weight, "weight")
-        totals = torch.stack([weight.sum(), *((weight * term).sum() for term in terms.values())]).detach().tolist()
+        totals = torch.stack([weight.sum(), *((weight * term).sum() for term in terms.values())]).tolist()
         for name, total in zip(terms, totals[1:], strict=True):
             metrics.mean(f"loss/{name}", total, totals[0])
         if batch.rollout_logprobs is not None:
@@ -84,6 +92,6 @@ class PolicyLoss(WeightedLoss):
     ) -> tuple[Tensor, Metrics]:
         rollout = filled(batch.rollout_logprobs, "rollout_logprobs")
         difference = mismatch(old_logprobs(output, batch), rollout, batch)
-        weight = correction(difference, batch).detach()
+        weight = correction(difference, batch)
         means = {"correction/weight": weight, "correction/changed": weight != bounded_exp(difference)}
         return surrogate * weight, token_metrics(batch, means)

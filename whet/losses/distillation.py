@@ -1,15 +1,23 @@
 """Learning from a teacher: from the log-probs of its k likeliest tokens at each place, or, on the student's own
 answers, from its opinion of the token that was sampled."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
+from whet.lazy import lazy_import
 from whet.losses.weighted import WeightedLoss, at_trained, filled, log1mexp, token_metrics
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 
 class Distillation(WeightedLoss):

@@ -1,15 +1,23 @@
 """Distance to the frozen reference, from the log-probs of sampled tokens alone (Schulman, "Approximating KL
 Divergence", 2020): as a term of the loss or, through ``estimate``, as a penalty inside a reward."""
 
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
+from whet.lazy import lazy_import
 from whet.losses.weighted import WeightedLoss, at_trained, filled, token_metrics
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -53,7 +61,6 @@ class KL(WeightedLoss):
         return self.coefficient * value, kl_metrics(logprobs, reference, batch)
 
 
-@torch.no_grad()
 def kl_metrics(logprobs: Tensor, reference: Tensor, batch: Batch) -> Metrics:
     """``kl``: mean of k3 over the trained tokens, whatever estimator is trained on."""
-    return token_metrics(batch, {"kl": KL().estimate(logprobs, reference)})
+    return token_metrics(batch, {"kl": KL().estimate(logprobs.detach(), reference)})

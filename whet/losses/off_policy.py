@@ -1,19 +1,24 @@
 """The gap between the engine that sampled and the learner that trains: measured always, corrected where asked.
 
-d = lp_old - lp_gen per trained token: both engines should agree on every token they score, and where weights were
-published since, d also holds their age. A correction turns d into a detached factor of the policy-gradient term.
+d = lp_old - lp_gen per trained token, without a gradient: both engines should agree on every token they score, and where weights were
+published since, d also holds their age. A correction turns d into a factor of the policy-gradient term.
 """
 
-from typing import Protocol
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import Field
-from torch import Tensor
 
-from whet.batch import Batch
 from whet.config import Config
 from whet.losses.base import Unit
 from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, token_metrics
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from whet.batch import Batch
 
 
 class Correction(Protocol):
@@ -71,8 +76,8 @@ class SequenceMask(Config):
 
 
 def mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batch) -> Tensor:
-    """d = lp_old - lp_gen, detached, 0 where untrained. [N]"""
-    return at_trained(batch, old_logprobs.detach()) - at_trained(batch, rollout_logprobs)
+    """d = lp_old - lp_gen, 0 where untrained. [N]"""
+    return at_trained(batch, old_logprobs) - at_trained(batch, rollout_logprobs)
 
 
 def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batch) -> Metrics:
@@ -81,7 +86,7 @@ def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batc
     ``token_mult_prob_error``: mean exp|d| (1 is perfect, alarm above 1.05); ``kl``: mean of exp(d) - 1 - d; ``max``:
     the largest |d|; ``sequence`` and ``sequence_max``: mean and maximum over sequences of exp(mean_t |d|).
     """
-    d = mismatch(old_logprobs, rollout_logprobs, batch).double()
+    d = mismatch(old_logprobs, rollout_logprobs, batch)
     means = {"mismatch/token_mult_prob_error": bounded_exp(d.abs()), "mismatch/kl": bounded_exp(d) - 1 - d}
     metrics = token_metrics(batch, means)
     sampled = batch.trained_per_sequence > 0

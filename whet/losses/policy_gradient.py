@@ -4,11 +4,13 @@ Log-probs under the weights at the start of the step (lp_old) are read from the 
 step is exactly on-policy and lp_old is the log-prob itself, detached. Corrections, KL and entropy are added elsewhere.
 """
 
-import torch
-from pydantic import Field
-from torch import Tensor
+from __future__ import annotations
 
-from whet.batch import Batch, ModelOutput
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from whet.lazy import lazy_import
 from whet.losses.base import Unit
 from whet.losses.kl import kl_metrics
 from whet.losses.weighted import (
@@ -20,6 +22,14 @@ from whet.losses.weighted import (
     token_metrics,
 )
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 
 class PolicyGradient(WeightedLoss):
@@ -95,7 +105,8 @@ class Reinforce(PolicyGradient):
         logprobs = at_trained(batch, output.logprobs)
         value = -at_trained(batch, filled(batch.advantages, "advantages")) * logprobs
         ratio = bounded_exp(logprobs - old_logprobs(output, batch))
-        return value, _policy_metrics(output, batch, ratio, torch.zeros_like(batch.trained), batch.trained & False)
+        never = torch.zeros_like(batch.trained)
+        return value, _policy_metrics(output, batch, ratio, never, never)
 
 
 def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:

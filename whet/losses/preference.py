@@ -4,19 +4,27 @@ A pair is a group of two; the chosen answer is the one with the higher reward. T
 trained tokens, so a pair's share of the step is the sum of their weights: 1 / pairs when weighed by group.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
 from pydantic import Field
-from torch import Tensor
 from torch.nn.functional import logsigmoid, relu
 
-from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
+from whet.lazy import lazy_import
 from whet.losses.base import Unit
 from whet.losses.weighted import WeightedLoss, at_trained, filled, log1mexp, mean_per_sequence
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 
 @dataclass(slots=True)
@@ -27,7 +35,7 @@ class Pairs:
     rejected: Tensor  # [P] int64
 
     @classmethod
-    def of(cls, batch: Batch) -> "Pairs":
+    def of(cls, batch: Batch) -> Pairs:
         """Raises DataError, naming the group, where a group isn't a pair with a better and a worse answer."""
         reward, groups, trains = batch.reward.tolist(), batch.group.tolist(), batch.trained_per_sequence.tolist()
         members: dict[int, list[int]] = {}

@@ -2,17 +2,27 @@
 from the hidden state before that token: let the answer's end-of-turn token be trained, and the score has seen all of
 the answer."""
 
-import torch
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from pydantic import Field
-from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
+from whet.lazy import lazy_import
 from whet.losses.base import Unit
 from whet.losses.preference import PairLoss, Pairs
 from whet.losses.weighted import WeightedLoss, at_trained, filled
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 
 class BradleyTerry(PairLoss):
@@ -36,9 +46,9 @@ class BradleyTerry(PairLoss):
         value = value + self.centre_coefficient * (chosen + rejected).square()
         return pairs.per_token(batch, value), pairs.metrics(chosen, rejected)
 
-    def _margin(self, batch: Batch, pairs: Pairs) -> Tensor:
+    def _margin(self, batch: Batch, pairs: Pairs) -> Tensor | float:
         if self.margin is None:
-            return torch.zeros_like(pairs.chosen, dtype=torch.float64)
+            return 0.0
         ratings = batch.scores.get(self.margin)
         margin = None if ratings is None else ratings[pairs.chosen] - ratings[pairs.rejected]
         if margin is None or not margin.isfinite().all():

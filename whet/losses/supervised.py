@@ -1,10 +1,16 @@
 """Supervised fine-tuning: make the given tokens likely."""
 
-from torch import Tensor
+from __future__ import annotations
 
-from whet.batch import Batch, ModelOutput
+from typing import TYPE_CHECKING
+
 from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
 
 
 class SFT(WeightedLoss):

@@ -1,12 +1,22 @@
 """Training a critic towards returns."""
 
-import torch
-from pydantic import Field
-from torch import Tensor
+from __future__ import annotations
 
-from whet.batch import Batch, ModelOutput
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from whet.lazy import lazy_import
 from whet.losses.weighted import WeightedLoss, at_trained, filled, token_metrics
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 
 class ValueLoss(WeightedLoss):
@@ -36,7 +46,7 @@ class ValueLoss(WeightedLoss):
 def explained_variance(values: Tensor, returns: Tensor, batch: Batch) -> Metrics:
     """``value/explained_variance``: 1 - Var(R - V) / Var(R) over the trained tokens of a whole step: 1 is a perfect
     critic, 0 one that knows only the mean. Not additive, so it belongs to the step and not to the loss. [N], [N]"""
-    values, returns = values[batch.trained].double(), returns[batch.trained].double()
+    values, returns = values[batch.trained], returns[batch.trained]
     if returns.numel() < 2 or returns.max() == returns.min():
         return Metrics()
     explained = 1 - (returns - values).var() / returns.var()

@@ -4,17 +4,25 @@ Weight 0 times inf is nan, and so is its gradient: what a model says at untraine
 anything is computed from it (``at_trained``), not after.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from whet.batch import Batch, ModelOutput
 from whet.config import Config
 from whet.errors import DataError
+from whet.lazy import lazy_import
 from whet.losses.base import Unit
 from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
 
 EXPONENT_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before ``exp``: beyond, a ratio has no gradient, rather than an infinite one."""
@@ -72,7 +80,6 @@ def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
-@torch.no_grad()
 def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
     """Means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N], bool or
     float. All numbers leave the device at once."""
@@ -81,9 +88,10 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
         return metrics
     trained, ranges = batch.trained, ranges or {}
     found = [trained.sum()]
-    found += [at_trained(batch, column.double()).sum() for column in means.values()]
+    found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
     for column in ranges.values():
-        found += [column.masked_fill(~trained, math.inf).amin(), column.masked_fill(~trained, -math.inf).amax()]
+        found += [column.detach().masked_fill(~trained, math.inf).amin()]
+        found += [column.detach().masked_fill(~trained, -math.inf).amax()]
     count, *numbers = torch.stack(found).tolist()
     if count:
         for name, total in zip(means, numbers, strict=False):
