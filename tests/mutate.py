@@ -59,7 +59,35 @@ TESTS = {
 }
 
 # "file: mutant" -> why no test can tell it from the original.
-EQUIVALENT: dict[str, str] = {}
+_ONLY_A_GRAPH = "the number is the same; without it a graph is built that nobody uses"
+_DUAL = "over = (advantages < 0) & (value > bound)"
+EQUIVALENT: dict[str, str] = {
+    f"whet/losses/policy_gradient.py: value > bound -> value >= bound  in  {_DUAL}": (
+        "both values are the same at equality, which takes a ratio of exactly dual_clip"
+    ),
+    f"whet/losses/policy_gradient.py: advantages < 0 -> advantages <= 0  in  {_DUAL}": (
+        "an advantage of 0 gives value 0 and bound 0, and 0 > 0 is false"
+    ),
+    "whet/losses/distillation.py: 0.0 -> 1.0  in  return (p.exp() * torch.where(p > -math.inf, p - q, 0.0)).sum(1)": (
+        "any finite number does: it is multiplied by the probability 0"
+    ),
+    "whet/losses/reward_model.py: 1 -> 2  in  return torch.cat([values, values.new_zeros(1)])[last]": (
+        "the last of two zeros is as good as the only one"
+    ),
+    "whet/algorithms/advantages.py: torch.zeros_like -> torch.ones_like  in  "
+    "total = torch.zeros_like(batch.reward, dtype=torch.float64)": "whitening takes a constant away again",
+    "whet/algorithms/advantages.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
+        "another row of zeros before the first tokens"
+    ),
+    "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
+    "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
+    "whet/losses/weighted.py: column.detach() -> column  in  "
+    "found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]": _ONLY_A_GRAPH,
+    "whet/losses/weighted.py: column.detach() -> column  in  "
+    "found += [column.detach().masked_fill(~trained, math.inf).amin()]": _ONLY_A_GRAPH,
+    "whet/losses/weighted.py: column.detach() -> column  in  "
+    "found += [column.detach().masked_fill(~trained, -math.inf).amax()]": _ONLY_A_GRAPH,
+}
 
 SWAPPED_NAMES = {
     "minimum": "maximum",
@@ -215,6 +243,10 @@ def _mutable(tree: ast.AST) -> list[ast.AST]:
         if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
             return
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            return
+        if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: a check, not a result
             return
         found.append(node)
         for name, value in ast.iter_fields(node):

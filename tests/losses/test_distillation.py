@@ -70,6 +70,10 @@ def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: Distillation, 
     assert math.isfinite(value.item())
     assert topk.grad is not None
     assert topk.grad.isfinite().all()
+    if dtype == torch.float64:
+        b, now = plain(batch), said(ModelOutput(output.logprobs, topk=topk))
+        values = slow.distillation(b, now, now, loss.divergence, loss.tail)
+        assert value.item() == pytest.approx(sum(b.weight[t] * values[t] for t in b.trained), rel=0, abs=1e-10)
     renormalised = loss.model_copy(update={"tail": "renormalise"})
     assert value.item() == pytest.approx(renormalised(replace(output, topk=topk), batch)[0].item(), abs=1e-4)
 

@@ -79,7 +79,7 @@ def test_a_trained_token_of_probability_zero_is_not_hidden() -> None:
     "loss", [PPOClip(clip_high=0.3), GSPO(clip_low=0.1, clip_high=0.2), CISPO(clip_high=0.3)], ids=repr
 )
 def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
-    batch, output = fill(random_groups(2), 2)
+    batch, output = fill(random_groups(0), 0)
     b, now = plain(batch), said(output)
     if isinstance(loss, GSPO):
         ratio = {}
@@ -93,6 +93,7 @@ def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
     below = [ratio[t] < low and b.advantages[t] < 0 for t in b.trained]
     assert any(above)
     assert any(below) or isinstance(loss, CISPO)
+    assert sum(above) != sum(below)
     n = len(b.trained)
     e = {t: b.reference_logprobs[t] - now.logprobs[t] for t in b.trained}
     metrics = loss(output, batch)[1].result()  # type: ignore[operator]
@@ -198,12 +199,16 @@ def test_a_token_that_the_learner_finds_impossible_shows_as_an_infinite_mismatch
 )
 def test_corrections_at_their_bounds(correction: TIS | IcePop, expected: list[float]) -> None:
     batch, _ = fill(random_groups(0), 0)
-    ratios = torch.tensor([0.25, 0.5, 1.0, 2.0, 5.0, 8.0], dtype=torch.float64)
-    difference = torch.log(ratios)
-    exact = difference.clamp(-20, 20).exp()
-    if not torch.equal(exact, ratios):
-        difference = torch.where(exact > ratios, difference.nextafter(torch.tensor(-9.0).double()), difference)
+    difference = torch.tensor([0.25, 0.5 + 1e-9, 1.0, 2.0, 5.0 - 1e-9, 8.0 - 1e-9], dtype=torch.float64).log()
     assert correction(difference, batch).tolist() == pytest.approx(expected)
+
+
+def test_icepop_keeps_what_lies_exactly_on_its_bounds() -> None:
+    batch, _ = fill(random_groups(0), 0)
+    on_policy = torch.zeros(3).double()
+    assert IcePop(low=1.0)(on_policy, batch).tolist() == [1.0] * 3
+    assert IcePop(high=1.0)(on_policy, batch).tolist() == [1.0] * 3
+    assert IcePop(low=1.1)(on_policy, batch).tolist() == IcePop(high=0.9)(on_policy, batch).tolist() == [0.0] * 3
 
 
 def test_sequence_mask_keeps_what_lies_exactly_on_its_bounds() -> None:
@@ -237,7 +242,7 @@ def test_needs_follow_from_the_terms_that_are_set() -> None:
 def test_a_sequence_objective_is_not_cut_inside_a_sequence() -> None:
     assert (PolicyLoss().unit, PolicyLoss(surrogate=GSPO()).unit) == ("token", "sequence")
     assert (PolicyLoss(correction=TIS()).unit, PolicyLoss(correction=SequenceMask()).unit) == ("token", "sequence")
-    assert PolicyLoss(correction=IcePop()).unit == "token"
+    assert PolicyLoss(correction=IcePop()).unit == TIS().unit == IcePop().unit == "token"
 
 
 def test_defaults_are_those_of_the_papers() -> None:
@@ -289,7 +294,22 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
     assert KL(log_ratio_clamp=0.5, output_clamp=0.5, coefficient=0.0).log_ratio_clamp == 0.5
 
 
-@pytest.mark.parametrize("registry", [SURROGATES, CORRECTIONS, LOSSES], ids=["surrogates", "corrections", "losses"])
-def test_every_registered_name_leads_to_a_config(registry: dict[str, str]) -> None:
-    for name in registry:
-        assert Component(registry).resolve(name).__name__
+def test_registered_names_lead_to_their_classes() -> None:
+    def found(registry: dict[str, str]) -> dict[str, str]:
+        return {name: Component(registry).resolve(name).__name__ for name in registry}
+
+    assert found(SURROGATES) == {"ppo_clip": "PPOClip", "gspo": "GSPO", "cispo": "CISPO", "reinforce": "Reinforce"}
+    assert found(CORRECTIONS) == {"tis": "TIS", "icepop": "IcePop", "sequence_mask": "SequenceMask"}
+    assert found(LOSSES) == {
+        "policy": "PolicyLoss",
+        "value": "ValueLoss",
+        "sft": "SFT",
+        "dpo": "DPO",
+        "simpo": "SimPO",
+        "orpo": "ORPO",
+        "kto": "KTO",
+        "bradley_terry": "BradleyTerry",
+        "score_regression": "ScoreRegression",
+        "distillation": "Distillation",
+        "on_policy_distillation": "OnPolicyDistillation",
+    }

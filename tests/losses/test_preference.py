@@ -263,16 +263,22 @@ def test_value_loss_reports_what_a_loop_finds() -> None:
     b, now = plain(batch), said(output)
     assert now.values is not None
     errors = {t: (now.values[t] - b.returns[t]) ** 2 for t in b.trained}
-    worst = slow.value(b, now, now)
+    worst = slow.value(b, now, now, clip=0.8)
     n = len(errors)
     clipped = [2 * worst[t] > errors[t] * (1 + 1e-9) for t in b.trained]
     assert 0 < sum(clipped) < n
-    metrics = ValueLoss()(output, batch)[1].result()
+    metrics = ValueLoss(clip=0.8)(output, batch)[1].result()
     assert metrics["value/mean"] == pytest.approx(sum(now.values[t] for t in b.trained) / n)
     assert metrics["value/return"] == pytest.approx(sum(b.returns[t] for t in b.trained) / n)
     assert metrics["value/squared_error"] == pytest.approx(sum(errors.values()) / n)
     assert metrics["value/clipped"] == pytest.approx(sum(clipped) / n)
     assert "value/clipped" not in ValueLoss(clip=None)(output, batch)[1].result()
+
+
+def test_the_clip_wants_the_values_of_the_start_of_the_step() -> None:
+    batch, output = fill(random_groups(1), 1)
+    with pytest.raises(DataError, match="'values'"):
+        ValueLoss()(output, replace(batch, values=None))
 
 
 def test_explained_variance_is_one_for_a_perfect_critic_and_zero_for_a_constant_one() -> None:

@@ -27,7 +27,7 @@ def whole(logprobs: list[float], tail: str) -> list[float]:
     p = [math.exp(x) for x in logprobs]
     if tail == "renormalise":
         return [x / math.fsum(p) for x in p]
-    return [*p, 1 - math.fsum(p)]
+    return [*p, max(1 - math.fsum(p), -math.expm1(-1e-6))]
 
 
 def divergence(p: list[float], q: list[float]) -> float:

@@ -15,7 +15,7 @@ from whet.config import Config
 from whet.errors import DataError
 from whet.lazy import lazy_import
 from whet.losses.kl import KL
-from whet.losses.weighted import at_trained, filled
+from whet.losses.weighted import filled
 
 if TYPE_CHECKING:
     import torch
@@ -43,7 +43,7 @@ class GroupAdvantage(Config):
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
-        rewards = _finite(batch, batch.reward.double(), "reward")
+        rewards = _finite(batch, batch.reward, "reward")
         advantages, members = _centred(batch, rewards)
         if self.divide_by_std:
             spread = _group_std(batch, advantages, members, self.std) + self.eps
@@ -70,7 +70,7 @@ class ReinforcePlusPlus(Config):
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
-        rewards = _finite(batch, batch.reward.double(), "reward")
+        rewards = _finite(batch, batch.reward, "reward")
         if self.group_baseline:
             rewards, _ = _centred(batch, rewards)
         steps = _Steps(batch)
@@ -98,7 +98,7 @@ class GDPO(Config):
             if name not in batch.scores:
                 known = ", ".join(batch.scores) or "none"
                 raise DataError(f"no sequence carries the reward component {name!r}; scores that are there: {known}")
-            scores = _finite(batch, batch.scores[name].double(), f"reward component {name!r}")
+            scores = _finite(batch, batch.scores[name], f"reward component {name!r}")
             centred, members = _centred(batch, scores)
             total = total + weight * _divided(centred, _group_std(batch, centred, members, self.std) + self.eps)
         return Credit(batch.per_token(_whitened(total, self.std, self.eps)))
@@ -133,7 +133,7 @@ class GAE(Config):
 
     def __call__(self, batch: Batch) -> Credit:
         """Returns = advantages under the critic's lambda + values. Raises DataError for a reward that isn't finite."""
-        rewards = _finite(batch, batch.reward.double(), "reward")
+        rewards = _finite(batch, batch.reward, "reward")
         steps = _Steps(batch)
         values = steps.of(filled(batch.values, "values").double())
         after_end = values[:1] * (batch.truncated & self.bootstrap_truncated)
@@ -168,7 +168,7 @@ class _Steps:
 
     def of(self, column: Tensor) -> Tensor:
         """[N] -> [T, S]"""
-        steps = max(1, int(self.length.max())) if self.length.numel() else 1
+        steps = max([1, *self.length.tolist()])
         matrix = column.new_zeros(steps, self.batch.sequences)
         matrix[self.back, self.sequence] = column[self.token]
         return matrix
@@ -185,8 +185,8 @@ class _Steps:
         if penalty is None:
             paid = torch.zeros(len(batch), dtype=torch.float64)
         else:
-            old = at_trained(batch, filled(batch.old_logprobs, "old_logprobs")).double()
-            reference = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs")).double()
+            old = filled(batch.old_logprobs, "old_logprobs").double()
+            reference = filled(batch.reference_logprobs, "reference_logprobs").double()
             paid = penalty.coefficient * penalty.estimate(old, reference)
         matrix = -self.of(paid)
         matrix[0] += rewards
@@ -218,12 +218,12 @@ def _centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _group_std(batch: Batch, centred: Tensor, members: Tensor, std: Std) -> Tensor:
-    freedom = (members - int(std == "sample")).clamp(min=1)
-    return (_group_sums(batch, centred.square()) / freedom).sqrt()
+    """Spread of each sequence's group, from rewards minus their mean; nan for a sample of one. [S] -> [S]"""
+    return (_group_sums(batch, centred.square()) / (members - int(std == "sample"))).sqrt()
 
 
 def _divided(values: Tensor, spread: Tensor) -> Tensor:
-    """values / spread, with 0 / 0 = 0."""
+    """values / spread, and 0 where the value is 0 whatever the spread."""
     return torch.where(values == 0, 0.0, values / spread)
 
 

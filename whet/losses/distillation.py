@@ -3,6 +3,7 @@ answers, from its opinion of the token that was sampled."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -49,10 +50,8 @@ class Distillation(WeightedLoss):
         elif self.divergence == "mixed":
             value = self.mix * forward + (1 - self.mix) * reverse
         else:
-            weights = torch.tensor([self.mix, 1 - self.mix], dtype=teacher.dtype, device=teacher.device).log()
-            middle = torch.logaddexp(teacher + weights[0], student + weights[1])
+            middle = torch.logaddexp(teacher + math.log(self.mix), student + math.log(1 - self.mix))
             value = self.mix * divergence(teacher, middle) + (1 - self.mix) * divergence(student, middle)
-        value = at_trained(batch, value)
         return value, token_metrics(batch, {"distillation/forward_kl": forward, "distillation/reverse_kl": reverse})
 
     def _whole(self, logprobs: Tensor) -> Tensor:
@@ -84,7 +83,5 @@ class OnPolicyDistillation(WeightedLoss):
 
 
 def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of log-probs over the last dimension; outcomes that p excludes add nothing. [N, K], [N, K] -> [N]"""
-    possible = p > -torch.inf
-    gap = torch.where(possible, p, 0.0) - torch.where(possible, q, 0.0)
-    return (p.exp() * gap).sum(-1)
+    """KL(p || q) of log-probs; outcomes that p excludes add nothing. [N, K], [N, K] -> [N]"""
+    return (p.exp() * torch.where(p > -math.inf, p - q, 0.0)).sum(1)

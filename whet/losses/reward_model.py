@@ -13,7 +13,7 @@ from whet.errors import DataError
 from whet.lazy import lazy_import
 from whet.losses.base import Unit
 from whet.losses.preference import PairLoss, Pairs
-from whet.losses.weighted import WeightedLoss, at_trained, filled
+from whet.losses.weighted import WeightedLoss, filled
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ScoreRegression(WeightedLoss):
 
 def sequence_scores(output: ModelOutput, batch: Batch) -> Tensor:
     """The value at each sequence's last trained token, 0 for a sequence without any. [S]"""
-    values = at_trained(batch, filled(output.values, "values"))
+    values = filled(output.values, "values")
     index = torch.arange(len(batch), device=values.device)
     picked = batch.trained
     last = torch.full((batch.sequences,), -1, device=values.device)
