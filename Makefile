@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: quickstart install test test-all lint clean
+.PHONY: quickstart install test test-slow lint clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -15,8 +15,9 @@ install: $(VENV)/.installed
 test: install
 	$(BIN)/python -m pytest -m "not slow"
 
-test-all: install
-	$(BIN)/python -m pytest
+# All slow tests, or with PART=K/N every N-th of them.
+test-slow: install
+	$(BIN)/python -m pytest -m slow $(if $(PART),--part $(PART))
 
 lint: install
 	$(BIN)/ruff check .

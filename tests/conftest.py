@@ -1,11 +1,26 @@
-"""Shared fixtures. Idle threads must not spin: tests start several processes on few cores."""
+"""Shared fixtures and options. One thread per process: tests start several on few cores, where threads that wait for
+each other cost more than they bring."""
 
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", metavar="K/N", help="run every N-th of the chosen tests, from the K-th (0) on")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if part:
+        index, count = (int(number) for number in part.split("/"))
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % count != index])
+        items[:] = items[index::count]
 
 
 @pytest.fixture(scope="session")
