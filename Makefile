@@ -13,7 +13,7 @@ quickstart: install
 install: $(VENV)/.installed
 
 test: install
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not hours"
 
 # All slow tests, or with PART=K/N every N-th of them.
 test-slow: install

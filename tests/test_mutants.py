@@ -30,7 +30,7 @@ def test_mutants_of_a_file_can_be_listed() -> None:
     assert "'k3' -> 'k3?'" in listed
 
 
-@pytest.mark.slow
+@pytest.mark.hours
 @pytest.mark.timeout(7200)
 def test_every_mutant_is_noticed() -> None:
     done = mutate(timeout=7200)
