@@ -29,7 +29,7 @@ from whet.metrics.summary import print_summary
 from whet.recipe import Recipe
 from whet.rollouts.recorder import records
 from whet.rollouts.source import RolloutSource
-from whet.types import Distribution, Group
+from whet.types import Distribution, Group, Task
 from whet.weights.in_process import InProcessSync, Refittable
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
         async with open_run(recipe, folder, resuming=resuming) as run:
             await train(run)
 
-    with RunLock(folder), _log_file(folder):
+    with RunLock(folder), _logging_to(folder):
         for warning in recipe.warnings():
             log.warning(warning)
         asyncio.run(go())
@@ -211,7 +211,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             learners={"policy": learner},
             generator=generator,
             renderer=renderer,
-            sync=InProcessSync(recipe.weights, renderer.render_prompt(source.tasks[0].prompt)),
+            sync=InProcessSync(recipe.weights, _probe_text(renderer, source.tasks[0])),
             store=store,
             sinks=OpenSinks([]),
             share_prompts=learner.describe().get("forest", True),
@@ -237,18 +237,27 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
         await learner.close()
 
 
-class _log_file:
-    """Everything logged below ``whet`` also goes to ``log.txt``."""
+def _probe_text(renderer: Renderer, task: Task) -> list[int]:
+    """The task's own words: a chat template's tokens are too predictable to tell weights apart."""
+    words = " ".join(message["content"] for message in task.prompt)
+    tokens = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
+    return tokens if len(tokens) > 8 else renderer.render_prompt(task.prompt)
 
-    def __init__(self, folder: Path) -> None:
-        self.handler = logging.FileHandler(folder / "log.txt", encoding="utf-8")
-        self.handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
 
-    def __enter__(self) -> None:
-        logger = logging.getLogger("whet")
-        logger.setLevel(logging.INFO)
-        logger.addHandler(self.handler)
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("whet").removeHandler(self.handler)
-        self.handler.close()
+@contextmanager
+def _logging_to(folder: Path) -> Iterator[None]:
+    """What ``whet`` logs goes to ``log.txt``; warnings are for people to see at once."""
+    logger = logging.getLogger("whet")
+    logger.setLevel(logging.INFO)
+    file, screen = logging.FileHandler(folder / "log.txt", encoding="utf-8"), logging.StreamHandler()
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    screen.setLevel(logging.WARNING)
+    for handler in (file, screen):
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in (file, screen):
+            logger.removeHandler(handler)
+        file.close()

@@ -12,7 +12,7 @@ class WeightSyncConfig(Config):
     """Compare a digest of every tensor the generator holds with the learner's."""
     probe: bool = True
     """Compare log-probs of a few tokens, through the generator's decode path, with the learner's."""
-    probe_tokens: int = Field(4, gt=0)
+    probe_tokens: int = Field(8, gt=0)
     """Length of the probe."""
     probe_tolerance: float | None = Field(None, gt=0)
     """Largest mean difference of log-probs; by default 1e-3 where the generator computes in float32 or finer, 0.25 in
