@@ -78,6 +78,21 @@ def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: Distillation, 
     assert value.item() == pytest.approx(renormalised(replace(output, topk=topk), batch)[0].item(), abs=1e-4)
 
 
+@pytest.mark.parametrize("divergence", ["forward", "reverse"])
+def test_the_smallest_rest_is_one_in_a_million(divergence: Any) -> None:
+    batch, output = make()
+    full = batch.teacher_logprobs.log_softmax(1)
+    half = (full - math.log(2)).requires_grad_()
+    loss = Distillation(divergence=divergence, tail="bucket")
+    value, _ = loss(replace(output, topk=half), replace(batch, teacher_logprobs=full))
+    rest = -math.expm1(-1e-6)
+    expected = {
+        "forward": math.log(2) + rest * math.log(2 * rest),
+        "reverse": 0.5 * -math.log(2) + 0.5 * math.log(0.5 / rest),
+    }[divergence]
+    assert value.item() == pytest.approx(expected, rel=1e-9)
+
+
 def test_mixing_swaps_the_roles_in_jsd() -> None:
     batch, output = make()
     swapped = replace(batch, teacher_logprobs=output.topk.detach())

@@ -186,7 +186,7 @@ class _Steps:
             paid = torch.zeros(len(batch), dtype=torch.float64)
         else:
             old = filled(batch.old_logprobs, "old_logprobs").double()
-            reference = filled(batch.reference_logprobs, "reference_logprobs").double()
+            reference = filled(batch.reference_logprobs, "reference_logprobs")
             paid = penalty.coefficient * penalty.estimate(old, reference)
         matrix = -self.of(paid)
         matrix[0] += rewards

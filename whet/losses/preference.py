@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, relu
 from whet.errors import DataError
 from whet.lazy import lazy_import
 from whet.losses.base import Unit
-from whet.losses.weighted import WeightedLoss, at_trained, filled, log1mexp, mean_per_sequence
+from whet.losses.weighted import WeightedLoss, filled, log1mexp, mean_per_sequence
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ class Pairs:
     def metrics(self, chosen_reward: Tensor, rejected_reward: Tensor) -> Metrics:
         """Accuracy, margin and both rewards, as means over pairs. [P] each"""
         margin = chosen_reward - rejected_reward
-        numbers = torch.stack([(margin > 0).double(), margin, chosen_reward, rejected_reward]).detach().sum(1).tolist()
+        numbers = torch.stack([margin > 0, margin, chosen_reward, rejected_reward]).sum(1).tolist()
         metrics = Metrics()
         for name, total in zip(("accuracy", "margin", "chosen_reward", "rejected_reward"), numbers, strict=True):
-            metrics.mean(f"preference/{name}", total, self.chosen.numel())
+            metrics.mean(f"preference/{name}", total, margin.numel())
         return metrics
 
 
@@ -102,15 +102,14 @@ class DPO(PairLoss):
         return frozenset({"reference_logprobs"})
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        logprobs = at_trained(batch, output.logprobs)
-        gain = logprobs - at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        gain = output.logprobs - filled(batch.reference_logprobs, "reference_logprobs")
         pairs = Pairs.of(batch)
         averaged = self.length_average or self.form == "ipo"
         rewards = self.beta * (mean_per_sequence(batch, gain) if averaged else batch.per_sequence(gain))
         chosen, rejected = rewards[pairs.chosen], rewards[pairs.rejected]
         value = self._of_margin(chosen - rejected)
         if self.sft_weight:
-            value = value - self.sft_weight * mean_per_sequence(batch, logprobs)[pairs.chosen]
+            value = value - self.sft_weight * mean_per_sequence(batch, output.logprobs)[pairs.chosen]
         return pairs.per_token(batch, value), pairs.metrics(chosen, rejected)
 
     def _of_margin(self, h: Tensor) -> Tensor:
@@ -133,7 +132,7 @@ class SimPO(PairLoss):
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         pairs = Pairs.of(batch)
-        rewards = self.beta * mean_per_sequence(batch, at_trained(batch, output.logprobs))
+        rewards = self.beta * mean_per_sequence(batch, output.logprobs)
         chosen, rejected = rewards[pairs.chosen], rewards[pairs.rejected]
         return pairs.per_token(batch, -logsigmoid(chosen - rejected - self.gamma)), pairs.metrics(chosen, rejected)
 
@@ -146,7 +145,7 @@ class ORPO(PairLoss):
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         pairs = Pairs.of(batch)
-        mean = mean_per_sequence(batch, at_trained(batch, output.logprobs))
+        mean = mean_per_sequence(batch, output.logprobs)
         # A certain answer has infinite odds.
         below = mean.clamp(max=-1e-6)
         odds = below - log1mexp(below)
@@ -182,16 +181,15 @@ class KTO(WeightedLoss):
             if reward not in (0.0, 1.0):
                 uid = batch.group_uids[int(batch.group[row])]
                 raise DataError(f"group {uid!r}: KTO takes reward 1 (desirable) or 0 (undesirable), not {reward}")
-        reference = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
-        gain = batch.per_sequence(at_trained(batch, output.logprobs) - reference)
+        gain = batch.per_sequence(output.logprobs - filled(batch.reference_logprobs, "reference_logprobs"))
         point = batch.scores.get("reference_point", torch.zeros_like(batch.reward))
         if not point.isfinite().all():
             raise DataError("the score 'reference_point' must stand on every row that KTO learns from, or on none")
-        desirable = batch.reward > 0.5
+        desirable = batch.reward == 1
         h = self.beta * (gain - point)
         good, bad = self.desirable_weight * torch.sigmoid(-h), self.undesirable_weight * torch.sigmoid(h)
         value = torch.where(desirable, good, bad)
-        return batch.per_token(value), self._metrics(batch, self.beta * gain.detach(), desirable)
+        return batch.per_token(value), self._metrics(batch, self.beta * gain, desirable)
 
     def _metrics(self, batch: Batch, rewards: Tensor, desirable: Tensor) -> Metrics:
         metrics = Metrics()

@@ -76,7 +76,7 @@ def log1mexp(x: Tensor) -> Tensor:
 
 
 def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
-    """Means over each sequence's trained tokens, 0 for a sequence without any. [N] -> [S]"""
+    """Means over each sequence's trained tokens, 0 for a sequence without any. Reads no other tokens. [N] -> [S]"""
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
