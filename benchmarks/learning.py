@@ -9,9 +9,9 @@ what plain matrix products reach in the same minute: large square ones, and ones
 
 import argparse
 import time
-from collections.abc import Callable
 
 import torch
+from machine import product_rate, seconds
 from torch import Tensor
 
 from whet.batch import Batch
@@ -34,24 +34,6 @@ def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:
         rows = [Trajectory([Span(prompt, False), Span(tokens(length), True)]) for length in lengths]
         groups.append(Group(str(index), Task(str(index), []), rows))
     return Batch.from_groups(groups, share_prompts=share)
-
-
-def seconds(work: Callable[[], object], repeats: int) -> float:
-    """The fastest of a few; on one thread in processor time, so that other programs don't count."""
-    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
-    work()
-    taken = []
-    for _ in range(repeats):
-        started = clock()
-        work()
-        taken.append(clock() - started)
-    return min(taken)
-
-
-def product_rate(m: int, k: int, n: int, repeats: int = 5) -> float:
-    """GFLOP/s of a bfloat16 product [m, k] x [k, n]."""
-    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
-    return 2e-9 * m * k * n / seconds(lambda: a @ b.T, repeats)
 
 
 def counted_flops(model: torch.nn.Module, batch: Batch) -> float:

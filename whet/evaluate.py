@@ -11,12 +11,12 @@ from pydantic import Field
 from whet.config import Config
 from whet.data.renderer import Renderer
 from whet.environments.base import TaskSet
-from whet.errors import DataError
+from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
 from whet.metrics.statistics import pass_at_k, wilson
-from whet.rollouts.episode import Sampling, Timing, run_episode
+from whet.rollouts.episode import Sampling, Timing, play
 from whet.seeds import derive_seed
-from whet.types import Task, Trajectory
+from whet.types import Status, Task, Trajectory
 
 if TYPE_CHECKING:
     from whet.recipe import Recipe
@@ -38,6 +38,12 @@ class EvaluationConfig(Config):
     max_new_tokens: int | None = Field(None, gt=0)
     """Longest answer; by default as in training."""
     enabled: bool = True
+    concurrency: int = Field(256, gt=0)
+    """Episodes that run at once."""
+    retries: int = Field(2, ge=0)
+    """How often an episode is run again after its environment or generator failed."""
+    deadline: float = Field(3600.0, gt=0)
+    """Seconds that one evaluation may take."""
     """False: never."""
 
     def sampling(self, training: Sampling) -> Sampling:
@@ -83,29 +89,43 @@ async def evaluate_tasks(
     generator: Generator,
     renderer: Renderer,
     sampling: Sampling,
+    config: EvaluationConfig,
     *,
-    samples: int = 1,
     seed: int = 0,
-    deadline: float = 3600.0,
 ) -> Report:
-    """Answer every task ``samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
-    where the task set has no such score, when its reward is positive. A failing environment raises."""
+    """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
+    where the task set has no such score, when its reward is positive. An episode that fails for good
+    raises ``DataError``: a hole is not a zero."""
     if not tasks:
         raise DataError(f"{type(taskset).__name__} has no tasks to evaluate on")
 
-    async def answer(task: Task, sample: int) -> Trajectory:
-        return await run_episode(
-            taskset.make(task),
-            generator,
-            renderer,
-            sampling,
-            seed=derive_seed(seed, "evaluation", task.uid, sample),
-            session=f"evaluation/{task.uid}/{sample}",
-            timing=Timing(),
-        )
+    samples, slots = config.samples, asyncio.Semaphore(config.concurrency)
 
-    async with asyncio.timeout(deadline):
-        answers = await asyncio.gather(*(answer(task, i) for task in tasks for i in range(samples)))
+    async def answer(task: Task, sample: int) -> Trajectory:
+        async with slots:
+            trajectory = await play(
+                lambda: taskset.make(task),
+                generator,
+                renderer,
+                sampling,
+                retries=config.retries,
+                seed=derive_seed(seed, "evaluation", task.uid, sample),
+                session=f"evaluation/{task.uid}/{sample}",
+                timing=Timing(),
+            )
+        if trajectory.status is Status.FAILED:
+            raise DataError(f"the evaluation of {task.uid} failed: {trajectory.error}")
+        return trajectory
+
+    limit = asyncio.timeout(config.deadline)
+    try:
+        async with limit, asyncio.TaskGroup() as group:
+            jobs = [group.create_task(answer(task, i)) for task in tasks for i in range(samples)]
+    except TimeoutError:
+        raise DeadlineError(f"the evaluation took longer than evaluation.deadline = {config.deadline:g} s") from None
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    answers = [job.result() for job in jobs]
     correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
     per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
     accuracy = sum(correct) / len(correct)
@@ -145,7 +165,9 @@ def evaluate(
 
     settings = recipe
     if model is not None:
-        settings = recipe.model_copy(update={"model": recipe.model.model_copy(update={"path": model, "lora": None})})
+        settings = recipe.model_copy(
+            update={"model": recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})}
+        )
 
     async def go() -> Report:
         renderer = build_renderer(settings)
@@ -160,7 +182,7 @@ def evaluate(
                 generator,
                 renderer,
                 config.sampling(recipe.sampling),
-                samples=config.samples,
+                config,
                 seed=recipe.seed,
             )
         finally:

@@ -57,24 +57,23 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
         longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
-        if self.algorithm.samples_per_task and self.sampling.max_new_tokens >= self.learner.max_tokens:
-            raise ValueError(
-                f"sampling.max_new_tokens = {self.sampling.max_new_tokens} does not fit into a micro-batch of "
-                f"learner.max_tokens = {self.learner.max_tokens} tokens"
-            )
-        context = getattr(self.generator, "max_context", None)
-        if context is not None and self.sampling.max_new_tokens >= context:
-            raise ValueError(
-                f"sampling.max_new_tokens = {self.sampling.max_new_tokens} leaves no room for a prompt in "
-                f"generator.max_context = {context} (prompts may have up to {longest} tokens with their answer)"
-            )
+        what = f"sampling.max_prompt_tokens + sampling.max_new_tokens = {longest}"
+        if longest > self.learner.max_tokens:
+            raise ValueError(f"{what} is more than a micro-batch holds, learner.max_tokens = {self.learner.max_tokens}")
+        context = getattr(self.generator, "max_context", longest)
+        if longest > context:
+            raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
         if self.algorithm.minibatches > self.rollouts.prompts_per_step:
             raise ValueError(
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
                 f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} groups there are to split"
             )
-        if "values" in self.algorithm.needs and "critic" not in self.algorithm.losses:
-            raise ValueError("algorithm.advantage needs values, and this algorithm trains no critic; choose another")
+        unfilled = self.algorithm.needs - self.algorithm.fills
+        if unfilled:
+            raise ValueError(
+                f"algorithm.loss or algorithm.advantage needs {', '.join(sorted(unfilled))}, which this algorithm "
+                "doesn't provide; choose others"
+            )
         return self
 
     def warnings(self) -> list[str]:

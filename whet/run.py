@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -25,14 +26,19 @@ from whet.metrics.clock import Clock, Pace
 from whet.metrics.report import write_report
 from whet.metrics.rollout_file import drop_rollouts_after, write_rollouts
 from whet.metrics.sinks import OpenSinks
+from whet.metrics.sinks.jsonl import FILE
 from whet.metrics.summary import print_summary
+from whet.metrics.visible import visible
 from whet.recipe import Recipe
 from whet.rollouts.recorder import records
 from whet.rollouts.source import RolloutSource
-from whet.types import Distribution, Group, Task
+from whet.types import Distribution, Group, Message, Task
 from whet.weights.in_process import InProcessSync, Refittable
 
 log = logging.getLogger(__name__)
+
+
+LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
 
 
 def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> Path:
@@ -48,7 +54,7 @@ def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> 
 
 def start(recipe: Recipe, folder: Path) -> Path:
     """Train from the beginning into a new ``folder``. Returns it."""
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
         raise ConfigError(f"{folder} is not empty; choose another folder, or `whet resume {folder}`")
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
@@ -66,14 +72,18 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
 
     async def go() -> None:
         async with open_run(recipe, folder, resuming=resuming) as run:
+            if run.start > recipe.steps:
+                raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
+            atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
             await train(run)
 
     with RunLock(folder), _logging_to(folder):
         for warning in recipe.warnings():
             log.warning(warning)
         asyncio.run(go())
-        write_report(folder)
-    print_summary(folder)
+        if (folder / FILE).exists():  # no report without the sink that it is made from
+            write_report(folder)
+            print_summary(folder)
     return folder
 
 
@@ -173,12 +183,15 @@ class Run:
                 self.generator,
                 self.renderer,
                 config.sampling(self.recipe.sampling),
-                samples=config.samples,
+                config,
                 seed=self.recipe.seed,
             )
         values = report.metrics()
         self.sinks.write(step, values, kind="evaluation")
-        return values.get(self.recipe.checkpoints.best_metric)
+        best = self.recipe.checkpoints.best_metric
+        if best not in values:
+            raise ConfigError(f"checkpoints.best_metric={best}: an evaluation measures only {', '.join(values)}")
+        return values[best]
 
 
 @asynccontextmanager
@@ -240,8 +253,16 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
 def _probe_text(renderer: Renderer, task: Task) -> list[int]:
     """The task's own words: a chat template's tokens are too predictable to tell weights apart."""
     words = " ".join(message["content"] for message in task.prompt)
-    tokens = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
-    return tokens if len(tokens) > 8 else renderer.render_prompt(task.prompt)
+    tokens: list[int] = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
+    fallback: Message = {"role": "user", "content": words or "How much is seven times eight?"}
+    return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])
+
+
+class _Screen(logging.Handler):
+    """Prints to whatever stderr is at that moment: a live display takes it over, so that lines don't tear it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(f"{record.levelname.lower()}: {visible(record.getMessage())}", file=sys.stderr)
 
 
 @contextmanager
@@ -249,10 +270,8 @@ def _logging_to(folder: Path) -> Iterator[None]:
     """What ``whet`` logs goes to ``log.txt``; warnings are for people to see at once."""
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
-    file, screen = logging.FileHandler(folder / "log.txt", encoding="utf-8"), logging.StreamHandler()
+    file, screen = logging.FileHandler(folder / "log.txt", encoding="utf-8"), _Screen(logging.WARNING)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    screen.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    screen.setLevel(logging.WARNING)
     for handler in (file, screen):
         logger.addHandler(handler)
     try:

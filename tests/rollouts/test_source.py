@@ -11,6 +11,7 @@ import pytest
 
 from tests.toy import Lowercase, toy_recipe
 from whet.build import build_generator, build_renderer, trained_weights
+from whet.environments.base import Observation, Step
 from whet.errors import DataError, DeadlineError, WhetError
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.source import RolloutConfig, RolloutSource
@@ -136,7 +137,7 @@ def test_an_environment_that_hangs_meets_a_deadline(tiny_model: Path) -> None:
 def test_filters_that_drop_everything_end_in_a_clear_error(tiny_model: Path) -> None:
     async def go() -> None:
         async with source(tiny_model, Constant(), [DynamicSampling()], max_sampling_rounds=2) as rollouts:
-            with pytest.raises(DataError, match="of 6 groups sampled for this step only 0 passed"):
+            with pytest.raises(DataError, match="of 6 groups sampled for this step 0 failed and only 0 passed"):
                 await rollouts.next_groups()
 
     asyncio.run(go())
@@ -199,7 +200,7 @@ def test_a_step_published_twice_is_noticed(tiny_model: Path) -> None:
             await rollouts.next_groups()
             await rollouts.published(1)
             with pytest.raises(WhetError, match="published twice"):
-                rollouts.permits.give_back_step()
+                rollouts.permits.give_back(3)
 
     asyncio.run(go())
 
@@ -220,5 +221,101 @@ def test_a_smaller_step_leaves_nothing_stale_behind(tiny_model: Path) -> None:
                 await rollouts.published(version)
                 assert rollouts.permits.available == 3
             assert min(sizes) < 3
+
+    asyncio.run(go())
+
+
+class Scripted(Lowercase):
+    """Groups of the first ``flat`` tickets have no spread."""
+
+    flat: int
+    met: list[str]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        if task.uid not in self.met:
+            self.met.append(task.uid)
+        spread = float(sum(map(ord, answer)))
+        return {"reward": spread if self.met.index(task.uid) >= self.flat else 0.0}
+
+
+def test_a_step_that_ends_on_a_kept_group_at_the_limit_is_reported_not_crashed(tiny_model: Path) -> None:
+    async def go() -> None:
+        made = Scripted(flat=1, met=[])
+        async with source(tiny_model, made, [DynamicSampling()], max_sampling_rounds=1, concurrency=1) as rollouts:
+            with pytest.raises(DataError, match="of 3 groups sampled for this step 0 failed and only 2 passed"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+class Comparing(Lowercase):
+    """Scores whole groups; the first time it can't."""
+
+    met: list[str]
+
+    async def score_group(self, task: Task, group: Any) -> None:
+        self.met.append(task.uid)
+        if len(self.met) == 1:
+            raise ConnectionError("the judge is away")
+
+
+def test_a_group_that_cannot_be_compared_is_lost_and_counted(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, Comparing(met=[]), max_failed=0.5) as rollouts:
+            assert len(await rollouts.next_groups()) == 3
+            assert rollouts.tally()[0].result()["groups/failed"] == 1
+        async with source(tiny_model, Comparing(met=[]), max_failed=0.0) as strict:
+            with pytest.raises(WhetError, match="the judge is away"):
+                await strict.next_groups()
+
+    asyncio.run(go())
+
+
+class Own:
+    """An environment that doesn't go through ``grade``."""
+
+    def __init__(self, task: Task, reward: Any) -> None:
+        self.task, self.reward = task, reward
+
+    async def start(self) -> Observation:
+        return Observation(list(self.task.prompt))
+
+    async def step(self, reply: Any) -> Step:
+        return Step(reward=self.reward, scores={"style": 1})
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class OwnSet(Lowercase):
+    reward: Any
+
+    def make(self, task: Task) -> Any:
+        return Own(task, self.reward)
+
+
+@pytest.mark.parametrize("reward", [None, True, "1", [1.0]])
+def test_a_reward_that_is_no_finite_number_never_counts(tiny_model: Path, reward: Any) -> None:
+    async def go() -> None:
+        async with source(tiny_model, OwnSet(reward=reward)) as rollouts:
+            with pytest.raises(WhetError, match="must be a finite number"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+def test_more_pending_rollouts_than_the_new_budget_start_nothing_further(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, max_staleness=1) as ahead:
+            await ahead.next_groups()
+            await ahead.published(1)
+            state = json.loads(json.dumps(ahead.state()))
+        async with source(tiny_model) as resumed:
+            resumed.load_state(state, version=1)
+            for version in (2, 3, 4):
+                await resumed.next_groups()
+                await resumed.published(version)
+            assert resumed.permits.available == 3
+            assert resumed.state()["pending"] == []
 
     asyncio.run(go())

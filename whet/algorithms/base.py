@@ -50,6 +50,12 @@ class Algorithm(Config):
         raise NotImplementedError
 
     @property
+    def fills(self) -> frozenset[str]:
+        """What losses and advantages may need: columns that somebody fills, and outputs of the model."""
+        values = {"values"} if "critic" in self.losses else set[str]()
+        return frozenset({"advantages", "rollout_logprobs", "old_logprobs", "reference_logprobs", "entropy", *values})
+
+    @property
     def needs(self) -> frozenset[str]:
         """The columns that must be filled before the losses run."""
         needs = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))

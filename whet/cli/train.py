@@ -22,8 +22,8 @@ def train(
     from whet.recipe import Recipe
 
     loaded = load(Recipe, recipe, overrides or [])
-    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--folder {folder}: it exists and is not empty. To go on with a run: whet resume {folder}")
+    if folder is not None and any(parent.is_file() for parent in (folder, *folder.parents)):
+        raise ConfigError(f"--folder {folder}: a file is in the way")
 
     from whet import run
 

@@ -51,7 +51,7 @@ class LocalGroup:
             return
         self._closed = True
         try:
-            await self._run("close", [()] * self.placement.ranks, None)
+            await self._run("close", [()] * self.placement.ranks, min(30.0, self.placement.deadline))
         finally:
             for thread in self._threads:
                 thread.stop()

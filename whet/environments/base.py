@@ -3,11 +3,14 @@
 Environments speak messages. They know no tokens, no model and no torch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from whet.config import Config
+from whet.errors import DataError
 from whet.types import Group, Message, Task
 
 
@@ -44,6 +47,14 @@ class Environment(Protocol):
     async def close(self) -> None:
         """Called once at the end, also after an exception and before the first step."""
         ...
+
+
+def finite(value: Any, what: str) -> float:
+    """The value as a float. Raises ``DataError`` for anything that is no finite number: a broken grader is never a
+    reward of zero."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise DataError(f"{what} is {value!r}; it must be a finite number")
+    return float(value)
 
 
 class TaskSet(Config):

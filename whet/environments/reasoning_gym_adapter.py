@@ -176,7 +176,11 @@ def prepare() -> None:
 
 def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]) -> dict[str, float]:
     """The scores of an answer, by the generator's own scorer."""
-    score = float(_cached_dataset(name, config).score_answer(answer=answer, entry=entry))
+    dataset = _cached_dataset(name, config)
+    try:
+        score = float(dataset.score_answer(answer=answer, entry=entry))
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # some scorers take only tidy answers
+        return {"reward": 0.0, "correct": 0.0, "format": 0.0, "scorer_error": 1.0}
     return {"reward": score, "correct": float(score >= 1), "format": 1.0}
 
 

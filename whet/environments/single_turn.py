@@ -1,10 +1,8 @@
 """The commonest episode: one prompt, one reply, one grade. Knows the task set only by its ``grade``."""
 
-import math
 from collections.abc import Mapping
-from numbers import Real
 
-from whet.environments.base import Observation, Step, TaskSet
+from whet.environments.base import Observation, Step, TaskSet, finite
 from whet.errors import DataError
 from whet.types import Message, Task
 
@@ -33,7 +31,4 @@ def checked_scores(scores: Mapping[str, float], task: Task, taskset: TaskSet) ->
     where = f"{type(taskset).__name__}.grade of task {task.uid!r}"
     if not isinstance(scores, Mapping) or "reward" not in scores:
         raise DataError(f"{where} must return a dict with the key 'reward', not {scores!r}")
-    for name, value in scores.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-            raise DataError(f"{where} returned {name} = {value!r}; every score must be a finite number")
-    return {name: float(value) for name, value in scores.items()}
+    return {name: finite(value, f"{name}, returned by {where},") for name, value in scores.items()}

@@ -1,8 +1,9 @@
 """Which model, and how it is adapted. Apart from the loading, so that a recipe is read without torch."""
 
+from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from whet.config import Config
 
@@ -25,3 +26,10 @@ class ModelConfig(Config):
     lora: LoraSettings | None = None
     trust_remote_code: bool = False  # lets a model's folder run its own Python code
     revision: str | None = None  # branch, tag or commit of a Hub id
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: str) -> str:
+        """A run may be resumed or exported from another working folder."""
+        folder = Path(path).expanduser()
+        return str(folder.resolve()) if folder.is_dir() else path

@@ -1,18 +1,22 @@
 """One episode: an environment and a generator take turns until the environment is done. Tokens are only ever appended;
 nothing that was sampled is decoded and encoded again. Knows no groups, no permits and no learner."""
 
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pydantic import Field
 
 from whet.config import Config
 from whet.data.renderer import Renderer
-from whet.environments.base import Environment
-from whet.errors import DataError
+from whet.environments.base import Environment, finite
+from whet.errors import DataError, WhetError
 from whet.generators.base import Generator, SamplingParams
 from whet.seeds import derive_seed
 from whet.types import Distribution, Message, Span, Status, Trajectory
+
+log = logging.getLogger(__name__)
 
 
 class Sampling(Config):
@@ -38,7 +42,9 @@ class Sampling(Config):
     @property
     def distribution(self) -> Distribution:
         """What the learner's log-probs are taken under; greedy sampling has none, so temperature 1."""
-        return Distribution(self.temperature or 1.0, self.top_k, self.top_p, self.min_p)
+        return (
+            Distribution(self.temperature, self.top_k, self.top_p, self.min_p) if self.temperature else Distribution()
+        )
 
     def params(self, seed: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
         """What the generator is asked for."""
@@ -54,10 +60,41 @@ class Sampling(Config):
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds that episodes waited, added up over all of them (they overlap)."""
+    """Seconds that episodes waited, added up over all of them (they overlap), and how often one failed."""
 
     generating: float = 0.0
     grading: float = 0.0
+    failures: int = 0  # attempts that failed
+
+
+async def play(
+    make: Callable[[], Environment],
+    generator: Generator,
+    renderer: Renderer,
+    sampling: Sampling,
+    *,
+    retries: int,
+    seed: int,
+    session: str,
+    timing: Timing,
+) -> Trajectory:
+    """``run_episode``, again from the start (under the same seed) after an infrastructure failure. When it fails for
+    good, a trajectory without tokens whose status is failed; what is wrong with the run itself is raised."""
+    why = ""
+    for attempt in range(retries + 1):
+        try:
+            return await run_episode(make(), generator, renderer, sampling, seed=seed, session=session, timing=timing)
+        except DataError as error:  # a bad task: trying again would not help, and the others may be good
+            why, last = str(error), True
+        except WhetError:
+            raise
+        except Exception as error:
+            why, last = repr(error), attempt == retries
+        timing.failures += 1
+        log.warning("episode %s failed (attempt %d): %s", session, attempt + 1, why)
+        if last:
+            break
+    return Trajectory([], status=Status.FAILED, error=why)
 
 
 async def run_episode(
@@ -94,8 +131,9 @@ async def run_episode(
             messages.append(reply)
             step = await environment.step(reply)
             timing.grading += time.perf_counter() - sampled
-            trajectory.reward += step.reward
-            trajectory.scores |= step.scores
+            trajectory.reward += finite(step.reward, f"the reward of episode {session}")
+            for name, value in step.scores.items():
+                trajectory.scores[name] = finite(value, f"the score {name} of episode {session}")
             if completion.finish_reason == "length":
                 break
             if step.done:

@@ -11,7 +11,7 @@ class Permits:
     >>> permits = Permits(per_step=2, max_staleness=0)
     >>> permits.take(), permits.take(), permits.take()
     (True, True, False)
-    >>> permits.give_back_step(); permits.take()
+    >>> permits.give_back(2); permits.take()
     True
     """
 
@@ -22,17 +22,17 @@ class Permits:
 
     def take(self) -> bool:
         """Take one, if there is one."""
-        if self.available == 0:
+        if self.available <= 0:
             return False
         self.available -= 1
         return True
+
+    def hold(self, count: int) -> None:
+        """As many are out already: what a resumed run had under way, which may be more than it may have now."""
+        self.available -= count
 
     def give_back(self, count: int = 1) -> None:
         """Groups that were dropped before training free their permits at once."""
         self.available += count
         if self.available > self._total:
             raise WhetError("more permits were given back than taken: a step was published twice")
-
-    def give_back_step(self) -> None:
-        """The step that was trained is published."""
-        self.give_back(self.per_step)

@@ -20,11 +20,11 @@ from pydantic import Field
 from whet.config import Config
 from whet.data.order import TaskOrder
 from whet.data.renderer import Renderer
-from whet.environments.base import TaskSet
+from whet.environments.base import TaskSet, finite
 from whet.errors import DataError, DeadlineError, WhetError
 from whet.generators.base import Generator
 from whet.metrics import Metrics
-from whet.rollouts.episode import Sampling, Timing, run_episode
+from whet.rollouts.episode import Sampling, Timing, play
 from whet.rollouts.filters import Filter
 from whet.rollouts.permits import Permits
 from whet.seeds import derive_seed
@@ -110,7 +110,8 @@ class RolloutSource:
         jobs = [ticket.job for ticket in self._tickets if ticket.job is not None]
         for job in jobs:
             job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        if jobs:
+            await asyncio.wait(jobs, timeout=30)  # one that ignores being cancelled must not keep the run from ending
         self._tickets.clear()
         await self.taskset.close()
 
@@ -123,6 +124,9 @@ class RolloutSource:
         sampled = failed = 0
         self._issue()
         while len(groups) < wanted:
+            if sampled == most:
+                self._exhausted(groups, sampled, failed)
+                break
             ticket = self._tickets[0]
             group = await self._finish(ticket)
             self._tickets.popleft()
@@ -131,15 +135,12 @@ class RolloutSource:
                 failed += 1
                 self._check_failures(group, failed)
             else:
-                self._count(group, ticket)
+                self._count(group)
                 kept = self._filter(group)
                 if kept is not None:
                     groups.append(kept)
                     continue
             self.permits.give_back()
-            if sampled == most:
-                self._exhausted(groups, sampled)
-                break
             if sampled + len(self._tickets) < most:
                 self._issue()
         self._tally.metrics.sum("groups/kept", len(groups)).sum("groups/dropped", sampled - failed - len(groups))
@@ -160,6 +161,8 @@ class RolloutSource:
     def tally(self) -> tuple[Metrics, Timing]:
         """Metrics and timing since the last call."""
         tally, self._tally = self._tally, _Tally()
+        if tally.timing.failures:
+            tally.metrics.sum("episodes/failed", tally.timing.failures)
         return tally.metrics, tally.timing
 
     def state(self) -> dict[str, Any]:
@@ -189,8 +192,8 @@ class RolloutSource:
             if saved["trajectories"] is not None:
                 task = self.tasks[ticket.task]
                 ticket.group = Group(self._uid(ticket), task, [_trajectory(t) for t in saved["trajectories"]])
-            self.permits.take()
             self._tickets.append(ticket)
+        self.permits.hold(len(state["pending"]))
 
     def _issue(self) -> None:
         """Start what lies waiting after a resume, then a new ticket for each permit."""
@@ -222,34 +225,28 @@ class RolloutSource:
         trajectories = await asyncio.gather(*(self._episode(task, uid, i) for i in range(self.group_size)))
         group = Group(uid, task, list(trajectories))
         if not any(t.status is Status.FAILED for t in trajectories):
-            await self.taskset.score_group(task, group)
+            try:
+                await self.taskset.score_group(task, group)
+                for trajectory in trajectories:
+                    trajectory.reward = finite(trajectory.reward, f"the reward of {uid} after score_group")
+            except Exception as error:
+                if isinstance(error, WhetError) and not isinstance(error, DataError):
+                    raise
+                group.trajectories = [Trajectory([], status=Status.FAILED, error=f"score_group: {error!r}")]
         return group
 
     async def _episode(self, task: Task, uid: str, sample: int) -> Trajectory:
         async with self._slots:
-            for attempt in range(self.config.retries + 1):
-                try:
-                    return await run_episode(
-                        self.taskset.make(task),
-                        self.generator,
-                        self.renderer,
-                        self.sampling,
-                        seed=derive_seed(self.seed, "rollout", uid, sample),
-                        session=f"{uid}/{sample}",
-                        timing=self._tally.timing,
-                    )
-                except DataError as error:  # a bad task: trying again would not help, and the others may be good
-                    return self._failed(uid, sample, attempt, str(error))
-                except WhetError:
-                    raise
-                except Exception as error:
-                    failed = self._failed(uid, sample, attempt, repr(error))
-            return failed
-
-    def _failed(self, uid: str, sample: int, attempt: int, why: str) -> Trajectory:
-        log.warning("episode %s/%d failed (attempt %d): %s", uid, sample, attempt + 1, why)
-        self._tally.metrics.sum("episodes/failed", 1)
-        return Trajectory([], status=Status.FAILED, error=why)
+            return await play(
+                lambda: self.taskset.make(task),
+                self.generator,
+                self.renderer,
+                self.sampling,
+                retries=self.config.retries,
+                seed=derive_seed(self.seed, "rollout", uid, sample),
+                session=f"{uid}/{sample}",
+                timing=self._tally.timing,
+            )
 
     def _filter(self, group: Group) -> Group | None:
         kept: Group | None = group
@@ -259,7 +256,7 @@ class RolloutSource:
             kept = keep(kept)
         return kept
 
-    def _count(self, group: Group, ticket: _Ticket) -> None:
+    def _count(self, group: Group) -> None:
         metrics = self._tally.metrics
         metrics.mean("reward/std", statistics.pstdev(trajectory.reward for trajectory in group.trajectories))
         for trajectory in group.trajectories:
@@ -275,16 +272,17 @@ class RolloutSource:
     def _check_failures(self, group: Group, failed: int) -> None:
         errors = [t.error for t in group.trajectories if t.status is Status.FAILED]
         log.warning("group %s is dropped: %d of its episodes failed", group.uid, len(errors))
-        if failed > max(1, self.config.max_failed * self.config.prompts_per_step):
+        most = self.config.max_failed * self.config.prompts_per_step
+        if failed > (max(1.0, most) if most else 0):
             raise WhetError(
                 f"{failed} groups of this step were lost to failures, more than rollouts.max_failed = "
                 f"{self.config.max_failed:g} of {self.config.prompts_per_step}; the last one, {group.uid}: {errors[-1]}"
             )
 
-    def _exhausted(self, groups: list[Group], sampled: int) -> None:
+    def _exhausted(self, groups: list[Group], sampled: int, failed: int) -> None:
         if not groups or self.config.when_exhausted == "error":
             raise DataError(
-                f"of {sampled} groups sampled for this step only {len(groups)} passed the filters "
+                f"of {sampled} groups sampled for this step {failed} failed and only {len(groups)} passed the filters "
                 f"({self.config.prompts_per_step} are needed); the tasks are too easy or too hard for this model. "
                 "Choose other tasks, a larger group, more rollouts.max_sampling_rounds, or "
                 "rollouts.when_exhausted=smaller_step"

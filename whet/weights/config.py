@@ -15,5 +15,5 @@ class WeightSyncConfig(Config):
     probe_tokens: int = Field(8, gt=0)
     """Length of the probe."""
     probe_tolerance: float | None = Field(None, gt=0)
-    """Largest mean difference of log-probs; by default 1e-3 where the generator computes in float32 or finer, 0.25 in
-    bfloat16."""
+    """Largest mean difference of log-probs; by default 1e-3 where generator and learner compute in float32 or finer,
+    0.25 where one of them computes in bfloat16."""

@@ -69,7 +69,7 @@ class InProcessSync:
         scored = (await learner.score(batch, {"logprobs"}))["logprobs"][batch.trained].double()
         difference = (torch.tensor(decoded, dtype=torch.float64) - scored).abs()
         mean, largest = float(difference.mean()), float(difference.max())
-        coarse = generator.dtype in (torch.bfloat16, torch.float16)
+        coarse = generator.dtype in (torch.bfloat16, torch.float16) or learner.describe().get("precision") == "bfloat16"
         tolerance = self.config.probe_tolerance or (0.25 if coarse else 1e-3)
         if not mean <= tolerance:
             raise RefitError(

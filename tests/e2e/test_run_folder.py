@@ -1,0 +1,53 @@
+"""What starting, failing, resuming and evaluating do to a run folder."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.toy import toy_recipe
+from whet import run
+from whet.build import trained_weights
+from whet.errors import ConfigError, WhetError
+from whet.evaluate import evaluate
+
+
+def test_a_folder_whose_start_failed_can_be_used_again(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(WhetError, match="there is no such folder"):
+        run.start(toy_recipe(tmp_path / "missing"), folder)
+    assert run.start(toy_recipe(tiny_model, steps=1), folder) == folder
+    with pytest.raises(ConfigError, match="not empty"):
+        run.start(toy_recipe(tiny_model, steps=1), folder)
+
+
+def test_overrides_of_a_resume_are_kept(tiny_model: Path, tmp_path: Path) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=1), tmp_path / "run")
+    run.resume(folder, ["steps=2", "optimizer.lr=0.5"])
+    kept = yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert (kept["steps"], kept["optimizer"]["lr"]) == (2, 0.5)
+    with pytest.raises(ConfigError, match="has done 2 steps already"):
+        run.resume(folder, ["steps=1"])
+
+
+def test_a_run_may_keep_no_metrics_file(tiny_model: Path, tmp_path: Path) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=1, sinks=["console"]), tmp_path / "run")
+    assert not (folder / "metrics.jsonl").exists()
+
+
+def test_a_best_metric_that_nobody_measures_is_an_error_before_training(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tiny_model, steps=1, checkpoints={"best_metric": "evaluation/acuracy"})
+    with pytest.raises(ConfigError, match=r"evaluation/acuracy.*evaluation/accuracy"):
+        run.start(recipe, tmp_path / "run")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "LoRA"])
+def test_a_run_is_evaluated_with_the_weights_it_ended_with(
+    tiny_model: Path, tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    recipe = toy_recipe(tiny_model, steps=2, model={"lora": lora}, checkpoints={"keep_best": 0, "keep_last": 1})
+    folder = run.start(recipe, tmp_path / "run")
+    trained, untrained = dict(trained_weights(recipe, folder)), dict(trained_weights(recipe, None))
+    assert trained.keys() == untrained.keys()
+    assert any(not trained[name].equal(untrained[name]) for name in trained)
+    assert evaluate(recipe, run=folder).n == 4

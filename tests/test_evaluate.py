@@ -1,0 +1,78 @@
+"""Evaluation: what it measures, and that it never turns a failure into a number."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy import Lowercase, toy_recipe
+from whet.build import build_generator, build_renderer, trained_weights
+from whet.errors import DataError, DeadlineError
+from whet.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
+from whet.types import Task
+
+
+class FailsTwice(Lowercase):
+    met: list[str]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        self.met.append(task.uid)
+        if self.met.count(task.uid) < 3:
+            raise ConnectionError("the grader is away")
+        return await super().grade(task, answer)
+
+
+class Hanging(Lowercase):
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        await asyncio.sleep(60)
+        return {"reward": 0.0}
+
+
+def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
+    async def go() -> Report:
+        recipe = toy_recipe(folder)
+        renderer = build_renderer(recipe)
+        generator = build_generator(recipe, renderer)
+        generator.load_weights(trained_weights(recipe, None))
+        config = EvaluationConfig(**settings)
+        try:
+            tasks = taskset.tasks("test")
+            return await evaluate_tasks(
+                tasks, taskset, generator, renderer, config.sampling(recipe.sampling), config, seed=1
+            )
+        finally:
+            await generator.close()
+
+    return asyncio.run(go())
+
+
+def test_the_same_answers_whatever_runs_beside_them(tiny_model: Path) -> None:
+    wide = measured(tiny_model, Lowercase(), samples=4, temperature=1.0)
+    narrow = measured(tiny_model, Lowercase(), samples=4, temperature=1.0, concurrency=2)
+    assert wide == narrow
+    assert wide.n == 12
+    assert len(wide.trajectories) == 48
+    assert set(wide.pass_at) == {1, 2, 4}
+    assert wide.low <= wide.accuracy <= wide.high
+
+
+def test_an_environment_that_recovers_costs_nothing(tiny_model: Path) -> None:
+    assert measured(tiny_model, FailsTwice(met=[])).reward == measured(tiny_model, Lowercase()).reward
+
+
+def test_an_environment_that_stays_away_is_an_error_not_a_zero(tiny_model: Path) -> None:
+    with pytest.raises(DataError, match=r"evaluation of toy/test/\d+ failed.*the grader is away"):
+        measured(tiny_model, FailsTwice(met=[]), retries=0)
+
+
+def test_an_evaluation_that_hangs_meets_its_deadline(tiny_model: Path) -> None:
+    with pytest.raises(DeadlineError, match=r"evaluation\.deadline = 0\.3 s"):
+        measured(tiny_model, Hanging(), deadline=0.3)
+
+
+def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:
+    recipe = toy_recipe(tiny_model)
+    report = evaluate(recipe, limit=3)
+    assert report.n == 3
+    assert report.metrics() == evaluate(recipe, model=str(tiny_model), limit=3).metrics()
