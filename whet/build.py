@@ -47,18 +47,28 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
     return named_weights(load_policy(store.load(), recipe.model))
 
 
-async def build_learner(recipe: "Recipe", folder: Path) -> "WorkerLearner":
-    """The policy's learner, with its workers started."""
+async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
+    """A learner for each role of the algorithm, with its workers started."""
     from whet.cluster.local import LocalCluster
     from whet.learner.learner import WorkerLearner
     from whet.learner.worker import WorkerConfig
 
-    config = WorkerConfig(
-        model=recipe.model,
-        learner=recipe.learner,
-        optimizer=recipe.optimizer,
-        steps=recipe.steps * recipe.algorithm.epochs * recipe.algorithm.minibatches,
-        seed=derive_seed(recipe.seed, "policy"),
-        dumps=folder / "skipped",
-    )
-    return await WorkerLearner.launch(LocalCluster(), config)
+    algorithm, dumps = recipe.algorithm, folder / "skipped"
+    learners: dict[str, WorkerLearner] = {}
+    try:
+        for role, head in algorithm.heads.items():
+            config = WorkerConfig(
+                model=recipe.model,
+                learner=recipe.learner,
+                optimizer=algorithm.optimizer(role, recipe.optimizer),
+                head=head,
+                steps=algorithm.updates(role, recipe.steps),
+                seed=derive_seed(recipe.seed, role),
+                dumps=dumps if role == algorithm.main_role else dumps / role,
+            )
+            learners[role] = await WorkerLearner.launch(LocalCluster(), config)
+    except BaseException:
+        for learner in learners.values():
+            await learner.close()
+        raise
+    return learners

@@ -9,8 +9,12 @@ from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
 from whet.config import Component, Config
+from whet.data.base import Data
+from whet.data.examples import Rows
+from whet.data.registry import ROWS
 from whet.environments.base import TaskSet
 from whet.environments.registry import TASK_SETS
+from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
@@ -34,9 +38,9 @@ class Recipe(Config):
     model: ModelConfig = ModelConfig()
     """Which weights to start from."""
     algorithm: Annotated[Algorithm, Component(ALGORITHMS)]
-    """How rollouts become gradients."""
-    data: Annotated[TaskSet, Component(TASK_SETS)]
-    """The tasks: a built-in task set, or the dotted path of your own."""
+    """How rollouts or rows become gradients."""
+    data: Annotated[Data, Component(TASK_SETS | ROWS)]
+    """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of your own."""
     chat_template: str | None = None
     """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
     sampling: Sampling = Sampling()
@@ -56,6 +60,10 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
+        takes = self.algorithm.takes
+        if not isinstance(self.data, takes):
+            names = " or ".join(_called(kind) for kind in takes)
+            raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
         longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
         if self.algorithm.samples_per_task and self.sampling.max_new_tokens >= self.learner.max_tokens:
             raise ValueError(
@@ -63,25 +71,42 @@ class Recipe(Config):
                 f"learner.max_tokens = {self.learner.max_tokens} tokens"
             )
         context = getattr(self.generator, "max_context", None)
-        if context is not None and self.sampling.max_new_tokens >= context:
+        if self.algorithm.samples_per_task and context is not None and self.sampling.max_new_tokens >= context:
             raise ValueError(
                 f"sampling.max_new_tokens = {self.sampling.max_new_tokens} leaves no room for a prompt in "
                 f"generator.max_context = {context} (prompts may have up to {longest} tokens with their answer)"
             )
-        if self.algorithm.minibatches > self.rollouts.prompts_per_step:
+        groups, key = self.data.groups_per_step, "data.batch_size"
+        if groups is None:
+            groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
+        if self.algorithm.minibatches > groups:
             raise ValueError(
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
-                f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} groups there are to split"
+                f"{key} = {groups} groups there are to split"
             )
         if "values" in self.algorithm.needs and "critic" not in self.algorithm.losses:
             raise ValueError("algorithm.advantage needs values, and this algorithm trains no critic; choose another")
         return self
 
+    @property
+    def taskset(self) -> TaskSet:
+        """``data`` as tasks. Raises ``ConfigError`` where it holds rows."""
+        if not isinstance(self.data, TaskSet):
+            raise ConfigError(f"this recipe learns from {_called(type(self.data))}, and here a task set is needed")
+        return self.data
+
+    @property
+    def rows(self) -> Rows:
+        """``data`` as rows. Raises ``ConfigError`` where it is a task set."""
+        if not isinstance(self.data, Rows):
+            raise ConfigError(f"this recipe answers the tasks of {_called(type(self.data))}, and here rows are needed")
+        return self.data
+
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""
         found = []
         correction = getattr(getattr(self.algorithm, "loss", None), "correction", None)
-        if self.rollouts.max_staleness > 0 and correction is None:
+        if self.algorithm.samples_per_task and self.rollouts.max_staleness > 0 and correction is None:
             found.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
@@ -89,3 +114,8 @@ class Recipe(Config):
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
             found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
         return found
+
+
+def _called(kind: type[Data]) -> str:
+    """What a recipe calls a kind of data."""
+    return "a task set" if kind is TaskSet else Component(TASK_SETS | ROWS).name_of(kind)

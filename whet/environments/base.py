@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from whet.config import Config
+from whet.data.base import Data
 from whet.types import Group, Message, Task
 
 
@@ -46,7 +46,7 @@ class Environment(Protocol):
         ...
 
 
-class TaskSet(Config):
+class TaskSet(Data):
     """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
     ``data.type`` in a recipe; no change to the package is needed."""
 

@@ -1,7 +1,7 @@
 """The gap between the engine that sampled and the learner that trains: measured always, corrected where asked.
 
-d = lp_old - lp_gen per trained token, without a gradient: both engines should agree on every token they score, and where weights were
-published since, d also holds their age. A correction turns d into a factor of the policy-gradient term.
+d = lp_old - lp_gen per trained token, without a gradient: both should agree on every token they score, and where
+weights were published since, d also holds their age. A correction turns d into a factor of the policy-gradient term.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 nothing that was sampled is decoded and encoded again. Knows no groups, no permits and no learner."""
 
 import time
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -11,6 +10,7 @@ from whet.data.renderer import Renderer
 from whet.environments.base import Environment
 from whet.errors import DataError
 from whet.generators.base import Generator, SamplingParams
+from whet.metrics.clock import Timing
 from whet.seeds import derive_seed
 from whet.types import Distribution, Message, Span, Status, Trajectory
 
@@ -50,14 +50,6 @@ class Sampling(Config):
             stop_token_ids=stop_token_ids,
             stop=self.stop,
         )
-
-
-@dataclass(slots=True)
-class Timing:
-    """Seconds that episodes waited, added up over all of them (they overlap)."""
-
-    generating: float = 0.0
-    grading: float = 0.0
 
 
 async def run_episode(
