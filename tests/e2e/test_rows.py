@@ -1,4 +1,4 @@
-"""Whole runs over rows, with a tiny random model: it learns texts, learns to prefer and to judge, and resumes exactly."""
+"""Whole runs over rows, with a tiny random model: it learns texts, preferences and judgement, and resumes exactly."""
 
 import json
 from pathlib import Path
