@@ -11,6 +11,7 @@ from tests.e2e.test_resume import killed_and_resumed, metrics, whet
 from tests.rows import pairs, rows_recipe, texts, write_rows
 from tests.toy import write_recipe
 from whet import run
+from whet.checkpoint.export import export
 from whet.errors import ConfigError, WhetError
 
 NO_CHECKPOINTS = {"every": 0}
@@ -61,6 +62,15 @@ def test_a_reward_model_learns_to_rank(tiny_model: Path, tmp_path: Path) -> None
     assert after["evaluation/accuracy"] == 1 > before["evaluation/accuracy"]
     assert "loss" in lines(folder, "train")[-1]
     assert (folder / "checkpoints" / "step-000015" / "reward_model" / "model.safetensors").exists()
+    with pytest.raises(WhetError, match="holds no policy"):
+        export(folder, tmp_path / "exported")
+
+
+def test_a_fine_tuned_model_is_exported(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "texts.jsonl", texts(8))
+    folder = run.start(rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=2), tmp_path / "run")
+    export(folder, tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.safetensors").exists()
 
 
 def test_a_reward_model_learns_scores(tiny_model: Path, tmp_path: Path) -> None:
