@@ -22,6 +22,7 @@ FLOORS = [
     {"algorithms"},
     {"build"},
     {"train", "evaluate"},
+    {"feed"},
     {"recipe"},
     {"run"},
     {"cli", "recipes", "__main__"},

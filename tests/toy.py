@@ -60,9 +60,13 @@ def toy_settings(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def toy_recipe(folder: Path, **changes: Any) -> Recipe:
     """The same, read as a recipe file is."""
+    return read_settings(toy_settings(folder, **changes))
+
+
+def read_settings(settings: dict[str, Any]) -> Recipe:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch) / "toy.yaml"
-        path.write_text(json.dumps(toy_settings(folder, **changes)))  # JSON is YAML
+        path.write_text(json.dumps(settings))  # JSON is YAML
         return load(Recipe, path).value
 
 

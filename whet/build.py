@@ -47,18 +47,33 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
     return named_weights(load_policy(store.load(), recipe.model))
 
 
-async def build_learner(recipe: "Recipe", folder: Path) -> "WorkerLearner":
-    """The policy's learner, with its workers started."""
+async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
+    """A learner for each role of the algorithm. None is left over where one can't be built."""
+    learners: dict[str, WorkerLearner] = {}
+    try:
+        for role in recipe.algorithm.heads:
+            learners[role] = await build_learner(recipe, folder, role)
+    except BaseException:
+        for learner in learners.values():
+            await learner.close()
+        raise
+    return learners
+
+
+async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") -> "WorkerLearner":
+    """The learner of one role, with its workers started."""
     from whet.cluster.local import LocalCluster
     from whet.learner.learner import WorkerLearner
     from whet.learner.worker import WorkerConfig
 
+    algorithm, dumps = recipe.algorithm, folder / "skipped"
     config = WorkerConfig(
         model=recipe.model,
         learner=recipe.learner,
-        optimizer=recipe.optimizer,
-        steps=recipe.steps * recipe.algorithm.epochs * recipe.algorithm.minibatches,
-        seed=derive_seed(recipe.seed, "policy"),
-        dumps=folder / "skipped",
+        optimizer=algorithm.optimizer(role, recipe.optimizer),
+        head=algorithm.heads[role],
+        steps=algorithm.updates(role, recipe.steps),
+        seed=derive_seed(recipe.seed, role),
+        dumps=dumps if role == algorithm.main_role else dumps / role,
     )
     return await WorkerLearner.launch(LocalCluster(), config)

@@ -13,8 +13,9 @@ from whet.data.renderer import Renderer
 from whet.environments.base import TaskSet
 from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
+from whet.metrics.clock import Timing
 from whet.metrics.statistics import pass_at_k, wilson
-from whet.rollouts.episode import Sampling, Timing, play
+from whet.rollouts.episode import Sampling, play
 from whet.seeds import derive_seed
 from whet.types import Status, Task, Trajectory
 
@@ -160,6 +161,7 @@ def evaluate(
     """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
     from whet.build import build_generator, build_renderer, trained_weights
 
+    taskset = recipe.taskset  # an error at once, rather than after a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
@@ -175,10 +177,10 @@ def evaluate(
         try:
             generator.load_weights(trained_weights(settings, run))
             await generator.resume(0)
-            tasks = recipe.data.tasks(config.split)[: config.limit]
+            tasks = taskset.tasks(config.split)[: config.limit]
             return await evaluate_tasks(
                 tasks,
-                recipe.data,
+                taskset,
                 generator,
                 renderer,
                 config.sampling(recipe.sampling),
@@ -187,6 +189,6 @@ def evaluate(
             )
         finally:
             await generator.close()
-            await recipe.data.close()
+            await taskset.close()
 
     return asyncio.run(go())

@@ -9,8 +9,12 @@ from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
 from whet.config import Component, Config
+from whet.data.base import Data
+from whet.data.examples import Rows
+from whet.data.registry import ROWS
 from whet.environments.base import TaskSet
 from whet.environments.registry import TASK_SETS
+from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
@@ -34,9 +38,9 @@ class Recipe(Config):
     model: ModelConfig = ModelConfig()
     """Which weights to start from."""
     algorithm: Annotated[Algorithm, Component(ALGORITHMS)]
-    """How rollouts become gradients."""
-    data: Annotated[TaskSet, Component(TASK_SETS)]
-    """The tasks: a built-in task set, or the dotted path of your own."""
+    """How rollouts or rows become gradients."""
+    data: Annotated[Data, Component(TASK_SETS | ROWS)]
+    """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of your own."""
     chat_template: str | None = None
     """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
     sampling: Sampling = Sampling()
@@ -56,17 +60,19 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
-        longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
-        what = f"sampling.max_prompt_tokens + sampling.max_new_tokens = {longest}"
-        if longest > self.learner.max_tokens:
-            raise ValueError(f"{what} is more than a micro-batch holds, learner.max_tokens = {self.learner.max_tokens}")
-        context = getattr(self.generator, "max_context", longest)
-        if longest > context:
-            raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
-        if self.algorithm.minibatches > self.rollouts.prompts_per_step:
+        takes = self.algorithm.takes
+        if not isinstance(self.data, takes):
+            names = " or ".join(_called(kind) for kind in takes)
+            raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
+        if self.algorithm.samples_per_task:
+            self._check_lengths()
+        groups, key = self.data.groups_per_step, "data.batch_size"
+        if groups is None:
+            groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
+        if self.algorithm.minibatches > groups:
             raise ValueError(
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
-                f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} groups there are to split"
+                f"{key} = {groups} groups there are to split"
             )
         unfilled = self.algorithm.needs - self.algorithm.fills
         if unfilled:
@@ -76,11 +82,34 @@ class Recipe(Config):
             )
         return self
 
+    def _check_lengths(self) -> None:
+        longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
+        what = f"sampling.max_prompt_tokens + sampling.max_new_tokens = {longest}"
+        if longest > self.learner.max_tokens:
+            raise ValueError(f"{what} is more than a micro-batch holds, learner.max_tokens = {self.learner.max_tokens}")
+        context = getattr(self.generator, "max_context", longest)
+        if longest > context:
+            raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
+
+    @property
+    def taskset(self) -> TaskSet:
+        """``data`` as tasks. Raises ``ConfigError`` where it holds rows."""
+        if not isinstance(self.data, TaskSet):
+            raise ConfigError(f"this recipe learns from {_called(type(self.data))}, and here a task set is needed")
+        return self.data
+
+    @property
+    def rows(self) -> Rows:
+        """``data`` as rows. Raises ``ConfigError`` where it is a task set."""
+        if not isinstance(self.data, Rows):
+            raise ConfigError(f"this recipe answers the tasks of {_called(type(self.data))}, and here rows are needed")
+        return self.data
+
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""
         found = []
         correction = getattr(getattr(self.algorithm, "loss", None), "correction", None)
-        if self.rollouts.max_staleness > 0 and correction is None:
+        if self.algorithm.samples_per_task and self.rollouts.max_staleness > 0 and correction is None:
             found.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
@@ -88,3 +117,8 @@ class Recipe(Config):
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
             found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
         return found
+
+
+def _called(kind: type[Data]) -> str:
+    """What a recipe calls a kind of data."""
+    return "a task set" if kind is TaskSet else Component(TASK_SETS | ROWS).name_of(kind)

@@ -17,23 +17,20 @@ from whet.checkpoint.files import atomic_write_text
 from whet.checkpoint.lock import RunLock
 from whet.checkpoint.store import Checkpoint, CheckpointStore
 from whet.config import dump_yaml, load
-from whet.data.renderer import Renderer
+from whet.data.source import Source
 from whet.errors import ConfigError
-from whet.evaluate import evaluate_tasks
+from whet.feed import Feed, build_feed
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.report import write_report
-from whet.metrics.rollout_file import drop_rollouts_after, write_rollouts
+from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import FILE
 from whet.metrics.summary import print_summary
 from whet.metrics.visible import visible
 from whet.recipe import Recipe
-from whet.rollouts.recorder import records
-from whet.rollouts.source import RolloutSource
-from whet.types import Distribution, Group, Message, Task
-from whet.weights.in_process import InProcessSync, Refittable
+from whet.types import Distribution, Group
 
 log = logging.getLogger(__name__)
 
@@ -94,18 +91,24 @@ class Run:
     recipe: Recipe
     folder: Path
     start: int  # steps done so far
-    source: RolloutSource
+    feed: Feed
     learners: Mapping[str, Learner]
-    generator: Refittable
-    renderer: Renderer
-    sync: InProcessSync
     store: CheckpointStore
     sinks: OpenSinks
     share_prompts: bool
-    distribution: Distribution
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def source(self) -> Source:
+        """Where groups come from."""
+        return self.feed.source
+
+    @property
+    def distribution(self) -> Distribution:
+        """What log-probs are taken under."""
+        return self.feed.distribution
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -115,22 +118,21 @@ class Run:
             yield
 
     async def before_first_step(self) -> None:
-        """The generator gets the learner's weights; a fresh run measures where it starts from."""
-        await self.sync.publish(self.learners["policy"], self.generator, self.start)
+        """Whoever samples gets the learner's weights; a fresh run measures where it starts from."""
+        await self.feed.publish(self.learners, self.start)
         if self.start == 0:
             await self._evaluate(0)
         self.clock.start()
 
     async def publish(self, version: int) -> None:
         """Weights first, then permits."""
-        self.metrics.merge(await self.sync.publish(self.learners["policy"], self.generator, version))
+        self.metrics.merge(await self.feed.publish(self.learners, version))
         await self.source.published(version)
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it."""
         self._log(step, batch)
-        if self.recipe.rollouts.record_every and step % self.recipe.rollouts.record_every == 0:
-            write_rollouts(self.folder, step, records(step, groups, batch, self.renderer))
+        self.feed.record(self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         metric = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
@@ -165,70 +167,49 @@ class Run:
         if waited:  # episodes overlap: the phase's wall time is split as their waiting was
             lap["time/grade"] = lap.get("time/generate", 0.0) * timing.grading / waited
             lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
-        self.pace.add(lap["time/step"], values.get("answer/tokens", 0.0))
+        self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
         values["batch/tokens"] = len(batch)
         lap["time/tokens_per_second"] = self.pace.tokens_per_second()
         lap["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
         self.sinks.write(step, values | lap)
 
     async def _evaluate(self, step: int) -> float | None:
-        config = self.recipe.evaluation
-        if not config.enabled:
+        if not self.recipe.evaluation.enabled:
             return None
         with self.phase("evaluate"):
-            tasks = self.recipe.data.tasks(config.split)[: config.limit]
-            report = await evaluate_tasks(
-                tasks,
-                self.recipe.data,
-                self.generator,
-                self.renderer,
-                config.sampling(self.recipe.sampling),
-                config,
-                seed=self.recipe.seed,
-            )
-        values = report.metrics()
+            values = await self.feed.evaluate(self.learners)
+        if not values:
+            return None
         self.sinks.write(step, values, kind="evaluation")
         best = self.recipe.checkpoints.best_metric
         if best not in values:
-            raise ConfigError(f"checkpoints.best_metric={best}: an evaluation measures only {', '.join(values)}")
-        return values[best]
+            log.warning(
+                "checkpoints.best_metric=%s is not measured, so none is the best; measured: %s", best, list(values)
+            )
+        return values.get(best)
 
 
 @asynccontextmanager
 async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.build import build_generator, build_learner, build_renderer
+    from whet.build import build_learners, build_renderer
 
     renderer = build_renderer(recipe)
-    learner = await build_learner(recipe, folder)
-    generator = build_generator(recipe, renderer)
-    sinks = None
+    learners = await build_learners(recipe, folder)
+    main = learners[recipe.algorithm.main_role]
+    feed, sinks = None, None
     try:
+        feed = build_feed(recipe, renderer)
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
-        algorithm = recipe.algorithm
-        source = RolloutSource(
-            recipe.rollouts,
-            recipe.sampling,
-            recipe.data,
-            generator,
-            renderer,
-            group_size=algorithm.samples_per_task,
-            filters=algorithm.group_filters,
-            seed=recipe.seed,
-        )
         run = Run(
             recipe=recipe,
             folder=folder,
             start=0,
-            source=source,
-            learners={"policy": learner},
-            generator=generator,
-            renderer=renderer,
-            sync=InProcessSync(recipe.weights, _probe_text(renderer, source.tasks[0])),
+            feed=feed,
+            learners=learners,
             store=store,
             sinks=OpenSinks([]),
-            share_prompts=learner.describe().get("forest", True),
-            distribution=recipe.sampling.distribution,
+            share_prompts=main.describe().get("forest", True),
         )
         store.clean()
         checkpoint = store.load_latest() if resuming else None
@@ -241,21 +222,15 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
         resume_step = (run.start if checkpoint else -1) if resuming else None
         run.sinks = sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
         if not run.start:
-            sinks.write(0, {f"run/{name}": value for name, value in learner.describe().items()})
+            sinks.write(0, {f"run/{name}": value for name, value in main.describe().items()})
         yield run
     finally:
         if sinks is not None:
             sinks.close()
-        await generator.close()
-        await learner.close()
-
-
-def _probe_text(renderer: Renderer, task: Task) -> list[int]:
-    """The task's own words: a chat template's tokens are too predictable to tell weights apart."""
-    words = " ".join(message["content"] for message in task.prompt)
-    tokens: list[int] = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
-    fallback: Message = {"role": "user", "content": words or "How much is seven times eight?"}
-    return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])
+        if feed is not None:
+            await feed.close()
+        for learner in learners.values():
+            await learner.close()
 
 
 class _Screen(logging.Handler):

@@ -25,10 +25,11 @@ async def train(run: "Run") -> None:
             with run.phase("learn"):
                 batch = Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
                 batch = await annotate(batch, algorithm, run.learners)
+                run.metrics.merge(algorithm.report(batch))
                 for minibatch in _minibatches(batch, run, step):
-                    for role, loss in algorithm.losses.items():
+                    for role, loss in algorithm.losses_at(step).items():
                         update = await run.learners[role].update(minibatch, loss)
-                        run.metrics.merge(update.metrics, prefix="" if role == "policy" else f"{role}/")
+                        run.metrics.merge(update.metrics, prefix="" if role == algorithm.main_role else f"{role}/")
                         if role == "policy" and algorithm.on_policy:
                             batch.old_logprobs = update.logprobs  # for people to look at
             crash_point("step.updated")

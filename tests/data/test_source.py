@@ -67,7 +67,7 @@ def test_rows_are_mapped_when_drawn_and_those_left_out_are_counted():
     assert draw(source, 2) == [["row0@0", "row2@0"], ["row4@0", "row6@0"]]
     assert mapped == list(range(7))
     assert source.dropped == {"too long": 3}
-    assert source.metrics().result()["data/dropped"] == 3
+    assert source.tally()[0].result()["data/dropped"] == 3
 
 
 def test_too_few_rows_are_an_error_at_the_start_or_when_found_out():

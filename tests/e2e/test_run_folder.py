@@ -35,10 +35,12 @@ def test_a_run_may_keep_no_metrics_file(tiny_model: Path, tmp_path: Path) -> Non
     assert not (folder / "metrics.jsonl").exists()
 
 
-def test_a_best_metric_that_nobody_measures_is_an_error_before_training(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_best_metric_that_nobody_measures_is_said_aloud(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = toy_recipe(tiny_model, steps=1, checkpoints={"best_metric": "evaluation/acuracy"})
-    with pytest.raises(ConfigError, match=r"evaluation/acuracy.*evaluation/accuracy"):
-        run.start(recipe, tmp_path / "run")
+    run.start(recipe, tmp_path / "run")
+    assert "evaluation/acuracy is not measured" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "LoRA"])

@@ -1,6 +1,7 @@
 """What the tests of the learner are made of: tiny models in a folder, workers over them, batches and small losses."""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -162,6 +163,28 @@ def assert_close(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 
     scale = max((float(t.abs().max()) for t in a.values()), default=0.0)
     far = {name: float((a[name] - b[name]).abs().max()) for name in a}
     assert {name: error for name, error in far.items() if error > tolerance * scale + 1e-12} == {}
+
+
+def assert_layout_does_not_matter(
+    learner: LearnerWorker,
+    groups: Sequence[Group],
+    loss: Any,
+    laid_out: Callable[..., Batch],
+    room: int,
+    order: random.Random,
+) -> None:
+    """The gradient stays the same under micro-batches, their order, the order of groups, and unshared prompts.
+    ``laid_out(groups, share_prompts=True)`` gives the weighed batch with all columns that the loss needs."""
+    batch = laid_out(groups)
+    expected = gradients(learner, whole(batch), loss)
+    shuffled = list(groups)
+    order.shuffle(shuffled)
+    small = cut(batch, longest(groups) + room, loss.unit)
+    separate = laid_out(groups, share_prompts=False)
+    assert_close(expected, gradients(learner, small, loss))
+    assert_close(expected, gradients(learner, list(reversed(small)), loss))
+    assert_close(expected, gradients(learner, whole(laid_out(shuffled)), loss))
+    assert_close(expected, gradients(learner, cut(separate, len(separate), loss.unit), loss))
 
 
 def longest(groups: Sequence[Group]) -> int:

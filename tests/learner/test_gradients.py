@@ -13,10 +13,10 @@ from tests.learner.parts import (
     SequenceRatio,
     WithEntropy,
     assert_close,
+    assert_layout_does_not_matter,
     assert_same,
     cut,
     gradients,
-    longest,
     some_batch,
     whole,
     worker,
@@ -48,19 +48,8 @@ def test_gradient_does_not_change_with_micro_batches_order_packing_or_shared_pro
     def laid_out(rows, share_prompts=True):
         return Batch.from_groups(rows, share_prompts=share_prompts, distribution=distribution).weigh(weighting)
 
-    batch = laid_out(groups)
-    assume(bool(batch.trained.any()))
-    expected = gradients(learner, whole(batch), loss)
-
-    shuffled = list(groups)
-    order.shuffle(shuffled)
-    small = cut(batch, longest(groups) + room, loss.unit)
-    backwards = list(reversed(small))
-    separate = laid_out(groups, share_prompts=False)
-    assert_close(expected, gradients(learner, small, loss))
-    assert_close(expected, gradients(learner, backwards, loss))
-    assert_close(expected, gradients(learner, whole(laid_out(shuffled)), loss))
-    assert_close(expected, gradients(learner, cut(separate, len(separate), loss.unit), loss))
+    assume(bool(laid_out(groups).trained.any()))
+    assert_layout_does_not_matter(learner, groups, loss, laid_out, room, order)
 
 
 @pytest.mark.parametrize(

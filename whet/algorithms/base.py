@@ -1,36 +1,67 @@
-"""What an algorithm is: which losses train which role, how rewards become advantages, what is filtered. A frozen config
-without a loop: there is one loop, in ``train.py``."""
+"""What an algorithm is: what it learns from, which losses train which role, how rewards become advantages, what is
+filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.config import Config
+from whet.data.base import Data
+from whet.environments.base import TaskSet
+from whet.learner.config import OptimizerConfig
+from whet.metrics import Metrics
 from whet.rollouts.filters import Filter
+from whet.types import Weighting
 
 if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
     from whet.losses.base import Loss
 
+Head = Literal["language", "value"]
+
 
 class Algorithm(Config):
     """Base of all algorithms."""
 
+    takes: ClassVar[tuple[type[Data], ...]] = (TaskSet,)
+    """What the section ``data`` may be."""
+    heads: ClassVar[dict[str, Head]] = {"policy": "language"}
+    """The models that are trained, by role, the main one first, and what each says about tokens."""
+
     epochs: int = Field(1, gt=0)
-    """How often each step's rollouts are learned from."""
+    """How often each step's groups are learned from."""
     minibatches: int = Field(1, gt=0)
     """Optimizer steps per epoch; the step's groups are split among them."""
+    weighting: Weighting = "token"
+    """A token's share of a step: token mean (DAPO), sequence mean (GRPO as published) or constant (Dr. GRPO)."""
 
     @property
     def samples_per_task(self) -> int:
-        """Samples per task; 0 for algorithms that learn from a data set."""
+        """Samples per task; 0 for algorithms that learn from rows."""
         return 0
 
     @property
     def losses(self) -> "dict[str, Loss]":
         """What trains each role, e.g. ``{"policy": ..., "critic": ...}``."""
         raise NotImplementedError
+
+    def losses_at(self, step: int) -> "dict[str, Loss]":
+        """Those of them that train in step ``step``, counted from 0."""
+        return self.losses
+
+    @property
+    def main_role(self) -> str:
+        """The role whose metrics carry no prefix, and whose weights are what the run is for."""
+        return next(iter(self.heads))
+
+    def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
+        """The settings of a role's optimizer; ``shared`` are the recipe's."""
+        return shared
+
+    def updates(self, role: str, steps: int) -> int:
+        """Optimizer steps of a role in a run of ``steps`` steps: where its schedule ends."""
+        return steps * self.epochs * self.minibatches
 
     @property
     def estimator(self) -> "AdvantageEstimator | None":
@@ -47,7 +78,11 @@ class Algorithm(Config):
 
     def weigh(self, batch: "Batch", max_new_tokens: int) -> "Batch":
         """The batch with each token's share of the optimizer step."""
-        raise NotImplementedError
+        return batch.weigh(self.weighting, max_new_tokens)
+
+    def report(self, batch: "Batch") -> Metrics:
+        """What is worth knowing about a whole step, once its columns are filled."""
+        return Metrics()
 
     @property
     def fills(self) -> frozenset[str]:
@@ -61,4 +96,4 @@ class Algorithm(Config):
         needs = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))
         if self.estimator is not None:
             needs |= self.estimator.needs
-        return needs if self.on_policy else needs | {"old_logprobs"}
+        return needs if self.on_policy or not self.samples_per_task else needs | {"old_logprobs"}

@@ -10,11 +10,9 @@ from whet.algorithms.base import Algorithm
 from whet.config import Component
 from whet.losses.registry import LOSSES
 from whet.rollouts.filters import FILTERS, Filter
-from whet.types import Weighting
 
 if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
-    from whet.batch import Batch
     from whet.losses.base import Loss
 
 
@@ -27,8 +25,6 @@ class GRPO(Algorithm):
     """How rewards become advantages."""
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = "policy"
     """What is minimised."""
-    weighting: Weighting = "token"
-    """A token's share of a step: token mean (DAPO), sequence mean (GRPO as published) or constant (Dr. GRPO)."""
     filters: tuple[Annotated[Filter, Component(FILTERS)], ...] = ()
     """What happens to groups between grading and learning."""
 
@@ -47,6 +43,3 @@ class GRPO(Algorithm):
     @property
     def group_filters(self) -> tuple[Filter, ...]:
         return self.filters
-
-    def weigh(self, batch: "Batch", max_new_tokens: int) -> "Batch":
-        return batch.weigh(self.weighting, max_new_tokens)

@@ -77,8 +77,10 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
 
     from whet.models.loading import load_model
 
-    model: Any = load_model(config, dtype=torch.float32, train=True)
     path = checkpoint.folder / "policy" / "model.safetensors"
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{checkpoint.folder} holds no policy; reward models can't be exported or evaluated yet")
+    model: Any = load_model(config, dtype=torch.float32, train=True)
     _copy_into(model, load_tensors(path), path, partial=config.lora is not None)
     return model.eval()
 

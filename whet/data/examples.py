@@ -4,33 +4,59 @@ A supervised row is a group of one trained trajectory; a preference pair a group
 rendered turn by turn, exactly as a rollout would append them, so that a model is trained on the tokens it will sample.
 """
 
+import json
+from collections import Counter
+from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal
 
 from pydantic import Field
 
-from whet.config import Config
-from whet.data.jsonl import Row, read_jsonl
+from whet.data.base import Data
+from whet.data.jsonl import Row, Tally, read_rows
 from whet.data.renderer import Renderer
 from whet.data.source import MappedRows
+from whet.seeds import derive_seed
 from whet.types import Group, Message, Span, Task, Trajectory
 
 TrainOn = Literal["assistant", "last_assistant", "all"]
 
 
-class Rows(Config):
-    """A JSONL file of examples. Subclasses say how a row becomes a group."""
+class Rows(Data):
+    """A file of examples, and those of them that are held out to measure on. Subclasses say how a row becomes a group.
+
+    No prompt is in both splits, not even where the files share it: rows with one prompt stay together.
+    """
 
     path: str
-    train_on: TrainOn = "assistant"  # every reply, the last one only, or all tokens but the first
-    max_tokens: int | None = Field(default=None, ge=2)  # longer rows are left out, and counted
+    """A JSONL file, or ``hf:name:config:split`` for a data set on the Hugging Face Hub."""
+    test_path: str | None = None
+    """Rows to measure on; None: some rows of ``path`` are held out, chosen by a hash of their prompts."""
+    test_size: int = Field(default=64, ge=0)
+    """About so many rows to measure on at most; held out of ``path``, never more than a tenth of it."""
+    columns: dict[str, str] = Field(default={})
+    """What the fields are called in the file, where they have other names: ``{prompt: question}``."""
+    train_on: TrainOn = "assistant"
+    """Every reply, the last one only, or all tokens but the first."""
+    max_tokens: int | None = Field(default=None, ge=2)
+    """Longer rows are left out, and counted."""
+    batch_size: int = Field(default=8, gt=0)
+    """Rows that one step learns from."""
+
+    @property
+    def groups_per_step(self) -> int:
+        return self.batch_size
 
     def group(self, row: Row, renderer: Renderer) -> Group:
         """The group of a row. Raises ``DataError`` naming the row and field."""
         raise NotImplementedError
 
-    def groups(self, renderer: Renderer) -> MappedRows[Row]:
-        """One group per row, rendered when drawn. Raises ``DataError`` for a file that can't be read."""
+    def question(self, row: Row) -> list[Message]:
+        """The messages that are replied to: rows with the same ones belong to the same split."""
+        raise NotImplementedError
+
+    def groups(self, renderer: Renderer, split: Literal["train", "test"] = "train") -> MappedRows[Row]:
+        """One group per row of the split, rendered when drawn. Raises ``DataError`` for a file that can't be read."""
 
         def bounded(row: Row) -> Group | str:
             group = self.group(row, renderer)
@@ -38,7 +64,31 @@ class Rows(Config):
             too_long = self.max_tokens is not None and longest > self.max_tokens
             return f"longer than {self.max_tokens} tokens" if too_long else group
 
-        return MappedRows(read_jsonl(self.path), bounded)
+        return MappedRows(self._splits[split], bounded)
+
+    @cached_property
+    def _splits(self) -> dict[str, list[Row]]:
+        train = self._read(self.path)
+        asked = [self._key(row) for row in train]
+        if self.test_path is not None:
+            test = self._read(self.test_path)[: self.test_size]
+            held_out = {self._key(row) for row in test}
+        else:
+            held_out = _first_rows(asked, min(self.test_size, len(train) // 10))
+            test = [row for row, key in zip(train, asked, strict=True) if key in held_out]
+        kept = [row for row, key in zip(train, asked, strict=True) if key not in held_out]
+        tally = Tally(self.path, len(train))
+        tally.drop("with a prompt of the test split", len(train) - len(kept))
+        tally.report(len(kept))
+        return {"train": kept, "test": test}
+
+    def _read(self, path: str) -> list[Row]:
+        names = {there: name for name, there in self.columns.items()}
+        return [Row(row.where, {names.get(k, k): v for k, v in row.values.items()}) for row in read_rows(path)]
+
+    def _key(self, row: Row) -> int:
+        asked = [[message["role"], " ".join(message["content"].split())] for message in self.question(row)]
+        return derive_seed("held out", json.dumps(asked))
 
 
 class SupervisedRows(Rows):
@@ -47,6 +97,20 @@ class SupervisedRows(Rows):
 
     def group(self, row: Row, renderer: Renderer) -> Group:
         return supervised_group(row, renderer, self.train_on)
+
+    def question(self, row: Row) -> list[Message]:
+        return _supervised_messages(row)[0][:-1]
+
+
+class ScoredRows(SupervisedRows):
+    """Supervised rows with a number ``score``, which a reward model learns to give the last reply."""
+
+    train_on: TrainOn = "last_assistant"
+
+    def group(self, row: Row, renderer: Renderer) -> Group:
+        group = super().group(row, renderer)
+        group.trajectories[0].reward = row.number("score")
+        return group
 
 
 class PreferenceRows(Rows):
@@ -58,13 +122,13 @@ class PreferenceRows(Rows):
     def group(self, row: Row, renderer: Renderer) -> Group:
         return preference_group(row, renderer, self.train_on)
 
+    def question(self, row: Row) -> list[Message]:
+        return _pair(row)[0]
+
 
 def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistant") -> Group:
     """A group of one. Raises ``DataError`` naming the row and field."""
-    if "messages" in row.values:
-        messages, name = _messages(row, "messages", "user"), "messages"
-    else:
-        messages, name = _messages(row, "prompt", "user") + _messages(row, "completion", "assistant"), "completion"
+    messages, name = _supervised_messages(row)
     trajectory = render_conversation(row, name, messages, renderer, train_on)
     return Group(uid=row.where, task=Task(row.where, messages[:-1]), trajectories=[trajectory])
 
@@ -72,16 +136,7 @@ def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistan
 def preference_group(row: Row, renderer: Renderer, train_on: TrainOn = "last_assistant") -> Group:
     """The chosen answer with reward 1, then the rejected one with reward 0. Raises ``DataError`` naming the row and
     field."""
-    chosen, rejected = _messages(row, "chosen", "assistant"), _messages(row, "rejected", "assistant")
-    prompt = _messages(row, "prompt", "user") if "prompt" in row.values else []
-    if prompt and chosen[: len(prompt)] == prompt and rejected[: len(prompt)] == prompt:
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if not prompt:
-        pairs = zip(chosen, rejected, strict=False)
-        prompt = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if chosen == rejected:
-        raise row.problem("rejected", "must differ from the chosen answer", row.values["rejected"])
+    prompt, chosen, rejected = _pair(row)
     trajectories = []
     for name, answer, reward in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
         trajectory = render_conversation(row, name, prompt + answer, renderer, train_on)
@@ -121,6 +176,39 @@ def render_conversation(
         first = spans[0].tokens
         spans[:1] = [Span(first[:1], trained=False), Span(first[1:], trained=True)]
     return Trajectory(spans, messages=messages)
+
+
+def _supervised_messages(row: Row) -> tuple[list[Message], str]:
+    """The conversation, and the field that its last message stands in."""
+    if "messages" in row.values:
+        return _messages(row, "messages", "user"), "messages"
+    return _messages(row, "prompt", "user") + _messages(row, "completion", "assistant"), "completion"
+
+
+def _pair(row: Row) -> tuple[list[Message], list[Message], list[Message]]:
+    """Prompt, chosen and rejected answer."""
+    chosen, rejected = _messages(row, "chosen", "assistant"), _messages(row, "rejected", "assistant")
+    prompt = _messages(row, "prompt", "user") if "prompt" in row.values else []
+    if prompt and chosen[: len(prompt)] == prompt and rejected[: len(prompt)] == prompt:
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if not prompt:
+        pairs = zip(chosen, rejected, strict=False)
+        prompt = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    if chosen == rejected:
+        raise row.problem("rejected", "must differ from the chosen answer", row.values["rejected"])
+    return prompt, chosen, rejected
+
+
+def _first_rows(keys: list[int], count: int) -> set[int]:
+    """The smallest keys, of at most ``count`` rows together."""
+    chosen: set[int] = set()
+    room = count
+    for key, rows in sorted(Counter(keys).items()):
+        if rows <= room:
+            chosen.add(key)
+            room -= rows
+    return chosen
 
 
 def _messages(row: Row, name: str, role: str) -> list[Message]:

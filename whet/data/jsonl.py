@@ -64,6 +64,27 @@ def read_jsonl(path: str | Path) -> list[Row]:
     return rows
 
 
+def read_rows(path: str) -> list[Row]:
+    """The rows of a JSONL file or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
+
+    Raises ``DataError`` for what can't be read.
+    """
+    if not path.startswith("hf:"):
+        return read_jsonl(path)
+    parts = path.split(":")[1:]
+    if len(parts) != 3 or not all(parts):
+        raise DataError(f"{path!r} names no data set: write hf:name:config:split, as in hf:openai/gsm8k:main:train")
+    from datasets import load_dataset
+
+    try:
+        return rows_of(load_dataset(parts[0], parts[1], split=parts[2]), path.removeprefix("hf:"))
+    except Exception as error:  # of many kinds: no network, no such data set, a broken cache
+        raise DataError(
+            f"the data set {path} can't be loaded from the Hugging Face Hub ({type(error).__name__}: {error}). "
+            "Give a JSONL file instead"
+        ) from error
+
+
 def rows_of(values: Iterable[Mapping[str, Any]], name: str) -> list[Row]:
     """Rows that come from elsewhere, such as a Hugging Face dataset; ``name`` stands where the file would."""
     rows = [Row(f"{name}:{number}", dict(value)) for number, value in enumerate(values, start=1)]

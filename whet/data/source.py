@@ -1,4 +1,4 @@
-"""A data set as a source of groups: the counterpart of sampling for supervised and preference training.
+"""What a source of groups is, and a data set as one: the counterpart of sampling for training on given text.
 
 Rows become groups when they are drawn. Knows no tokenizer; what maps a row to a group does.
 """
@@ -6,14 +6,43 @@ Rows become groups when they are drawn. Knows no tokenizer; what maps a row to a
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from whet.data.order import TaskOrder
 from whet.errors import ConfigError, DataError
 from whet.metrics import Metrics
+from whet.metrics.clock import Timing
 from whet.types import Group
 
 T = TypeVar("T")
+
+
+class Source(Protocol):
+    """Where the loop's groups come from. Open as a context; one step is ``next_groups``, then ``published``."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def next_groups(self) -> list[Group]:
+        """One step's groups."""
+        ...
+
+    async def published(self, version: int) -> None:
+        """The groups last handed over have been learned from; the result is version ``version``."""
+        ...
+
+    def tally(self) -> tuple[Metrics, Timing]:
+        """Metrics and timing since the last call."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for a checkpoint: all that a resumed run needs."""
+        ...
+
+    def load_state(self, state: dict[str, Any], version: int) -> None:
+        """Go on from ``state``, after step ``version``."""
+        ...
 
 
 class MappedRows(Sequence[Group | str], Generic[T]):
@@ -45,7 +74,7 @@ class DatasetSource:
         self._trained = self.order.state()
         self._metrics = Metrics()
 
-    async def __aenter__(self) -> "DatasetSource":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -79,16 +108,16 @@ class DatasetSource:
         """What was drawn has been trained on: from now on it is part of the state."""
         self._trained = self.order.state()
 
-    def metrics(self) -> Metrics:
-        """Metrics since the last call."""
+    def tally(self) -> tuple[Metrics, Timing]:
+        """Metrics since the last call; nothing was waited for."""
         metrics, self._metrics = self._metrics, Metrics()
-        return metrics
+        return metrics, Timing()
 
     def state(self) -> dict[str, Any]:
         """JSON values for a checkpoint: the position after the last batch that was trained on."""
         return {"order": self._trained}
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any], version: int = 0) -> None:
         """Go on from there."""
         self.order.load_state(state["order"])
         self._trained = self.order.state()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
-from whet.config import Config
+from whet.data.base import Data
 from whet.errors import DataError
 from whet.types import Group, Message, Task
 
@@ -57,7 +57,7 @@ def finite(value: Any, what: str) -> float:
     return float(value)
 
 
-class TaskSet(Config):
+class TaskSet(Data):
     """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
     ``data.type`` in a recipe; no change to the package is needed."""
 

@@ -12,8 +12,18 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 _Who = tuple[int, int]  # thread and task
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds that episodes waited, added up over all of them (they overlap), and how often one failed."""
+
+    generating: float = 0.0
+    grading: float = 0.0
+    failures: int = 0  # attempts that failed
 
 
 class Clock:

@@ -4,7 +4,6 @@ nothing that was sampled is decoded and encoded again. Knows no groups, no permi
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -13,6 +12,7 @@ from whet.data.renderer import Renderer
 from whet.environments.base import Environment, finite
 from whet.errors import DataError, WhetError
 from whet.generators.base import Generator, SamplingParams
+from whet.metrics.clock import Timing
 from whet.seeds import derive_seed
 from whet.types import Distribution, Message, Span, Status, Trajectory
 
@@ -56,15 +56,6 @@ class Sampling(Config):
             stop_token_ids=stop_token_ids,
             stop=self.stop,
         )
-
-
-@dataclass(slots=True)
-class Timing:
-    """Seconds that episodes waited, added up over all of them (they overlap), and how often one failed."""
-
-    generating: float = 0.0
-    grading: float = 0.0
-    failures: int = 0  # attempts that failed
 
 
 async def play(

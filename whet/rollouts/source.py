@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -24,7 +24,8 @@ from whet.environments.base import TaskSet, finite
 from whet.errors import DataError, DeadlineError, WhetError
 from whet.generators.base import Generator
 from whet.metrics import Metrics
-from whet.rollouts.episode import Sampling, Timing, play
+from whet.metrics.clock import Timing
+from whet.rollouts.episode import Sampling, play
 from whet.rollouts.filters import Filter
 from whet.rollouts.permits import Permits
 from whet.seeds import derive_seed
@@ -103,7 +104,7 @@ class RolloutSource:
         self._slots = asyncio.Semaphore(config.concurrency)
         self._tally = _Tally()
 
-    async def __aenter__(self) -> "RolloutSource":
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

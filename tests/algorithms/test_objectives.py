@@ -1,0 +1,90 @@
+"""The gradient of every algorithm's objective is that of the step, however the step is laid out and cut up."""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.groups import group
+from tests.learner.parts import (
+    SMALL,
+    VOCABULARY,
+    assert_layout_does_not_matter,
+    save_model,
+    whole,
+    worker,
+)
+from tests.tiny import tiny_llama
+from whet.algorithms.base import Algorithm
+from whet.algorithms.registry import ALGORITHMS
+from whet.batch import Batch
+from whet.config.component import import_path
+from whet.types import Group
+
+PAIRED = {"dpo", "reward_model"}
+DPO_LOSSES = [{"form": form} for form in ("ipo", "hinge")] + [
+    {"form": "robust", "label_smoothing": 0.1, "sft_weight": 0.5}
+]
+OBJECTIVES = [(name, {}) for name in ALGORITHMS]
+OBJECTIVES += [("dpo", {"loss": {"type": "dpo", **loss}}) for loss in DPO_LOSSES]
+OBJECTIVES += [("dpo", {"loss": "simpo"}), ("dpo", {"loss": "orpo"}), ("reward_model", {"loss": "score_regression"})]
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The model that learns, with either head, and another one that stands for the reference and the old policy."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "own").mkdir()
+    (folder / "other").mkdir()
+    own = save_model(folder / "own", tiny_llama(VOCABULARY, **SMALL))
+    other = save_model(folder / "other", tiny_llama(VOCABULARY, seed=1, **SMALL))
+    return {
+        "language": worker(own),
+        "value": worker(own, head="value"),
+        "other": worker(other, optimizer=None),
+        "critic": worker(other, head="value", optimizer=None),
+    }
+
+
+def some_groups(paired: bool, seed: int) -> list[Group]:
+    dice = random.Random(seed)
+
+    def tokens() -> list[int]:
+        return [dice.randrange(VOCABULARY) for _ in range(dice.randint(1, 8))]
+
+    made = []
+    for index in range(3):
+        answers = [tokens() for _ in range(2 if paired else 3)]
+        rewards = [1.0, 0.0] if paired else [dice.random() for _ in answers]
+        made.append(group(f"g{index}", tokens(), answers, rewards))
+    for one in made:
+        for trajectory in one.trajectories:
+            trajectory.scores["correct"] = trajectory.reward
+    return made
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("name", "settings"), OBJECTIVES, ids=lambda value: str(value).replace("'", ""))
+def test_gradient_of_every_objective_does_not_depend_on_the_layout(
+    workers: dict[str, Any], name: str, settings: dict[str, Any], seed: int
+) -> None:
+    algorithm: Algorithm = import_path(ALGORITHMS[name]).model_validate(settings)
+
+    def laid_out(groups: list[Group], share_prompts: bool = True) -> Batch:
+        batch = Batch.from_groups(groups, share_prompts=share_prompts)
+        logprobs = workers["other"].score(whole(batch), {"logprobs"})[0]["logprobs"]
+        values = workers["critic"].score(whole(batch), {"values"})[0]["values"]
+        batch = replace(batch, old_logprobs=logprobs, reference_logprobs=logprobs, values=values)
+        if algorithm.estimator is not None:
+            credit = algorithm.estimator(batch)
+            batch = replace(batch, advantages=credit.advantages, returns=credit.returns)
+        return algorithm.weigh(batch, 8)
+
+    for role, loss in algorithm.losses.items():
+        learner = workers[algorithm.heads[role]]
+        groups = some_groups(name in PAIRED, seed)
+        assert_layout_does_not_matter(learner, groups, loss, laid_out, 5, random.Random(seed))
+        learner.accumulate(whole(laid_out(groups)), loss)
+        assert any(bool(torch.any(p.grad != 0)) for p in learner._parameters() if p.grad is not None)

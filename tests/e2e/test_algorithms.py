@@ -1,0 +1,93 @@
+"""Every algorithm in a whole run: the family for two steps, PPO until it has learned, the recipes that come along."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_learning import lines
+from tests.rows import pairs, texts, write_rows
+from tests.toy import Lowercase, toy_recipe
+from whet import run
+from whet.config import load
+from whet.recipe import Recipe
+from whet.types import Task
+
+
+class ShareAsScore(Lowercase):
+    """The reward is a score as well, so that it can be a component."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        scores = await super().grade(task, answer)
+        return scores | {"share": scores["reward"]}
+
+
+FAMILY = ["dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "gdpo", "ppo"]
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_two_steps_of(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    algorithm: dict[str, Any] = {"type": name, "minibatches": 3}
+    if name == "gdpo":  # a random model is rarely more than half right
+        algorithm["advantage"] = {"components": {"correct": 0.5, "share": 0.5}}
+    data = {"type": "tests.e2e.test_algorithms:ShareAsScore"}
+    recipe = toy_recipe(tiny_model, steps=2, data=data, algorithm=algorithm, evaluation={"enabled": False})
+    trained = lines(run.start(recipe, tmp_path / "run"), "train")[1:]
+    assert [line["learner/skipped"] for line in trained] == [0, 0]
+    assert all(line["gradient_norm"] > 0 for line in trained)
+    assert ("critic/loss" in trained[-1]) == (name == "ppo")
+
+
+def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = {"type": "ppo", "group_size": 4, "minibatches": 3, "critic_warmup": 2, "critic_lr": 5e-3}
+    recipe = toy_recipe(tiny_model, steps=25, algorithm=algorithm, checkpoints={"every": 0})
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    trained = lines(folder, "train")[1:]
+    assert ["loss" in line for line in trained[:4]] == [False, False, True, True]
+    assert all("critic/loss" in line and "value/explained_variance" in line for line in trained)
+    assert trained[-1]["critic/value/squared_error"] < trained[0]["critic/value/squared_error"]
+    assert {path.name for path in (folder / "checkpoints" / "step-000025").iterdir()} >= {"policy", "critic"}
+
+
+def test_ppo_resumes_with_its_critic(tiny_model: Path, tmp_path: Path) -> None:
+    def settings(steps: int) -> Recipe:
+        algorithm = {"type": "ppo", "group_size": 2, "minibatches": 3}
+        return toy_recipe(tiny_model, steps=steps, algorithm=algorithm, evaluation={"enabled": False})
+
+    def weights(folder: Path) -> list[bytes]:
+        step = folder / "checkpoints" / "step-000003"
+        return [(step / role / "model.safetensors").read_bytes() for role in ("policy", "critic")]
+
+    whole = run.start(settings(3), tmp_path / "whole")
+    halves = run.start(settings(2), tmp_path / "halves")
+    run.resume(halves, ["steps=3"])
+    assert weights(halves) == weights(whole)
+
+
+SHIPPED = ["sft-gsm8k", "dpo-gsm8k", "reward-model-gsm8k", "ppo-quickstart", "dapo-quickstart", "gspo-quickstart"]
+
+
+@pytest.mark.parametrize("name", [*SHIPPED, "rloo-quickstart"])
+def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]
+    if name.endswith("quickstart"):
+        changes += ["generator.dtype=float32", "evaluation.limit=2", "rollouts.prompts_per_step=2"]
+        changes += ["sampling.max_new_tokens=8", "sampling.max_prompt_tokens=1000", "algorithm.group_size=2"]
+        changes += ["data.test_size=4"]
+    if name == "ppo-quickstart":
+        changes += ["algorithm.minibatches=2", "algorithm.critic_warmup=1"]
+    if name == "dapo-quickstart":  # a random model is never right, so no group would have spread
+        changes += ["algorithm.filters=[overlong_filter]"]
+    if name == "sft-gsm8k":
+        rows = [{"question": row["prompt"], "answer": row["completion"]} for row in texts(48)]
+        changes += [f"data.path={write_rows(tmp_path / 'train.jsonl', rows[:40])}"]
+        changes += [f"data.test_path={write_rows(tmp_path / 'test.jsonl', rows[40:])}"]
+    elif not name.endswith("quickstart"):
+        changes += [f"data.path={write_rows(tmp_path / 'pairs.jsonl', pairs(40))}"]
+    folder = run.start(load(Recipe, name, changes).value, tmp_path / "run")
+    assert [line["step"] for line in lines(folder, "train")] == [0, 1, 2]
+    assert len(lines(folder, "evaluation")) == 2
+    assert json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 2

@@ -1,0 +1,144 @@
+"""Whole runs over rows, with a tiny random model: it learns texts, preferences and judgement, and resumes exactly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_learning import lines
+from tests.e2e.test_resume import killed_and_resumed, metrics, whet
+from tests.rows import pairs, rows_recipe, texts, write_rows
+from tests.toy import write_recipe
+from whet import run
+from whet.checkpoint.export import export
+from whet.errors import ConfigError, WhetError
+
+NO_CHECKPOINTS = {"every": 0}
+
+
+def test_a_tiny_model_learns_eight_texts_by_heart(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "texts.jsonl", texts(8))
+    recipe = rows_recipe(
+        tiny_model, "supervised", path, {"type": "sft"}, steps=60, optimizer={"lr": 5e-3}, checkpoints=NO_CHECKPOINTS
+    )
+    folder = run.start(recipe, tmp_path / "run")
+    losses = [line["loss"] for line in lines(folder, "train")[1:]]
+    assert losses[0] > 4
+    assert losses[-1] < 0.1
+    assert not lines(folder, "evaluation"), "eight rows are too few to hold any out"
+    assert not (folder / "rollouts").exists()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"type": "dpo", "beta": 0.5},
+        {"type": "dpo", "form": "ipo"},
+        {"type": "dpo", "form": "hinge", "sft_weight": 0.1},
+        {"type": "dpo", "form": "robust", "label_smoothing": 0.1},
+        "simpo",
+        {"type": "orpo", "weight": 1.0},
+    ],
+    ids=["dpo", "ipo", "hinge", "robust", "simpo", "orpo"],
+)
+def test_held_out_pairs_are_told_apart_after_learning(tiny_model: Path, tmp_path: Path, loss: Any) -> None:
+    path = write_rows(tmp_path / "pairs.jsonl", pairs(80))
+    algorithm = {"type": "dpo", "loss": loss}
+    recipe = rows_recipe(tiny_model, "preference", path, algorithm, steps=15, checkpoints=NO_CHECKPOINTS)
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert before["evaluation/n"] == after["evaluation/n"] == 8
+    assert after["evaluation/accuracy"] > 0.9 >= before["evaluation/accuracy"]
+    assert after["evaluation/low"] < after["evaluation/accuracy"] <= after["evaluation/high"]
+    assert after["evaluation/loss"] < before["evaluation/loss"]
+
+
+def test_a_reward_model_learns_to_rank(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "pairs.jsonl", pairs(80))
+    recipe = rows_recipe(tiny_model, "preference", path, {"type": "reward_model"}, steps=15)
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/accuracy"] == 1 > before["evaluation/accuracy"]
+    assert "loss" in lines(folder, "train")[-1]
+    assert (folder / "checkpoints" / "step-000015" / "reward_model" / "model.safetensors").exists()
+    with pytest.raises(WhetError, match="holds no policy"):
+        export(folder, tmp_path / "exported")
+
+
+def test_a_fine_tuned_model_is_exported(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "texts.jsonl", texts(8))
+    folder = run.start(rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=2), tmp_path / "run")
+    export(folder, tmp_path / "exported")
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+def test_a_reward_model_learns_scores(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [row | {"score": float(i % 2)} for i, row in enumerate(texts(40))]
+    path = write_rows(tmp_path / "scored.jsonl", rows)
+    algorithm = {"type": "reward_model", "loss": "score_regression"}
+    recipe = rows_recipe(tiny_model, "scored", path, algorithm, steps=40, checkpoints=NO_CHECKPOINTS)
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/loss"] < 0.5 * before["evaluation/loss"]
+    assert "evaluation/accuracy" not in after
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_killed_run_over_rows_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path, kind: str) -> None:
+    rows, name = (texts(40), "supervised") if kind == "sft" else (pairs(40), "preference")
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    changes = {"steps": 7, "checkpoints": {"every": 2}, "evaluation": {"every": 3}}
+    recipe = write_recipe(tmp_path / "toy.yaml", rows_recipe(tiny_model, name, path, {"type": kind}, **changes))
+    alone = tmp_path / "alone"
+    done = whet("train", str(recipe), "--folder", str(alone))
+    assert done.returncode == 0, done.stderr
+    assert killed_and_resumed(recipe, tmp_path / "killed", "step.updated:6") == metrics(alone)
+    assert any(line.get("data/epoch", 0) > 1 for line in metrics(alone)), "it resumed within the second epoch"
+
+
+def test_rows_of_one_prompt_are_never_in_both_splits(tiny_model: Path, tmp_path: Path) -> None:
+    from tests.tiny import tiny_tokenizer
+    from whet.data.renderer import Renderer
+
+    twice = pairs(60) + [row | {"prompt": row["prompt"] + " "} for row in pairs(60, seed=1)]
+    train_path = write_rows(tmp_path / "train.jsonl", twice)
+    test_path = write_rows(tmp_path / "test.jsonl", pairs(10))
+    renderer = Renderer(tiny_tokenizer())
+    for given in ({}, {"test_path": str(test_path)}):
+        recipe = rows_recipe(tiny_model, "preference", train_path, {"type": "dpo"}, data=given)
+        asked = {
+            split: [group.task.prompt[0]["content"].strip() for group in recipe.rows.groups(renderer, split)]
+            for split in ("train", "test")
+        }
+        assert len(asked["test"]) in (10, 12)
+        assert not set(asked["train"]) & set(asked["test"])
+        assert len(set(asked["train"])) + len(set(asked["test"])) == 60
+
+
+def test_data_that_an_algorithm_cannot_learn_from_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "texts.jsonl", texts(8))
+    with pytest.raises(ConfigError, match="data is supervised, but DPO takes preference"):
+        rows_recipe(tiny_model, "supervised", path, {"type": "dpo"})
+    with pytest.raises(ConfigError, match="data is supervised, but GRPO takes a task set"):
+        rows_recipe(tiny_model, "supervised", path, {"type": "grpo"})
+
+
+def test_answers_can_not_be_evaluated_on_rows(tiny_model: Path, tmp_path: Path) -> None:
+    from whet.evaluate import evaluate
+
+    path = write_rows(tmp_path / "texts.jsonl", texts(8))
+    with pytest.raises(WhetError, match="here a task set is needed"):
+        evaluate(rows_recipe(tiny_model, "supervised", path, {"type": "sft"}))
+
+
+def test_a_file_may_call_the_fields_by_other_names(tiny_model: Path, tmp_path: Path) -> None:
+    from tests.tiny import tiny_tokenizer
+    from whet.data.renderer import Renderer
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"question": "one", "answer": "two"}) + "\n")
+    columns = {"prompt": "question", "completion": "answer"}
+    recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, data={"columns": columns})
+    (group,) = recipe.rows.groups(Renderer(tiny_tokenizer()))
+    assert [message["content"] for message in group.trajectories[0].messages] == ["one", "two"]

@@ -1,0 +1,31 @@
+"""Direct preference optimisation (arXiv 2305.18290) and its relatives by their loss: IPO, hinge and robust DPO
+(``loss.form``), an SFT term (``loss.sft_weight``), SimPO and ORPO (``loss.type``). The frozen reference is the model
+that the run started from; SimPO and ORPO need none."""
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from whet.algorithms.base import Algorithm
+from whet.config import Component
+from whet.data.base import Data
+from whet.data.examples import PreferenceRows
+from whet.losses.registry import LOSSES
+from whet.types import Weighting
+
+if TYPE_CHECKING:
+    from whet.losses.base import Loss
+
+
+class DPO(Algorithm):
+    """The chosen answer of each pair becomes likelier than the rejected one, measured from the reference."""
+
+    takes: ClassVar[tuple[type[Data], ...]] = (PreferenceRows,)
+
+    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="dpo")
+    """``dpo``, ``simpo`` or ``orpo``, with their settings."""
+    weighting: Weighting = "group"
+
+    @property
+    def losses(self) -> "dict[str, Loss]":
+        return {"policy": self.loss}

@@ -1,0 +1,12 @@
+"""What a recipe's section ``data`` may hold: a task set, whose tasks the policy answers, or rows to learn from."""
+
+from whet.config import Config
+
+
+class Data(Config):
+    """Base of ``TaskSet`` and ``Rows``. An algorithm names those that it can learn from."""
+
+    @property
+    def groups_per_step(self) -> int | None:
+        """Groups that one step learns from; None where ``rollouts.prompts_per_step`` decides."""
+        return None

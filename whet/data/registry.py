@@ -1,0 +1,7 @@
+"""The built-in kinds of rows by the name that recipes use. Only the chosen one is imported."""
+
+ROWS = {
+    "supervised": "whet.data.examples:SupervisedRows",
+    "preference": "whet.data.examples:PreferenceRows",
+    "scored": "whet.data.examples:ScoredRows",
+}
