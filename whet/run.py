@@ -30,12 +30,10 @@ from whet.metrics.sinks.jsonl import FILE
 from whet.metrics.summary import print_summary
 from whet.metrics.visible import visible
 from whet.recipe import Recipe
+from whet.run_folder import check_free
 from whet.types import Distribution, Group
 
 log = logging.getLogger(__name__)
-
-
-LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
 
 
 def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> Path:
@@ -51,8 +49,7 @@ def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> 
 
 def start(recipe: Recipe, folder: Path) -> Path:
     """Train from the beginning into a new ``folder``. Returns it."""
-    if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
-        raise ConfigError(f"{folder} is not empty; choose another folder, or `whet resume {folder}`")
+    check_free(folder)
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
     return _train(recipe, folder, resuming=False)

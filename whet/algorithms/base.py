@@ -87,8 +87,9 @@ class Algorithm(Config):
     @property
     def fills(self) -> frozenset[str]:
         """What losses and advantages may need: columns that somebody fills, and outputs of the model."""
-        values = {"values"} if "critic" in self.losses else set[str]()
-        return frozenset({"advantages", "rollout_logprobs", "old_logprobs", "reference_logprobs", "entropy", *values})
+        of_critic = {"values", "returns"} if "value" in self.heads.values() else set[str]()
+        said = {"rollout_logprobs", "old_logprobs", "reference_logprobs", "entropy"}
+        return frozenset({"advantages"} | said | of_critic)
 
     @property
     def needs(self) -> frozenset[str]:

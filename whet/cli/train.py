@@ -18,12 +18,12 @@ def train(
 ) -> None:
     """Train a model as a recipe says. For example: whet train quickstart steps=5"""
     from whet.config import load
-    from whet.errors import ConfigError
     from whet.recipe import Recipe
+    from whet.run_folder import check_free
 
     loaded = load(Recipe, recipe, overrides or [])
-    if folder is not None and any(parent.is_file() for parent in (folder, *folder.parents)):
-        raise ConfigError(f"--folder {folder}: a file is in the way")
+    if folder is not None:
+        check_free(folder)
 
     from whet import run
 
