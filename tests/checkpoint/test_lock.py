@@ -50,13 +50,16 @@ def test_a_lock_taken_twice_is_a_mistake(tmp_path: Path) -> None:
 
 def test_a_forked_child_does_not_keep_the_run(tmp_path: Path) -> None:
     lock = RunLock(tmp_path).acquire()
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         try:
+            os.write(tell, b"x")
             time.sleep(60)
         finally:
             os._exit(0)
     try:
+        assert os.read(told, 1) == b"x"  # the child runs, so it has let go
         with pytest.raises(WhetError):
             RunLock(tmp_path).acquire()  # the child's start released nothing
         lock.release()
