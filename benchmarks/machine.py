@@ -1,0 +1,58 @@
+"""What the machine itself can do, and what the mathematics needs: the ceilings that benchmarks compare with."""
+
+import platform
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import torch
+
+
+def seconds(work: Callable[[], object], repeats: int) -> float:
+    """The fastest of a few; on one thread in processor time, so that other programs don't count."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    work()
+    taken = []
+    for _ in range(repeats):
+        started = clock()
+        work()
+        taken.append(clock() - started)
+    return min(taken)
+
+
+def product_rate(m: int, k: int, n: int, repeats: int = 5) -> float:
+    """GFLOP/s of a bfloat16 product [m, k] x [k, n]."""
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+    return 2e-9 * m * k * n / seconds(lambda: a @ b.T, repeats)
+
+
+def copy_rate(megabytes: int = 512, repeats: int = 5) -> float:
+    """GB/s of memory, read and written together, by copying a tensor that fits no cache."""
+    source = torch.zeros(megabytes << 18, dtype=torch.float32)
+    target = torch.empty_like(source)
+    return 2e-9 * source.nbytes / seconds(lambda: target.copy_(source), repeats)
+
+
+def forward_flops(model: torch.nn.Module, tokens: int, heads: int, pairs: float) -> float:
+    """Products of a forward pass over ``tokens`` tokens, of which ``heads`` go through the vocabulary head, with
+    ``pairs`` query-key pairs in each layer and head."""
+    config = model.config
+    embedding = config.vocab_size * config.hidden_size
+    body = sum(p.numel() for p in model.get_decoder().parameters()) - embedding
+    attention = 4 * pairs * config.num_hidden_layers * config.num_attention_heads * config.head_dim
+    return float(2 * body * tokens + 2 * embedding * heads) + attention
+
+
+def describe() -> dict[str, str | int]:
+    """The machine in words, and today's date."""
+    facts = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.split(":", 1)[1].strip() for line in facts.splitlines() if line.startswith("model name")]
+    return {
+        "date": date.today().isoformat(),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": len(names),
+        "avx512_bf16": "yes" if "avx512_bf16" in facts else "no",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
