@@ -5,7 +5,7 @@ the interpreter of another virtual environment.
     trl-venv/bin/pip install torch==2.13.0 transformers==5.19.0 trl==1.16.0
     python benchmarks/grpo_step.py --model FOLDER --trl-python trl-venv/bin/python
 
-(A CPU build of torch will do: ``--index-url https://download.pytorch.org/whl/cpu``.) Needs nothing of whet. Each line
+(A CPU build of torch will do.) Needs nothing of whet. Each line
 on its standard input is a number of new tokens; it then makes one step (generate, learn) and answers with a line of
 JSON: ``seconds`` of the step, and of its parts ``generate`` and ``optimizer``. Everything else it says goes to standard
 error.
