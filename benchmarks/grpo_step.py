@@ -93,7 +93,7 @@ class Alternating:
         self.laps: list[dict[str, float]] = []
         self.batch: Batch | None = None
         self._optimizer = 0.0
-        self._counters = run.generator.counters.copy()  # type: ignore[attr-defined]
+        self._counters = run.source.generator.counters.copy()
         register_optimizer_step_pre_hook(lambda *_: self._timed(-1))
         register_optimizer_step_post_hook(lambda *_: self._timed(1))
 
@@ -105,7 +105,7 @@ class Alternating:
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         lap = self._run.clock.lap()
-        counters = self._run.generator.counters  # type: ignore[attr-defined]
+        counters = self._run.source.generator.counters
         spent, self._counters = counters.since(self._counters), counters.copy()
         lap |= {"prompts": spent.prefill_seconds, "decoding": spent.decode_seconds, "sampling": spent.sampling_seconds}
         lap |= {"optimizer": self._optimizer, "decode_steps": spent.decode_steps}
@@ -134,7 +134,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
 
 def ceilings(run: Run, batch: Batch) -> dict[str, float]:
     """Rates of the machine, and the least seconds that each part of a step could take at those rates."""
-    model: Any = run.generator.engine.model  # type: ignore[attr-defined]
+    model: Any = run.source.generator.engine.model
     config = model.config
     shapes = [(config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)]
     rows = batch.sequences
@@ -201,7 +201,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for name in args.against.split(","):
                 rivals[name] = TrlProcess(args.trl_python, args.model, prompts, args.samples, settings[name])
                 theirs[name] = []
-        run.renderer.stop_token_ids = ()  # every answer has its full length
+        run.source.renderer.stop_token_ids = ()  # every answer has its full length
 
         def others(step: int) -> None:
             """Step 1 is the warm-up of all."""
