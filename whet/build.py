@@ -48,10 +48,10 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
 
 
 async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
-    """A learner for each role of the algorithm. None is left over where one can't be built."""
+    """A learner for each role of the algorithm, trained or frozen. None is left over where one can't be built."""
     learners: dict[str, WorkerLearner] = {}
     try:
-        for role in recipe.algorithm.heads:
+        for role in (*recipe.algorithm.heads, *recipe.algorithm.frozen):
             learners[role] = await build_learner(recipe, folder, role)
     except BaseException:
         for learner in learners.values():
@@ -67,11 +67,12 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
     from whet.learner.worker import WorkerConfig
 
     algorithm, dumps = recipe.algorithm, folder / "skipped"
+    trained = role in algorithm.heads
     config = WorkerConfig(
-        model=recipe.model,
+        model=recipe.model if trained else algorithm.frozen[role],
         learner=recipe.learner,
-        optimizer=algorithm.optimizer(role, recipe.optimizer),
-        head=algorithm.heads[role],
+        optimizer=algorithm.optimizer(role, recipe.optimizer) if trained else None,
+        head=algorithm.heads.get(role, "language"),
         steps=algorithm.updates(role, recipe.steps),
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,

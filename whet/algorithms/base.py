@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
     from whet.losses.base import Loss
+    from whet.models.config import ModelConfig
 
 Head = Literal["language", "value"]
 
@@ -28,6 +29,12 @@ class Algorithm(Config):
     """What the section ``data`` may be."""
     heads: ClassVar[dict[str, Head]] = {"policy": "language"}
     """The models that are trained, by role, the main one first, and what each says about tokens."""
+    filled_by: ClassVar[dict[str, tuple[str, str]]] = {
+        "old_logprobs": ("policy", "logprobs"),
+        "reference_logprobs": ("policy", "reference_logprobs"),
+        "values": ("critic", "values"),
+    }
+    """Which role's learner fills a column of the batch, and what the learner calls it."""
 
     epochs: int = Field(1, gt=0)
     """How often each step's groups are learned from."""
@@ -40,6 +47,11 @@ class Algorithm(Config):
     def samples_per_task(self) -> int:
         """Samples per task; 0 for algorithms that learn from rows."""
         return 0
+
+    @property
+    def frozen(self) -> "dict[str, ModelConfig]":
+        """Models that only score, by role: teachers."""
+        return {}
 
     @property
     def losses(self) -> "dict[str, Loss]":
