@@ -139,7 +139,7 @@ class Run:
         crash_point("step.done")
 
     async def save(self, step: int, metric: float | None) -> None:
-        """Publish a checkpoint of what is trained and of the source. ``metric`` is the best metric, if it was measured."""
+        """Publish a checkpoint of what is trained and of the source. ``metric`` is the best metric, if measured."""
 
         async def write(folder: Path) -> None:
             for role in self.recipe.algorithm.heads:
