@@ -1,6 +1,7 @@
 """Tokenizers that cut text otherwise than the tiny one does: made in memory, without a download."""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -58,11 +59,11 @@ def lowercase_tokenizer() -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def save_with(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int = 1) -> Path:
+def save_with(folder: Path, tokenizer: PreTrainedTokenizerFast, seed: int = 1, **changes: Any) -> Path:
     """A tiny random model with this tokenizer."""
     from tests.tiny import tiny_llama
 
-    tiny_llama(len(tokenizer), seed=seed, eos_token_id=None, pad_token_id=None).save_pretrained(folder)
+    tiny_llama(len(tokenizer), seed=seed, eos_token_id=None, pad_token_id=None, **changes).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

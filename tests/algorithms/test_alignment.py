@@ -53,9 +53,7 @@ def test_shared_spans_are_those_of_a_search_through_all_cuts(text: str, one: str
     their_text, their_ends = text_ends(theirs, decode(other))
     assert our_text == their_text == text
     our_spans, their_spans, count = shared_spans(our_ends, their_ends)
-    found = [
-        (sum(s <= span for s in our_spans), sum(s <= span for s in their_spans)) for span in range(count)
-    ]
+    found = [(sum(s <= span for s in our_spans), sum(s <= span for s in their_spans)) for span in range(count)]
     assert found == slow.spans(ours, theirs, decode(one), decode(other))
 
 
@@ -189,7 +187,7 @@ def test_what_can_not_be_retold_is_refused_by_name() -> None:
     unknown = Trajectory(trajectory.spans, messages=[])
     prompt_too = Trajectory([Span([1], True), *trajectory.spans[1:]], messages=trajectory.messages)
     for one in (unknown, prompt_too):
-        with pytest.raises(DataError, match="task-7: .* only replies"):
+        with pytest.raises(DataError, match=r"task-7: .* only replies"):
             retell(one, tokenizer("bytes"), Renderer(tokenizer("bpe")), "task-7")
 
 

@@ -10,17 +10,17 @@ def spans(ours: Sequence[int], theirs: Sequence[int], decode: Decode, their_deco
     text = decode(ours)
     found = []
     for cut in range(len(text) + 1):
-        here = [i for i in range(len(ours) + 1) if decode(ours[:i]) == text[:cut] and whole(ours[:i], decode)]
-        there = [
-            j for j in range(len(theirs) + 1) if their_decode(theirs[:j]) == text[:cut] and whole(theirs[:j], their_decode)
-        ]
-        if here and there and here[-1] and there[-1]:
-            found.append((here[-1], there[-1]))
+        here = ends_at(ours, text[:cut], decode)
+        there = ends_at(theirs, text[:cut], their_decode)
+        if here and there:
+            found.append((here, there))
     return found
 
 
-def whole(tokens: Sequence[int], decode: Decode) -> bool:
-    return "\ufffd" not in decode(tokens)
+def ends_at(tokens: Sequence[int], text: str, decode: Decode) -> int:
+    """The most tokens, from the first on, that write exactly the text; 0 where none do."""
+    ways = [n for n in range(1, len(tokens) + 1) if decode(tokens[:n]) == text and "\ufffd" not in text]
+    return max(ways, default=0)
 
 
 def shares(ours: list[float], our_spans: list[int], theirs: list[float], their_spans: list[int]) -> list[float]:

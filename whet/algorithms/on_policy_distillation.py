@@ -30,8 +30,7 @@ class OnPolicyDistillation(Taught, GRPO):
 
     @property
     def fills(self) -> frozenset[str]:
-        nobody = frozenset() if self.advantage else frozenset({"advantages"})
-        return (super().fills | {"teacher_token_logprobs"}) - nobody
+        return super().fills | {"teacher_token_logprobs"}
 
     def report(self, batch: "Batch") -> Metrics:
         from whet.losses.weighted import token_metrics
