@@ -52,7 +52,8 @@ async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLea
     recipe.algorithm.check_models(recipe.model)
     learners: dict[str, WorkerLearner] = {}
     try:
-        for role in (*recipe.algorithm.heads, *recipe.algorithm.frozen):
+        # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.
+        for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
             learners[role] = await build_learner(recipe, folder, role)
     except BaseException:
         for learner in learners.values():

@@ -281,6 +281,14 @@ def test_a_teacher_that_is_not_there_is_named(folders: dict[str, Path], tmp_path
             algorithm.check_models(student)
 
 
+def test_a_folder_is_found_from_another_working_folder_too(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folders["red"].parent)
+    algorithm = Distillation.model_validate({"teachers": {"tutor": {"path": folders["red"].name}}})
+    assert algorithm.teachers["tutor"].path == str(folders["red"])
+
+
 def test_a_teacher_with_other_tokens_needs_a_chat_template(folders: dict[str, Path], tmp_path: Path) -> None:
     tokenizer = bpe_tokenizer()
     tokenizer.chat_template = None

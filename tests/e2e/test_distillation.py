@@ -139,7 +139,8 @@ def test_a_killed_run_with_a_teacher_resumes_to_the_same_bits(tiny_model: Path, 
     ("algorithm", "changes", "why"),
     [
         ({}, {"sampling": {"top_p": 0.9}}, "sampling.top_k, top_p and min_p would cut some off"),
-        ({"loss": "policy"}, {}, "needs advantages, which this algorithm doesn't provide"),
+        ({"loss": "policy"}, {}, "neither loss nor advantage asks the teachers"),
+        ({"advantage": "teacher"}, {}, "the loss reads no advantage"),
         ({"loss": "policy", "advantage": {"type": "teacher", "reward": "gae"}}, {}, "needs values"),
     ],
 )

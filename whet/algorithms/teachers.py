@@ -46,9 +46,10 @@ class Taught(Algorithm):
     @model_validator(mode="after")
     def _is_taught(self) -> "Taught":
         if not self.needs & COLUMNS:
-            raise ValueError(
-                "neither the loss nor the advantage asks the teachers; choose others, or another algorithm"
-            )
+            raise ValueError("neither loss nor advantage asks the teachers; choose others, or another algorithm")
+        read = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))
+        if self.estimator is not None and "advantages" not in read:
+            raise ValueError("the loss reads no advantage; choose loss=policy, or leave the advantage out")
         return self
 
     @property
