@@ -117,18 +117,21 @@ class LearnerWorker:
             raise WhetError(
                 f"a learner with a {self.config.head} head scores {sorted(known)}, not {sorted(columns - known)}"
             )
+        of_top = {"teacher_ids", "teacher_logprobs"}
+        if columns & of_top and top is None:
+            raise WhetError("a teacher's likeliest tokens were asked for, but not how many; give top")
         self.model.eval()
         results = []
         for micro in micro_batches:
             batch = micro.batch.to(self.device)
             found: dict[str, Tensor] = {}
-            own = columns - {"reference_logprobs", "teacher_ids", "teacher_logprobs"}
+            own = columns - {"reference_logprobs"} - of_top
             if own:
                 output = self._forward(self.model, batch, own)
                 found |= {name: getattr(output, name).cpu() for name in own}
             if "reference_logprobs" in columns:
                 found["reference_logprobs"] = self._reference_logprobs(batch).cpu()
-            if top is not None:
+            if top is not None and columns & of_top:
                 with precision.autocast(self.precision, self.device):
                     ids, logprobs = likeliest(self.model, batch, top)
                 found |= {"teacher_ids": ids.cpu(), "teacher_logprobs": logprobs.cpu()}
