@@ -24,11 +24,10 @@ def top_of_mixture(ids: Tensor, logprobs: Tensor, weights: Sequence[float], k: i
     return ids.gather(1, places), found
 
 
-def span_shares(ours: Tensor, our_spans: Tensor, theirs: Tensor, their_spans: Tensor) -> Tensor:
+def span_shares(ours: Tensor, our_spans: Tensor, theirs: Tensor, their_spans: Tensor, spans: int) -> Tensor:
     """For each of our tokens, (sum of their log-probs - sum of ours) over its span / our tokens in it; 0 where they
-    have no token in the span. Log-probs and spans, [T] of ours and [U] of theirs -> [T]"""
-    count = int(max([-1, *our_spans.tolist(), *their_spans.tolist()])) + 1
-    members, heard = (torch.bincount(spans, minlength=count) for spans in (our_spans, their_spans))
-    zeros = ours.new_zeros(count)
+    have no token in the span. Log-probs and numbers of spans, [T] of ours and [U] of theirs -> [T]"""
+    members, heard = (torch.bincount(one, minlength=spans) for one in (our_spans, their_spans))
+    zeros = ours.new_zeros(spans)
     gap = zeros.index_add(0, their_spans, theirs) - zeros.index_add(0, our_spans, ours)
-    return torch.where(heard > 0, gap / members.clamp(min=1), 0.0)[our_spans]
+    return torch.where(heard > 0, gap / members, 0.0)[our_spans]

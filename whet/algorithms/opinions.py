@@ -108,7 +108,8 @@ async def _through_text(batch: Batch, groups: Sequence[Group], judge: Judge, stu
     at, spans = _spans_of_tokens(batch, flat, [one.ours for one in flat])
     at_there, spans_there = _spans_of_tokens(there, flat, [one.theirs for one in flat])
     result = batch.old_logprobs.double()
-    result[at] += span_shares(result[at], spans, said[at_there].double(), spans_there)
+    count = sum(one.spans for one in flat)
+    result[at] += span_shares(result[at], spans, said[at_there].double(), spans_there, count)
     return result
 
 

@@ -34,7 +34,7 @@ class TeacherAdvantage(Config):
     def __call__(self, batch: Batch) -> Credit:
         """Returns are the reward's. Raises DataError as its advantage does."""
         teacher = at_trained(batch, filled(batch.teacher_token_logprobs, "teacher_token_logprobs")).double()
-        old = at_trained(batch, filled(batch.old_logprobs, "old_logprobs")).double()
+        old = at_trained(batch, filled(batch.old_logprobs, "old_logprobs"))
         advantages = self.weight * (teacher - old).clamp(-self.clamp, self.clamp)
         if self.reward is None:
             return Credit(advantages)
