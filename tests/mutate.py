@@ -55,6 +55,9 @@ TESTS = {
     "whet/losses/distillation.py": _TEXT,
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/advantages.py": ["tests/algorithms/test_advantages.py"],
+    "whet/algorithms/teacher_advantage.py": ["tests/algorithms/test_advantages.py"],
+    "whet/algorithms/mixture.py": ["tests/algorithms/test_alignment.py", "tests/algorithms/test_mixture.py"],
+    "whet/algorithms/alignment.py": ["tests/algorithms/test_alignment.py"],
     "whet/algorithms/advantage_registry.py": ["tests/algorithms/test_advantages.py", "-k", "registered"],
 }
 

@@ -62,6 +62,7 @@ class Batch:
     returns: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     teacher_ids: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, K] int64
     teacher_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, K]
+    teacher_token_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of the tokens themselves
 
     @classmethod
     def from_groups(

@@ -49,9 +49,11 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
 
 async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
     """A learner for each role of the algorithm, trained or frozen. None is left over where one can't be built."""
+    recipe.algorithm.check_models(recipe.model)
     learners: dict[str, WorkerLearner] = {}
     try:
-        for role in (*recipe.algorithm.heads, *recipe.algorithm.frozen):
+        # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.
+        for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
             learners[role] = await build_learner(recipe, folder, role)
     except BaseException:
         for learner in learners.values():

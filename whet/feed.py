@@ -132,8 +132,9 @@ class RowsFeed:
             if not groups:
                 log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
                 return {}
-            batch = Batch.from_groups(groups, share_prompts=learner.describe().get("forest", True))
-            batch = await annotate(batch, algorithm, learners)
+            forest = all(one.describe().get("forest", True) for one in learners.values())
+            batch = Batch.from_groups(groups, share_prompts=forest)
+            batch = await annotate(batch, algorithm, learners, groups)
             self._held_out = algorithm.weigh(batch, self.recipe.sampling.max_new_tokens)
         return await measure(self._held_out, algorithm.losses[algorithm.main_role], learner)
 

@@ -206,7 +206,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             learners=learners,
             store=store,
             sinks=OpenSinks([]),
-            share_prompts=main.describe().get("forest", True),
+            share_prompts=all(learner.describe().get("forest", True) for learner in learners.values()),
         )
         store.clean()
         checkpoint = store.load_latest() if resuming else None

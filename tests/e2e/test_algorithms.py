@@ -68,9 +68,10 @@ def test_ppo_resumes_with_its_critic(tiny_model: Path, tmp_path: Path) -> None:
 
 
 SHIPPED = ["sft-gsm8k", "dpo-gsm8k", "reward-model-gsm8k", "ppo-quickstart", "dapo-quickstart", "gspo-quickstart"]
+DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, "rloo-quickstart"])
+@pytest.mark.parametrize("name", [*SHIPPED, *DISTILLATION, "rloo-quickstart"])
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]
     if name.endswith("quickstart"):
@@ -81,7 +82,9 @@ def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, t
         changes += ["algorithm.minibatches=2", "algorithm.critic_warmup=1"]
     if name == "dapo-quickstart":  # a random model is never right, so no group would have spread
         changes += ["algorithm.filters=[overlong_filter]"]
-    if name == "sft-gsm8k":
+    if name in DISTILLATION:
+        changes += [f"algorithm.teachers.tutor.path={tiny_model}"]
+    if name in ("sft-gsm8k", "distillation-gsm8k"):
         rows = [{"question": row["prompt"], "answer": row["completion"]} for row in texts(48)]
         changes += [f"data.path={write_rows(tmp_path / 'train.jsonl', rows[:40])}"]
         changes += [f"data.test_path={write_rows(tmp_path / 'test.jsonl', rows[40:])}"]

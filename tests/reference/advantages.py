@@ -109,3 +109,11 @@ def gae(
     if whiten:
         advantages = whiten_tokens(b, advantages, std, eps)
     return advantages, returns
+
+
+def teacher(b: Plain, weight: float = 1.0, clamp: float = 10.0, reward: Values | None = None) -> Values:
+    out = list(reward) if reward is not None else [0.0] * b.length
+    for t in b.trained:
+        gap = b.teacher_token_logprobs[t] - b.old_logprobs[t]
+        out[t] += weight * max(-clamp, min(clamp, gap))
+    return out

@@ -47,6 +47,7 @@ TOKEN_COLUMNS = (
     "returns",
     "teacher_ids",
     "teacher_logprobs",
+    "teacher_token_logprobs",
 )
 
 

@@ -1,15 +1,18 @@
 """Fills the columns of a batch that the algorithm needs, by forward passes of the learners and by the advantage
 estimator. What nobody needs is not computed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from whet.algorithms.base import Algorithm
 from whet.batch import Batch
 from whet.learner.base import Learner
+from whet.types import Group
 
 
-async def annotate(batch: Batch, algorithm: Algorithm, learners: Mapping[str, Learner]) -> Batch:
-    """Fill ``batch`` in place and return it."""
+async def annotate(
+    batch: Batch, algorithm: Algorithm, learners: Mapping[str, Learner], groups: Sequence[Group]
+) -> Batch:
+    """Fill ``batch``, made from ``groups``, in place and return it."""
     wanted: dict[str, dict[str, str]] = {}
     for column in sorted(algorithm.needs & algorithm.filled_by.keys()):
         if getattr(batch, column) is None:
@@ -19,6 +22,7 @@ async def annotate(batch: Batch, algorithm: Algorithm, learners: Mapping[str, Le
         scored = await learners[role].score(batch, set(columns.values()))
         for column, said in columns.items():
             setattr(batch, column, scored[said])
+    await algorithm.consult(batch, groups, learners)
     if algorithm.estimator is not None:
         credit = algorithm.estimator(batch)
         batch.advantages, batch.returns = credit.advantages, credit.returns

@@ -1,6 +1,7 @@
 """What an algorithm is: what it learns from, which losses train which role, how rewards become advantages, what is
 filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -11,11 +12,12 @@ from whet.environments.base import TaskSet
 from whet.learner.config import OptimizerConfig
 from whet.metrics import Metrics
 from whet.rollouts.filters import Filter
-from whet.types import Weighting
+from whet.types import Group, Weighting
 
 if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
+    from whet.learner.base import Learner
     from whet.losses.base import Loss
     from whet.models.config import ModelConfig
 
@@ -52,6 +54,12 @@ class Algorithm(Config):
     def frozen(self) -> "dict[str, ModelConfig]":
         """Models that only score, by role: teachers."""
         return {}
+
+    def check_models(self, model: "ModelConfig") -> None:
+        """Raises ``ConfigError`` where the models that only score don't fit ``model``, the one that is trained."""
+
+    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
+        """Fill columns that take more than one model's word, such as teachers', after those of ``filled_by``."""
 
     @property
     def losses(self) -> "dict[str, Loss]":

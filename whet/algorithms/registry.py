@@ -11,6 +11,8 @@ ALGORITHMS = {
     "gdpo": "whet.algorithms.gdpo:GDPO",
     "ppo": "whet.algorithms.ppo:PPO",
     "sft": "whet.algorithms.sft:SFT",
+    "distillation": "whet.algorithms.distillation:Distillation",
+    "on_policy_distillation": "whet.algorithms.on_policy_distillation:OnPolicyDistillation",
     "dpo": "whet.algorithms.dpo:DPO",
     "reward_model": "whet.algorithms.reward_model:RewardModel",
 }

@@ -130,7 +130,9 @@ def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistan
     """A group of one. Raises ``DataError`` naming the row and field."""
     messages, name = _supervised_messages(row)
     trajectory = render_conversation(row, name, messages, renderer, train_on)
-    return Group(uid=row.where, task=Task(row.where, messages[:-1]), trajectories=[trajectory])
+    said = ("messages", "prompt", "completion", "tools")
+    facts = {field: value for field, value in row.values.items() if field not in said}
+    return Group(uid=row.where, task=Task(row.where, messages[:-1], facts), trajectories=[trajectory])
 
 
 def preference_group(row: Row, renderer: Renderer, train_on: TrainOn = "last_assistant") -> Group:

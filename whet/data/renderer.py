@@ -44,6 +44,7 @@ class Renderer:
         closing = self._encode(self._closing)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_of_turn: int | None = closing[0] if closing and closing[0] in special else None
+        self.closing = tuple(closing) if self.end_of_turn is None else (self.end_of_turn,)  # what a reply ends with
         eos = tokenizer.eos_token_id
         stops = [token for token in (self.end_of_turn, eos) if token is not None]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from whet.batch import Batch, ModelOutput
 from whet.errors import WhetError
+from whet.learner.base import Top
 from whet.models.forest_attention import forest_hidden
-from whet.models.head import head_of, ids_logprobs, token_logprobs
+from whet.models.head import Head, head_of, ids_logprobs, token_logprobs, topk_logprobs
 from whet.models.values import ValueHead
 
 
@@ -22,10 +23,7 @@ def forward(
     With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
     zeros flow, so that all ranks of a step take part in the backward pass.
     """
-    hidden = forest_hidden(model, batch)
-    trained = batch.trained.to(hidden.device).nonzero().squeeze(1)
-    # index_select, because its backward sums the children of one predictor in a fixed order.
-    picked = hidden.index_select(0, batch.predictor.to(hidden.device)[trained])
+    picked, trained = _predicting(model, batch)
 
     def spread(rows: Tensor) -> Tensor:
         return rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
@@ -34,8 +32,8 @@ def forward(
         values = value_head(picked)
         return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
     head = head_of(model)
-    how: dict[str, Any] = {"bias": head.bias, "scale": head.scale, "softcap": head.softcap}
-    targets = batch.tokens.to(hidden.device)[trained]
+    how = _settings(head)
+    targets = batch.tokens.to(picked.device)[trained]
     logprobs, entropy = token_logprobs(
         picked, head.weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
     )
@@ -43,6 +41,28 @@ def forward(
     if "topk" in needs:
         if batch.teacher_ids is None:
             raise WhetError("log-probs of the teacher's tokens were asked for, but the batch has no teacher_ids")
-        ids = batch.teacher_ids.to(hidden.device)[trained]
+        ids = batch.teacher_ids.to(picked.device)[trained]
         output.topk = spread(ids_logprobs(picked, head.weight, ids, batch.distribution, **how))
     return output
+
+
+def likeliest(model: nn.Module, batch: Batch, top: Top) -> tuple[Tensor, Tensor]:
+    """The ``top.k`` likeliest tokens (all, where there are fewer) at each place and their log-probs under the batch's
+    distribution: ([N, K] int64, [N, K]), likeliest first, 0 where untrained."""
+    picked, trained = _predicting(model, batch)
+    head = head_of(model)
+    found = topk_logprobs(picked, head.weight, top.k, batch.distribution, below=top.below, **_settings(head))
+    ids, logprobs = (rows.new_zeros(len(batch), rows.shape[1]).index_copy(0, trained, rows) for rows in found)
+    return ids, logprobs
+
+
+def _predicting(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The hidden states that predict trained tokens, [T, H], and where those tokens are, [T]."""
+    hidden = forest_hidden(model, batch)
+    trained = batch.trained.to(hidden.device).nonzero().squeeze(1)
+    # index_select, because its backward sums the children of one predictor in a fixed order.
+    return hidden.index_select(0, batch.predictor.to(hidden.device)[trained]), trained
+
+
+def _settings(head: Head) -> dict[str, Any]:
+    return {"bias": head.bias, "scale": head.scale, "softcap": head.softcap}

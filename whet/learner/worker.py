@@ -21,9 +21,10 @@ from whet.cluster.base import Seat
 from whet.config import Config
 from whet.errors import WhetError
 from whet.learner import precision
+from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
-from whet.learner.forward import forward
+from whet.learner.forward import forward, likeliest
 from whet.learner.named_weights import named_weights
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
 from whet.learner.state import changing, load_state, save_state
@@ -37,7 +38,7 @@ from whet.packing import MicroBatch
 from whet.seeds import derive_seed
 
 COLUMNS = {
-    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs"}),
+    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}),
     "value": frozenset({"values"}),
 }
 """What ``score`` can be asked for, by head."""
@@ -86,6 +87,7 @@ class LearnerWorker:
         hf: Any = self.model.config
         text = hf.get_text_config()
         self.forest = supports_forest(hf)
+        self.vocabulary = int(text.vocab_size)
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
         self.matmul_precision = precision.choose_matmul_precision(
             config.learner.matmul_precision, self.precision, self.device, text.hidden_size, int(inner)
@@ -106,24 +108,33 @@ class LearnerWorker:
     # Forward only
 
     @torch.no_grad()
-    def score(self, micro_batches: Sequence[MicroBatch], columns: Set[str]) -> list[dict[str, Tensor]]:
-        """The columns of each micro-batch, [n] (``topk`` [n, K]) on the CPU in float32 or wider."""
+    def score(
+        self, micro_batches: Sequence[MicroBatch], columns: Set[str], top: Top | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The columns of each micro-batch, [n] or [n, K], on the CPU, in float32 or wider."""
         known = COLUMNS[self.config.head]
         if columns - known:
             raise WhetError(
                 f"a learner with a {self.config.head} head scores {sorted(known)}, not {sorted(columns - known)}"
             )
+        of_top = {"teacher_ids", "teacher_logprobs"}
+        if columns & of_top and top is None:
+            raise WhetError("a teacher's likeliest tokens were asked for, but not how many; give top")
         self.model.eval()
         results = []
         for micro in micro_batches:
             batch = micro.batch.to(self.device)
             found: dict[str, Tensor] = {}
-            own = columns - {"reference_logprobs"}
+            own = columns - {"reference_logprobs"} - of_top
             if own:
                 output = self._forward(self.model, batch, own)
                 found |= {name: getattr(output, name).cpu() for name in own}
             if "reference_logprobs" in columns:
                 found["reference_logprobs"] = self._reference_logprobs(batch).cpu()
+            if top is not None and columns & of_top:
+                with precision.autocast(self.precision, self.device):
+                    ids, logprobs = likeliest(self.model, batch, top)
+                found |= {"teacher_ids": ids.cpu(), "teacher_logprobs": logprobs.cpu()}
             results.append(found)
         return results
 
@@ -271,6 +282,7 @@ class LearnerWorker:
             "matmul_precision": self.matmul_precision,
             "device": str(self.device),
             "forest": self.forest,
+            "vocabulary": self.vocabulary,
             "steps_done": self.step,
         }
 

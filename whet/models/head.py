@@ -91,15 +91,19 @@ def topk_logprobs(
     bias: Tensor | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
+    below: int | None = None,
     chunk: int = 128,
 ) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, k] int64, [T, k])"""
+    """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, K] int64, [T, K])
+
+    Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
     how, ids, logprobs = HeadSettings(distribution, scale, softcap), [], []
+    named = min(below or len(weight), len(weight))
     for piece in hidden.split(chunk):
         logits, _ = how.finish(_product(piece, weight), bias)
         if truncates(distribution):
             logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
-        values, places = logits.topk(k, dim=-1)
+        values, places = logits[:, :named].topk(min(k, named), dim=-1)
         ids.append(places)
         logprobs.append(values - logits.logsumexp(-1, keepdim=True))
     return torch.cat(ids), torch.cat(logprobs)
