@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 from collections import Counter
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
 
 
 def rows_of(task: str, answers: Answers, form: str, dropped: Counter[str]) -> list[dict[str, Any]]:
-    """The rows that the answers to one task become. In pairs each answer stands once."""
+    """The rows that the answers to one task become. In pairs the rarer kind, right or wrong, stands repeatedly."""
     right = [text for text, record in answers.items() if record.correct]
     wrong = [text for text, record in answers.items() if not record.correct]
     prompt = next(iter(answers.values())).messages[:-1] if answers else []
@@ -49,11 +50,13 @@ def rows_of(task: str, answers: Answers, form: str, dropped: Counter[str]) -> li
     if form == "texts":
         dropped["wrong"] += len(wrong)
         return [{"prompt": prompt, "completion": text} for text in right]
+    if not (right and wrong):
+        dropped["without a counterpart"] += len(answers)
+        return []
     dice = random.Random(derive_seed("rollouts_to_rows", task))
     dice.shuffle(right)
     dice.shuffle(wrong)
-    dropped["without a counterpart"] += abs(len(right) - len(wrong))
-    pairs = zip(right, wrong, strict=False)
+    pairs = islice(zip(cycle(right), cycle(wrong), strict=False), max(len(right), len(wrong)))
     return [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
 
 

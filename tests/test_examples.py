@@ -91,20 +91,25 @@ def test_answers_of_a_run_become_pairs_texts_or_scored_rows(tmp_path: Path) -> N
     write_rollouts(
         run, 2, [record("a", "4", 1), record("b", "5", 1), record("b", " ", 0), record("b", "6", 0, "failed")]
     )
+    write_rollouts(run, 3, [record("c", text, float(text == "7")) for text in "789"])
     found = {}
     for form, account in {
-        "pairs": "8 answers to 2 tasks: 4 used, dropped: 1 empty, 1 failed, 1 given before, 1 without a counterpart",
-        "texts": "8 answers to 2 tasks: 3 used, dropped: 1 empty, 1 failed, 1 given before, 2 wrong",
-        "scored": "8 answers to 2 tasks: 5 used, dropped: 1 empty, 1 failed, 1 given before",
+        "pairs": "11 answers to 3 tasks: 7 used, dropped: 1 empty, 1 failed, 1 given before, 1 without a counterpart",
+        "texts": "11 answers to 3 tasks: 4 used, dropped: 1 empty, 1 failed, 1 given before, 4 wrong",
+        "scored": "11 answers to 3 tasks: 8 used, dropped: 1 empty, 1 failed, 1 given before",
     }.items():
         done = script("rollouts_to_rows.py", run, tmp_path / f"{form}.jsonl", "--form", form)
         assert done.returncode == 0, done.stderr
         assert account in done.stdout
         found[form] = read(tmp_path / f"{form}.jsonl")
-    assert {(row["chosen"], row["prompt"][0]["content"]) for row in found["pairs"]} == {("1", "ask a"), ("4", "ask a")}
-    assert {row["rejected"] for row in found["pairs"]} == {"2", "3"}
-    assert [row["completion"] for row in found["texts"]] == ["1", "4", "5"]
-    assert {row["completion"]: row["score"] for row in found["scored"]} == {"1": 1, "2": 0, "3": 0, "4": 1, "5": 1}
+    pairs = [(row["prompt"][0]["content"][-1], row["chosen"], row["rejected"]) for row in found["pairs"]]
+    assert len(pairs) == 4
+    assert {chosen for task, chosen, _ in pairs if task == "a"} == {"1", "4"}
+    assert {rejected for task, _, rejected in pairs if task == "a"} == {"2", "3"}
+    assert {pair for pair in pairs if pair[0] == "c"} == {("c", "7", "8"), ("c", "7", "9")}
+    assert [row["completion"] for row in found["texts"]] == ["1", "4", "5", "7"]
+    scores = {row["completion"]: row["score"] for row in found["scored"]}
+    assert scores == {"1": 1, "2": 0, "3": 0, "4": 1, "5": 1, "7": 1, "8": 0, "9": 0}
 
 
 def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
