@@ -35,7 +35,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
     """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
     import torch
 
-    from whet.checkpoint.export import load_policy
+    from whet.checkpoint.policy import load_policy
     from whet.checkpoint.store import CheckpointStore
     from whet.learner.named_weights import named_weights
     from whet.models.loading import load_model

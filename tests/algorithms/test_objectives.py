@@ -24,7 +24,7 @@ from whet.config.component import import_path
 from whet.learner.base import Top
 from whet.types import Group
 
-PAIRED = {"dpo", "reward_model"}
+PAIRED = {"dpo", "online_dpo", "reward_model"}
 DPO_LOSSES = [{"form": form} for form in ("ipo", "hinge")] + [
     {"form": "robust", "label_smoothing": 0.1, "sft_weight": 0.5}
 ]

@@ -23,6 +23,14 @@ class ShareAsScore(Lowercase):
         return scores | {"share": scores["reward"]}
 
 
+class SomeTasksAreEqual(Lowercase):
+    """The answers to the first three tasks are all worth the same."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        equal = task.uid.startswith("toy/train/") and task.uid[-2:] in ("/0", "/1", "/2")
+        return {"reward": 0.0, "correct": 0.0} if equal else await super().grade(task, answer)
+
+
 FAMILY = ["dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "gdpo", "ppo"]
 
 
@@ -52,6 +60,21 @@ def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path)
     assert {path.name for path in (folder / "checkpoints" / "step-000025").iterdir()} >= {"policy", "critic"}
 
 
+def test_online_dpo_learns_the_toy_task_and_counts_what_it_drops(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = {"type": "online_dpo", "group_size": 4, "loss": {"type": "dpo", "beta": 0.1}}
+    data = {"type": "tests.e2e.test_algorithms:SomeTasksAreEqual"}
+    recipe = toy_recipe(tiny_model, steps=15, algorithm=algorithm, data=data, checkpoints={"every": 0})
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    trained = lines(folder, "train")[1:]
+    assert trained[0]["loss"] == pytest.approx(0.6931, abs=1e-3), "at first policy and reference are the same"
+    assert all(0 <= line["preference/accuracy"] <= 1 for line in trained)
+    assert {line["groups/kept"] for line in trained} == {3}
+    assert sum(line["groups/dropped"] for line in trained) > 0
+    assert len((folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()) == 6
+
+
 def test_ppo_resumes_with_its_critic(tiny_model: Path, tmp_path: Path) -> None:
     def settings(steps: int) -> Recipe:
         algorithm = {"type": "ppo", "group_size": 2, "minibatches": 3}
@@ -71,13 +94,13 @@ SHIPPED = ["sft-gsm8k", "dpo-gsm8k", "reward-model-gsm8k", "ppo-quickstart", "da
 DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, *DISTILLATION, "rloo-quickstart"])
+@pytest.mark.parametrize("name", [*SHIPPED, *DISTILLATION, "rloo-quickstart", "online-dpo-quickstart"])
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]
     if name.endswith("quickstart"):
         changes += ["generator.dtype=float32", "evaluation.limit=2", "rollouts.prompts_per_step=2"]
         changes += ["sampling.max_new_tokens=8", "sampling.max_prompt_tokens=1000", "algorithm.group_size=2"]
-        changes += ["data.test_size=4"]
+        changes += ["data.type=tests.toy:Lowercase"] if name == "online-dpo-quickstart" else ["data.test_size=4"]
     if name == "ppo-quickstart":
         changes += ["algorithm.minibatches=2", "algorithm.critic_warmup=1"]
     if name == "dapo-quickstart":  # a random model is never right, so no group would have spread

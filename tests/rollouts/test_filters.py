@@ -3,7 +3,7 @@
 import pytest
 
 from tests.groups import group
-from whet.rollouts.filters import DynamicSampling, OverlongFilter, OverlongShaping
+from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongFilter, OverlongShaping
 from whet.types import Status
 
 
@@ -37,3 +37,12 @@ def test_the_overlong_filter_trains_nothing_on_truncated_answers_and_keeps_their
     assert [t.trained_tokens for t in filtered.trajectories] == [0, 2]
     assert [t.reward for t in filtered.trajectories] == [0.0, 1.0]
     assert made.trajectories[0].trained_tokens == 2, "the recorded group is not changed"
+
+
+def test_the_best_and_the_worst_answer_become_a_pair_of_which_the_first_is_better() -> None:
+    made = group("g", [1], [[2], [3], [4], [5], [6]], [0.5, -1.0, 2.0, 2.0, -1.0])
+    pair = BestAndWorst()(made)
+    assert pair is not None
+    assert [(t.tokens, t.reward) for t in pair.trajectories] == [([1, 4], 2.0), ([1, 3], -1.0)]
+    assert (pair.uid, pair.task, len(made.trajectories)) == ("g", made.task, 5)
+    assert BestAndWorst()(group("g", [1], [[2], [3], [4]], [0.5, 0.5, 0.5])) is None

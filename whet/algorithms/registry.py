@@ -14,5 +14,6 @@ ALGORITHMS = {
     "distillation": "whet.algorithms.distillation:Distillation",
     "on_policy_distillation": "whet.algorithms.on_policy_distillation:OnPolicyDistillation",
     "dpo": "whet.algorithms.dpo:DPO",
+    "online_dpo": "whet.algorithms.online_dpo:OnlineDPO",
     "reward_model": "whet.algorithms.reward_model:RewardModel",
 }

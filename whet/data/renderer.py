@@ -67,6 +67,10 @@ class Renderer:
             return self._encode(text + self._closing)
         return [*self._encode(text), self.end_of_turn]
 
+    def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """A finished conversation, as plain ``apply_chat_template`` gives it: what a reward model reads."""
+        return self._encode(self._render(messages, tools=tools))
+
     def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The tokens to append to ``history``, which ends in a sampled reply: the end of the assistant's turn, if the
         reply lacks it, the new messages, and the beginning of the next reply."""

@@ -2,7 +2,6 @@
 and checks every name, shape and type before it changes anything. Knows parameters and files, no loss and no batch."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.checkpoint.files import save_tensors
 from whet.errors import WhetError
-from whet.metrics.atomic import sync_folder, write_atomically
+from whet.metrics.atomic import write_atomically
 
 FACTS = "learner.json"
 WEIGHTS = "model.safetensors"
@@ -38,8 +38,8 @@ def save_state(
     folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, facts: Mapping[str, Any]
 ) -> None:
     """Write into an existing folder, each file at once; the facts (JSON values) come last."""
-    _save_tensors(folder / WEIGHTS, tensors)
-    _save_tensors(folder / MOMENTS, _moments(tensors, optimizer))
+    save_tensors(folder / WEIGHTS, tensors)
+    save_tensors(folder / MOMENTS, _moments(tensors, optimizer))
     write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1).encode())
 
 
@@ -99,19 +99,3 @@ def _check(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tenso
             f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}. "
             "Resume with the model, LoRA and precision settings that it was saved with"
         )
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Beside ``path``, flushed, then renamed; without a second copy in memory."""
-    from safetensors.torch import save_file
-
-    staging = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, staging, {"format": "pt"})
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
-        staging.chmod(0o644)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
-    sync_folder(path.parent)

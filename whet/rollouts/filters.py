@@ -13,6 +13,7 @@ FILTERS = {
     "dynamic_sampling": "whet.rollouts.filters:DynamicSampling",
     "overlong_shaping": "whet.rollouts.filters:OverlongShaping",
     "overlong_filter": "whet.rollouts.filters:OverlongFilter",
+    "best_and_worst": "whet.rollouts.filters:BestAndWorst",
 }
 
 
@@ -58,6 +59,18 @@ class OverlongFilter(Filter):
     def __call__(self, group: Group) -> Group | None:
         masked = [_untrained(t) if t.status is Status.TRUNCATED else t for t in group.trajectories]
         return replace(group, trajectories=masked)
+
+
+class BestAndWorst(Filter):
+    """Keep the answer with the highest reward and the one with the lowest, the first of equals, as a preference pair;
+    drop groups without spread (online DPO, arXiv 2402.04792)."""
+
+    def __call__(self, group: Group) -> Group | None:
+        best = max(group.trajectories, key=lambda trajectory: trajectory.reward)
+        worst = min(group.trajectories, key=lambda trajectory: trajectory.reward)
+        if best.reward == worst.reward:
+            return None
+        return replace(group, trajectories=[best, worst])
 
 
 def _untrained(trajectory: Trajectory) -> Trajectory:
