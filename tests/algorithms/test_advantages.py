@@ -195,7 +195,12 @@ def test_a_group_of_one_has_no_advantage(baseline: Any, std: Any) -> None:
 
 @pytest.mark.parametrize(
     "estimator",
-    [GAE(gamma=0.9), GAE(kl=KL(coefficient=0.3)), ReinforcePlusPlus(kl=KL(coefficient=0.3)), TeacherAdvantage()],
+    [
+        GAE(gamma=0.9),
+        GAE(kl=KL(coefficient=0.3)),
+        ReinforcePlusPlus(kl=KL(coefficient=0.3)),
+        TeacherAdvantage(weight=0.3),
+    ],
     ids=repr,
 )
 def test_columns_in_float32_are_computed_with_in_float64(estimator: Any) -> None:
