@@ -49,6 +49,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
 
 async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
     """A learner for each role of the algorithm, trained or frozen. None is left over where one can't be built."""
+    recipe.algorithm.check_models(recipe.model)
     learners: dict[str, WorkerLearner] = {}
     try:
         for role in (*recipe.algorithm.heads, *recipe.algorithm.frozen):
@@ -69,7 +70,7 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
     algorithm, dumps = recipe.algorithm, folder / "skipped"
     trained = role in algorithm.heads
     config = WorkerConfig(
-        model=recipe.model if trained else algorithm.frozen[role],
+        model=algorithm.model_of(role, recipe.model) if trained else algorithm.frozen[role],
         learner=recipe.learner,
         optimizer=algorithm.optimizer(role, recipe.optimizer) if trained else None,
         head=algorithm.heads.get(role, "language"),

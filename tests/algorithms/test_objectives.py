@@ -77,6 +77,8 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         logprobs = workers["other"].score(whole(batch), {"logprobs"})[0]["logprobs"]
         values = workers["critic"].score(whole(batch), {"values"})[0]["values"]
         batch = replace(batch, old_logprobs=logprobs, reference_logprobs=logprobs, values=values)
+        batch.reward_logprobs = workers["language"].score(whole(batch), {"logprobs"})[0]["logprobs"]
+        batch.reward_reference_logprobs = logprobs
         if algorithm.estimator is not None:
             credit = algorithm.estimator(batch)
             batch = replace(batch, advantages=credit.advantages, returns=credit.returns)

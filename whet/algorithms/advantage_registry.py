@@ -5,4 +5,5 @@ ADVANTAGES = {
     "reinforce_plus_plus": "whet.algorithms.advantages:ReinforcePlusPlus",
     "gdpo": "whet.algorithms.advantages:GDPO",
     "gae": "whet.algorithms.advantages:GAE",
+    "process_rewards": "whet.algorithms.process_rewards:ProcessRewards",
 }

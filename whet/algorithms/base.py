@@ -53,6 +53,9 @@ class Algorithm(Config):
         """Models that only score, by role: teachers."""
         return {}
 
+    def check_models(self, model: "ModelConfig") -> None:
+        """Raises ``ConfigError`` where the run's other models don't fit ``model``, the recipe's."""
+
     @property
     def losses(self) -> "dict[str, Loss]":
         """What trains each role, e.g. ``{"policy": ..., "critic": ...}``."""
@@ -66,6 +69,10 @@ class Algorithm(Config):
     def main_role(self) -> str:
         """The role whose metrics carry no prefix, and whose weights are what the run is for."""
         return next(iter(self.heads))
+
+    def model_of(self, role: str, shared: "ModelConfig") -> "ModelConfig":
+        """What a trained role starts from; ``shared`` is the recipe's."""
+        return shared
 
     def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
         """The settings of a role's optimizer; ``shared`` are the recipe's."""

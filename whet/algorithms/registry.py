@@ -10,6 +10,7 @@ ALGORITHMS = {
     "reinforce_plus_plus": "whet.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "gdpo": "whet.algorithms.gdpo:GDPO",
     "ppo": "whet.algorithms.ppo:PPO",
+    "prime": "whet.algorithms.prime:PRIME",
     "sft": "whet.algorithms.sft:SFT",
     "dpo": "whet.algorithms.dpo:DPO",
     "reward_model": "whet.algorithms.reward_model:RewardModel",
