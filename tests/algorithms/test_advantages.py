@@ -14,6 +14,7 @@ from tests.reference.plain import Plain, Said, plain
 from tests.reference.policy import kl as slow_kl
 from whet.algorithms.advantage_registry import ADVANTAGES
 from whet.algorithms.advantages import GAE, GDPO, GroupAdvantage, ReinforcePlusPlus
+from whet.algorithms.process_rewards import ProcessRewards
 from whet.algorithms.teacher_advantage import TeacherAdvantage
 from whet.batch import Batch
 from whet.config import Component
@@ -22,6 +23,8 @@ from whet.losses.kl import KL
 from whet.types import Group, Span, Task, Trajectory
 
 SEEDS = (0, 1, 2, 3)
+OLD = ("values", "old_logprobs", "reference_logprobs")
+FILLED = (*OLD, "reward_logprobs", "reward_reference_logprobs", "teacher_token_logprobs")
 COMPONENTS = {"correct": 1.0, "format": 0.25, "constant": 2.0}
 
 
@@ -71,6 +74,8 @@ ESTIMATORS: list[tuple[Any, Any]] = [
     (GAE(whiten=True, eps=0.1), lambda b: slow.gae(b, whiten=True, eps=0.1)),
     (GAE(whiten=True, std="population"), lambda b: slow.gae(b, whiten=True, std="population")),
     (GAE(kl=KL(coefficient=0.3)), lambda b: slow.gae(b, penalty=penalty(b, coefficient=0.3))),
+    (ProcessRewards(), slow.process_rewards),
+    (ProcessRewards(beta=0.7, gamma=0.8), lambda b: slow.process_rewards(b, 0.7, 0.8)),
 ]
 every_estimator = pytest.mark.parametrize("estimator", [e for e, _ in ESTIMATORS], ids=repr)
 
@@ -152,7 +157,7 @@ def test_order_of_groups_does_not_matter(estimator: Any) -> None:
         tokens = place[uid][seen.get(uid, 0)]
         seen[uid] = seen.get(uid, 0) + 1
         matched |= dict(zip(row.tokens, tokens, strict=True))
-    for name in ("values", "old_logprobs", "reference_logprobs", "teacher_token_logprobs"):
+    for name in FILLED:
         column = getattr(backward, name)
         for here, there in matched.items():
             column[there] = getattr(forward, name)[here]
@@ -200,14 +205,14 @@ def test_a_group_of_one_has_no_advantage(baseline: Any, std: Any) -> None:
         GAE(kl=KL(coefficient=0.3)),
         ReinforcePlusPlus(kl=KL(coefficient=0.3)),
         TeacherAdvantage(weight=0.3),
+        ProcessRewards(),
     ],
     ids=repr,
 )
 def test_columns_in_float32_are_computed_with_in_float64(estimator: Any) -> None:
     batch = make(1)
-    names = ("values", "old_logprobs", "reference_logprobs", "teacher_token_logprobs")
-    single = replace(batch, **{name: getattr(batch, name).float() for name in names})
-    double = replace(single, **{name: getattr(single, name).double() for name in names})
+    single = replace(batch, **{name: getattr(batch, name).float() for name in FILLED})
+    double = replace(single, **{name: getattr(single, name).double() for name in FILLED})
     one, two = estimator(single).advantages.tolist(), estimator(double).advantages.tolist()
     assert one == pytest.approx(two, rel=1e-13, abs=1e-13)
 
@@ -373,4 +378,5 @@ def test_registered_names_lead_to_their_classes() -> None:
         "gdpo": GDPO,
         "gae": GAE,
         "teacher": TeacherAdvantage,
+        "process_rewards": ProcessRewards,
     }

@@ -100,6 +100,8 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         batch.teacher_token_logprobs = workers["tutor"].score(whole(batch), {"logprobs"})[0]["logprobs"]
         likeliest = workers["tutor"].score(whole(batch), {"teacher_ids", "teacher_logprobs"}, Top(4, VOCABULARY))[0]
         batch = replace(batch, **likeliest)
+        batch.reward_logprobs = workers["language"].score(whole(batch), {"logprobs"})[0]["logprobs"]
+        batch.reward_reference_logprobs = logprobs
         if algorithm.estimator is not None:
             credit = algorithm.estimator(batch)
             batch = replace(batch, advantages=credit.advantages, returns=credit.returns)

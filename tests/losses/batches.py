@@ -100,6 +100,8 @@ def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float 
         topk=topk[1].clone().requires_grad_(),
     )
     filled.teacher_token_logprobs = old + column(0.0, noise)
+    filled.reward_logprobs = old + column(0.0, noise)
+    filled.reward_reference_logprobs = old + column(0.0, noise)
     return filled, output
 
 

@@ -6,4 +6,5 @@ ADVANTAGES = {
     "gdpo": "whet.algorithms.advantages:GDPO",
     "gae": "whet.algorithms.advantages:GAE",
     "teacher": "whet.algorithms.teacher_advantage:TeacherAdvantage",
+    "process_rewards": "whet.algorithms.process_rewards:ProcessRewards",
 }

@@ -56,7 +56,7 @@ class Algorithm(Config):
         return {}
 
     def check_models(self, model: "ModelConfig") -> None:
-        """Raises ``ConfigError`` where the models that only score don't fit ``model``, the one that is trained."""
+        """Raises ``ConfigError`` where the run's other models don't fit ``model``, the recipe's."""
 
     async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
         """Fill columns that take more than one model's word, such as teachers', after those of ``filled_by``."""
@@ -74,6 +74,10 @@ class Algorithm(Config):
     def main_role(self) -> str:
         """The role whose metrics carry no prefix, and whose weights are what the run is for."""
         return next(iter(self.heads))
+
+    def model_of(self, role: str, shared: "ModelConfig") -> "ModelConfig":
+        """What a trained role starts from; ``shared`` is the recipe's."""
+        return shared
 
     def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
         """The settings of a role's optimizer; ``shared`` are the recipe's."""
