@@ -1,5 +1,5 @@
 """Fills the columns of a batch that the algorithm needs, by forward passes of the learners and by the advantage
-estimator. What nobody needs is not computed."""
+estimator, and lets the algorithm complete it. What nobody needs is not computed."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ _COLUMN_OF = {"old_logprobs": "logprobs"}  # the learner's word for it, where th
 
 
 async def annotate(batch: Batch, algorithm: Algorithm, learners: Mapping[str, Learner]) -> Batch:
-    """Fill ``batch`` in place and return it."""
+    """Fill ``batch`` in place; return what the algorithm makes of it."""
     wanted: dict[str, set[str]] = {}
     for column in sorted(algorithm.needs & _FROM_LEARNERS.keys()):
         if getattr(batch, column) is None:
@@ -24,4 +24,4 @@ async def annotate(batch: Batch, algorithm: Algorithm, learners: Mapping[str, Le
     if algorithm.estimator is not None:
         credit = algorithm.estimator(batch)
         batch.advantages, batch.returns = credit.advantages, credit.returns
-    return batch
+    return await algorithm.complete(batch, learners)

@@ -1,6 +1,7 @@
 """What an algorithm is: what it learns from, which losses train which role, how rewards become advantages, what is
 filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from whet.types import Weighting
 if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
+    from whet.learner.base import Learner
     from whet.losses.base import Loss
 
 Head = Literal["language", "value"]
@@ -75,6 +77,15 @@ class Algorithm(Config):
     def on_policy(self) -> bool:
         """One optimizer step per rollout: then the old log-probs are the current ones and no pass computes them."""
         return self.epochs * self.minibatches == 1
+
+    @property
+    def caches_reference(self) -> bool:
+        """Whether the reference scores all rows before the first step, and is then let go."""
+        return False
+
+    async def complete(self, batch: "Batch", learners: "Mapping[str, Learner]") -> "Batch":
+        """The batch with what only a whole step can tell, once its columns are filled and before it is cut up."""
+        return batch
 
     def weigh(self, batch: "Batch", max_new_tokens: int) -> "Batch":
         """The batch with each token's share of the optimizer step."""

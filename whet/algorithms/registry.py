@@ -12,5 +12,6 @@ ALGORITHMS = {
     "ppo": "whet.algorithms.ppo:PPO",
     "sft": "whet.algorithms.sft:SFT",
     "dpo": "whet.algorithms.dpo:DPO",
+    "kto": "whet.algorithms.kto:KTO",
     "reward_model": "whet.algorithms.reward_model:RewardModel",
 }

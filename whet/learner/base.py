@@ -27,6 +27,10 @@ class Learner(Protocol):
         """Forward only. Columns: ``logprobs``, ``entropy``, ``values`` ([N]), ``reference_logprobs`` ([N])."""
         ...
 
+    async def release_reference(self) -> None:
+        """Let go of the reference model. Asked for ``reference_logprobs`` again, the learner loads it again."""
+        ...
+
     async def update(self, batch: Batch, loss: Loss) -> Update:
         """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
         ...
