@@ -1,4 +1,4 @@
-"""KTO's reference point: the step's estimate of KL(policy || reference), on prompts with the replies to other prompts."""
+"""KTO's reference point: a step's estimate of KL(policy || reference), on prompts with replies to other prompts."""
 
 import asyncio
 import random
@@ -97,7 +97,7 @@ def test_no_foreign_reply_makes_a_sequence_longer_than_the_longest_row() -> None
 
 def test_the_reference_point_does_not_depend_on_layout_or_order(workers: dict[str, Any]) -> None:
     learner = TwoWorkers(workers)
-    groups = labelled_groups(0) + [group("h", [1, 2, 3], [[4, 5]], [1.0])]
+    groups = [*labelled_groups(0), group("h", [1, 2, 3], [[4, 5]], [1.0])]
     if point(completed(groups, learner)) == 0:
         learner.says = dict(zip(learner.says, reversed(learner.says.values()), strict=True))
     expected = point(completed(groups, learner))

@@ -87,7 +87,8 @@ class CachedReference:
         return scored
 
     async def _reference(self, batch: Batch) -> Tensor:
-        sequences = [(_name(batch.tokens[p], batch.trained[p]), p[batch.trained[p]]) for p in batch.paths()]
+        paths = [path for path in batch.paths() if bool(batch.trained[path].any())]
+        sequences = [(_name(batch.tokens[p], batch.trained[p]), p[batch.trained[p]]) for p in paths]
         missing = {name: tokens for name, tokens in sequences if name not in self.found}
         if missing:
             if not self._filling:
