@@ -29,6 +29,15 @@ def pairs(count: int, seed: int = 0) -> list[dict[str, Any]]:
     return rows
 
 
+def labelled(count: int) -> list[dict[str, Any]]:
+    """Both answers of each pair, each on its own row: capitals are good, lower-case letters are bad."""
+    rows = []
+    for pair in pairs(count):
+        rows.append({"prompt": pair["prompt"], "completion": pair["chosen"], "label": True})
+        rows.append({"prompt": pair["prompt"], "completion": pair["rejected"], "label": False})
+    return rows
+
+
 def rows_recipe(tiny_model: Path, kind: str, path: Path, algorithm: dict[str, Any], **changes: Any) -> Recipe:
     """A toy recipe over rows: ``kind`` is a name of the registry of rows."""
     settings = toy_settings(tiny_model, **changes)

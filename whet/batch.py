@@ -124,6 +124,21 @@ class Batch:
         """[S] int64"""
         return self.per_sequence(self.trained.long())
 
+    def paths(self) -> list[Tensor]:
+        """The tokens of each sequence in order, those that it shares first, as indices into this batch. S tensors, [n]
+        each; empty for a sequence without a token of its own."""
+        start, length = self.segment_start.tolist(), self.segment_length.tolist()
+        runs: list[Tensor] = []  # of each segment, with its ancestors
+        found = [torch.zeros(0, dtype=torch.long)] * self.sequences
+        for segment, (parent, sequence) in enumerate(
+            zip(self.segment_parent.tolist(), self.sequence[self.segment_start].tolist(), strict=True)
+        ):
+            own = torch.arange(start[segment], start[segment] + length[segment])
+            runs.append(own if parent < 0 else torch.cat([runs[parent], own]))
+            if sequence >= 0:
+                found[sequence] = runs[segment]
+        return found
+
     def weigh(self, weighting: Weighting, divisor: int | None = None) -> "Batch":
         """The batch with ``weight`` filled: each trained token's share of this optimizer step, from counts over the
         whole of this batch. This is the only normaliser there is.

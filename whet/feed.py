@@ -3,7 +3,8 @@ source of groups, takes each new version of the weights, and evaluates. The loop
 
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,9 +16,11 @@ from whet.data.source import DatasetSource, Source
 from whet.errors import DataError
 from whet.evaluate import evaluate_tasks
 from whet.learner.base import Learner
+from whet.learner.cached_reference import CachedReference
 from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
+from whet.models.loading import fingerprint
 from whet.rollouts.recorder import records
 from whet.rollouts.source import RolloutSource
 from whet.types import Distribution, Group, Message, Task
@@ -39,6 +42,12 @@ class Feed(Protocol):
     @property
     def distribution(self) -> Distribution:
         """What log-probs are taken under."""
+        ...
+
+    async def prepare(
+        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
+    ) -> Mapping[str, Learner]:
+        """What is to be done once before step ``version + 1``, telling how far it is; the learners to go on with."""
         ...
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
@@ -79,6 +88,11 @@ class SampledFeed:
             seed=recipe.seed,
         )
         self.sync = InProcessSync(recipe.weights, _probe_text(renderer, self.source.tasks[0]))
+
+    async def prepare(
+        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
+    ) -> Mapping[str, Learner]:
+        return learners
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         return await self.sync.publish(learners["policy"], self.generator, version)
@@ -122,31 +136,76 @@ class RowsFeed:
         self.judging = recipe.algorithm.heads[recipe.algorithm.main_role] == "value"
         rows = recipe.rows.groups(renderer, judging=self.judging)
         self.source = DatasetSource(rows, recipe.rows.batch_size, recipe.seed)
-        self._held_out: Batch | None = None
+        self._held_out: tuple[Batch, list[Group]] | None = None
+
+    async def prepare(
+        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
+    ) -> Mapping[str, Learner]:
+        """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
+        recipe, algorithm = self.recipe, self.recipe.algorithm
+        if not algorithm.caches_reference:
+            return learners
+        role = algorithm.main_role
+        cached = CachedReference(learners[role], folder / "reference.safetensors", self._reference_facts(learners))
+        learners = {**learners, role: cached}
+        steps = DatasetSource(
+            recipe.rows.groups(self.renderer, judging=self.judging), recipe.rows.batch_size, recipe.seed
+        )
+        steps.load_state(self.source.state())
+        with cached.filling():
+            if recipe.evaluation.enabled:
+                await self._held_out_batch(learners)
+            for step in range(version, recipe.steps):
+                tell(f"reference {step - version}/{recipe.steps - version}")
+                groups = await steps.next_groups()
+                await annotate(self._batch(groups, learners), algorithm, learners, groups)
+        await cached.finish()
+        return learners
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         return Metrics()
 
     async def evaluate(self, learners: Mapping[str, Learner]) -> dict[str, float]:
-        """The loss on the held-out rows and, for pairs, the share in which the chosen answer wins."""
+        """The loss on the held-out rows and, where rows are judged, the share that the model gets right."""
         algorithm = self.recipe.algorithm
-        learner = learners[algorithm.main_role]
+        batch = await self._held_out_batch(learners)
+        if batch is None:
+            log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
+            return {}
+        return await measure(batch, algorithm.losses[algorithm.main_role], learners[algorithm.main_role])
+
+    async def _held_out_batch(self, learners: Mapping[str, Learner]) -> Batch | None:
+        """Laid out and scored by the reference once; what depends on the policy is filled anew each time."""
+        algorithm = self.recipe.algorithm
         if self._held_out is None:
             groups = self._groups()
             if not groups:
-                log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
-                return {}
-            forest = all(one.describe().get("forest", True) for one in learners.values())
-            batch = Batch.from_groups(groups, share_prompts=forest)
-            batch = await annotate(batch, algorithm, learners, groups)
-            self._held_out = algorithm.weigh(batch, self.recipe.sampling.max_new_tokens)
-        return await measure(self._held_out, algorithm.losses[algorithm.main_role], learner)
+                return None
+            batch = self._batch(groups, learners)
+            self._held_out = algorithm.weigh(batch, self.recipe.sampling.max_new_tokens), groups
+        batch, groups = self._held_out
+        return await annotate(batch, algorithm, learners, groups)
+
+    def _batch(self, groups: list[Group], learners: Mapping[str, Learner]) -> Batch:
+        forest = all(one.describe().get("forest", True) for one in learners.values())
+        return Batch.from_groups(groups, share_prompts=forest)
 
     def _groups(self) -> list[Group]:
         config = self.recipe.evaluation
         rows = self.recipe.rows.groups(self.renderer, config.split, judging=self.judging)
-        groups = (rows[index] for index in range(len(rows)))
+        groups = [rows[index] for index in range(len(rows))]
+        for reason, count in Counter(group for group in groups if isinstance(group, str)).items():
+            log.warning("%d of %d held-out rows are left out: %s", count, len(groups), reason)
         return [group for group in groups if not isinstance(group, str)][: config.limit]
+
+    def _reference_facts(self, learners: Mapping[str, Learner]) -> dict[str, str]:
+        """What reference log-probs depend on besides the tokens."""
+        facts = learners[self.recipe.algorithm.main_role].describe()
+        return {
+            "model": fingerprint(self.recipe.model),
+            "chat template": self.renderer.template,
+            "precision": f"{facts['precision']} {facts['matmul_precision']}",
+        }
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         """Rows are in their file already."""
@@ -179,8 +238,9 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
 
 
 async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, float]:
-    """A loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; of pairs also
-    ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``), and ``evaluation/margin``."""
+    """A loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; where rows
+    are judged also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
+    ``evaluation/margin``."""
     own = {"values"} if "values" in loss.needs else {"logprobs"} | (set(loss.needs) & {"entropy", "topk"})
     said = await learner.score(batch, own)
     if "logprobs" not in said:
@@ -192,5 +252,6 @@ async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, flo
         accuracy = found["preference/accuracy"]
         low, high = wilson(accuracy * n, n)
         values |= {"evaluation/accuracy": accuracy, "evaluation/low": low, "evaluation/high": high}
+    if "preference/margin" in found:
         values["evaluation/margin"] = found["preference/margin"]
     return values

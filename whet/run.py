@@ -115,7 +115,9 @@ class Run:
             yield
 
     async def before_first_step(self) -> None:
-        """Whoever samples gets the learner's weights; a fresh run measures where it starts from."""
+        """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
+        with self.phase("prepare"):
+            self.learners = await self.feed.prepare(self.learners, self.folder, self.start, self.sinks.status)
         await self.feed.publish(self.learners, self.start)
         if self.start == 0:
             await self._evaluate(0)

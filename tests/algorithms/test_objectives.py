@@ -1,5 +1,6 @@
 """The gradient of every algorithm's objective is that of the step, however the step is laid out and cut up."""
 
+import asyncio
 import random
 from dataclasses import replace
 from typing import Any
@@ -8,15 +9,7 @@ import pytest
 import torch
 
 from tests.groups import group
-from tests.learner.parts import (
-    SMALL,
-    VOCABULARY,
-    assert_layout_does_not_matter,
-    save_model,
-    whole,
-    worker,
-)
-from tests.tiny import tiny_llama
+from tests.learner.parts import VOCABULARY, assert_layout_does_not_matter, whole
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.batch import Batch
@@ -25,6 +18,7 @@ from whet.learner.base import Top
 from whet.types import Group
 
 PAIRED = {"dpo", "online_dpo", "reward_model"}
+LABELLED = {"kto"}
 DPO_LOSSES = [{"form": form} for form in ("ipo", "hinge")] + [
     {"form": "robust", "label_smoothing": 0.1, "sft_weight": 0.5}
 ]
@@ -45,27 +39,29 @@ OBJECTIVES += [
     )
 ]
 OBJECTIVES += [("dpo", {"loss": {"type": "dpo", **loss}}) for loss in DPO_LOSSES]
+OBJECTIVES += [("kto", {"loss": {"type": "kto", "beta": 1.0, "desirable_weight": 1.5}})]
 OBJECTIVES += [("dpo", {"loss": "simpo"}), ("dpo", {"loss": "orpo"}), ("reward_model", {"loss": "score_regression"})]
 
 
-@pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The model that learns, with either head, another one that stands for the reference and the old policy, and a
-    teacher."""
-    folder = tmp_path_factory.mktemp("models")
-    (folder / "own").mkdir()
-    (folder / "other").mkdir()
-    (folder / "tutor").mkdir()
-    own = save_model(folder / "own", tiny_llama(VOCABULARY, **SMALL))
-    other = save_model(folder / "other", tiny_llama(VOCABULARY, seed=1, **SMALL))
-    tutor = save_model(folder / "tutor", tiny_llama(VOCABULARY, seed=2, **SMALL))
-    return {
-        "language": worker(own),
-        "value": worker(own, head="value"),
-        "other": worker(other, optimizer=None),
-        "tutor": worker(tutor, optimizer=None),
-        "critic": worker(other, head="value", optimizer=None),
-    }
+class TwoWorkers:
+    """A learner whose policy and reference are different models from the start."""
+
+    def __init__(self, workers: dict[str, Any]) -> None:
+        self.says = {"logprobs": workers["language"], "reference_logprobs": workers["other"]}
+
+    async def score(self, batch: Batch, columns: set[str]) -> dict[str, torch.Tensor]:
+        return {name: self.says[name].score(whole(batch), {"logprobs"})[0]["logprobs"] for name in columns}
+
+
+def labelled_groups(seed: int) -> list[Group]:
+    """Five rows, one of which trains nothing."""
+    dice = random.Random(seed)
+    made = []
+    for index in range(5):
+        prompt, reply = ([dice.randrange(VOCABULARY) for _ in range(dice.randint(2, 8))] for _ in range(2))
+        made.append(group(f"g{index}", prompt, [reply], [float(index % 2)]))
+    made[3].trajectories[0].spans[1].trained = False
+    return made
 
 
 def some_groups(paired: bool, seed: int) -> list[Group]:
@@ -105,11 +101,12 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         if algorithm.estimator is not None:
             credit = algorithm.estimator(batch)
             batch = replace(batch, advantages=credit.advantages, returns=credit.returns)
+        asyncio.run(algorithm.consult(batch, groups, {"policy": TwoWorkers(workers)}))  # type: ignore[dict-item]
         return algorithm.weigh(batch, 8)
 
     for role, loss in algorithm.losses.items():
         learner = workers[algorithm.heads[role]]
-        groups = some_groups(name in PAIRED, seed)
+        groups = labelled_groups(seed) if name in LABELLED else some_groups(name in PAIRED, seed)
         assert_layout_does_not_matter(learner, groups, loss, laid_out, 5, random.Random(seed))
         learner.accumulate(whole(laid_out(groups)), loss)
         assert any(bool(torch.any(p.grad != 0)) for p in learner._parameters() if p.grad is not None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_learning import lines
-from tests.rows import pairs, texts, write_rows
+from tests.rows import labelled, pairs, texts, write_rows
 from tests.toy import Lowercase, toy_recipe
 from whet import run
 from whet.config import load
@@ -128,7 +128,15 @@ def test_a_run_resumes_with_its_second_model(
     assert weights(halves) == weights(whole)
 
 
-SHIPPED = ["sft-gsm8k", "dpo-gsm8k", "reward-model-gsm8k", "ppo-quickstart", "dapo-quickstart", "gspo-quickstart"]
+SHIPPED = [
+    "sft-gsm8k",
+    "dpo-gsm8k",
+    "kto-gsm8k",
+    "reward-model-gsm8k",
+    "ppo-quickstart",
+    "dapo-quickstart",
+    "gspo-quickstart",
+]
 SHIPPED += ["prime-quickstart"]
 DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
 
@@ -150,6 +158,8 @@ def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, t
         rows = [{"question": row["prompt"], "answer": row["completion"]} for row in texts(48)]
         changes += [f"data.path={write_rows(tmp_path / 'train.jsonl', rows[:40])}"]
         changes += [f"data.test_path={write_rows(tmp_path / 'test.jsonl', rows[40:])}"]
+    elif name == "kto-gsm8k":
+        changes += [f"data.path={write_rows(tmp_path / 'labelled.jsonl', labelled(20))}"]
     elif not name.endswith("quickstart"):
         changes += [f"data.path={write_rows(tmp_path / 'pairs.jsonl', pairs(40))}"]
     folder = run.start(load(Recipe, name, changes).value, tmp_path / "run")

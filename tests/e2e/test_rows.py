@@ -1,6 +1,8 @@
 """Whole runs over rows, with a tiny random model: it learns texts, preferences and judgement, and resumes exactly."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.e2e.test_learning import lines
 from tests.e2e.test_resume import killed_and_resumed, metrics, whet
-from tests.rows import pairs, rows_recipe, texts, write_rows
+from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
 from tests.toy import write_recipe
 from whet import run
 from whet.checkpoint.export import export
 from whet.errors import ConfigError, WhetError
+from whet.learner.worker import LearnerWorker
 from whet.metrics.summary import commands
 
 NO_CHECKPOINTS = {"every": 0}
@@ -86,6 +89,112 @@ def test_a_reward_model_learns_to_rank(tiny_model: Path, tmp_path: Path) -> None
         assert score(row["prompt"], row["chosen"]) > score(row["prompt"], row["rejected"])
 
 
+def test_kto_tells_held_out_good_and_bad_answers_apart(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "labelled.jsonl", labelled(60))
+    algorithm = {"type": "kto", "loss": {"type": "kto", "beta": 0.3, "desirable_weight": 1.2}}
+    recipe = rows_recipe(tiny_model, "labelled", path, algorithm, steps=20, checkpoints=NO_CHECKPOINTS)
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert before["evaluation/accuracy"] == 0, "at first the policy is the reference, and every implicit reward is 0"
+    assert after["evaluation/accuracy"] > 0.8
+    assert after["evaluation/low"] < after["evaluation/accuracy"] <= after["evaluation/high"]
+    assert after["evaluation/loss"] < before["evaluation/loss"]
+    assert "evaluation/margin" not in after
+    trained = lines(folder, "train")[1:]
+    assert trained[0]["preference/reference_point"] == 0
+    assert all(line["preference/reference_point"] >= 0 for line in trained)
+    assert any(line["preference/reference_point"] > 0 for line in trained)
+    assert trained[-1]["preference/desirable_reward"] > trained[-1]["preference/undesirable_reward"]
+
+
+class Watched:
+    """Which reference models were loaded, and which of them still are."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.models: list[weakref.ref[Any]] = []
+        load, update = LearnerWorker._load, LearnerWorker.update
+        self.alive_in_updates: list[int] = []
+
+        def watched_load(worker: LearnerWorker, *, train: bool) -> Any:
+            model = load(worker, train=train)
+            if not train:
+                self.models.append(weakref.ref(model))
+            return model
+
+        def watched_update(worker: LearnerWorker, *arguments: Any) -> Any:
+            gc.collect()
+            self.alive_in_updates.append(sum(model() is not None for model in self.models))
+            return update(worker, *arguments)
+
+        monkeypatch.setattr(LearnerWorker, "_load", watched_load)
+        monkeypatch.setattr(LearnerWorker, "update", watched_update)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4, "alpha": 8.0}], ids=["full", "lora"])
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_a_cached_reference_gives_the_same_run_and_is_not_in_memory(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, lora: Any
+) -> None:
+    name, rows = ROWS[kind]
+    path = write_rows(tmp_path / "rows.jsonl", rows())
+
+    def trained(reference: str) -> tuple[list[dict[str, Any]], Watched, Path]:
+        changes = {"steps": 9, "model": {"path": str(tiny_model), "lora": lora}, "checkpoints": NO_CHECKPOINTS}
+        watched = Watched(monkeypatch)
+        recipe = rows_recipe(
+            tiny_model, name, path, {"type": kind, "reference": reference}, evaluation={"every": 4}, **changes
+        )
+        folder = run.start(recipe, tmp_path / reference)
+        monkeypatch.undo()
+        return metrics(folder), watched, folder
+
+    live, watched_live, folder = trained("live")
+    assert watched_live.alive_in_updates == [0 if lora else 1] * 9
+    assert not (folder / "reference.safetensors").exists()
+    cached, watched, folder = trained("cached")
+    assert len(watched.models) == (0 if lora else 1)
+    assert watched.alive_in_updates == [0] * 9, "the reference was let go before the first step"
+    assert (folder / "reference.safetensors").exists()
+
+    def train_lines(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [line for line in found if line["kind"] == "train"]
+
+    epoch = [line for line in train_lines(live) if line.get("data/epoch", 0) <= 1]
+    assert 4 < len(epoch) < 10
+    assert train_lines(cached)[: len(epoch)] == epoch, "to the bit, while rows come for the first time"
+    assert len(live) == len(cached)
+    for one, other in zip(live, cached, strict=True):
+        assert one.keys() == other.keys()
+        numbers = {key: value for key, value in one.items() if isinstance(value, float)}
+        assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=2e-3, abs=2e-4)
+
+
+def test_changed_rows_are_noticed_when_a_run_with_a_cached_reference_goes_on(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "pairs.jsonl", pairs(40))
+    algorithm = {"type": "dpo", "reference": "cached"}
+    folder = run.start(rows_recipe(tiny_model, "preference", path, algorithm, steps=2), tmp_path / "run")
+    file = folder / "reference.safetensors"
+    before = file.read_bytes()
+    run.resume(folder)
+    assert file.read_bytes() == before
+    run.resume(folder, ["steps=4"])
+    assert "lacked" in (folder / "log.txt").read_text()
+    longer = file.read_bytes()
+    assert len(longer) > len(before)
+    rows = pairs(40)
+    write_rows(path, [row | {"chosen": row["chosen"] + "!"} for row in rows])
+    run.resume(folder, ["steps=5"])
+    assert len(file.read_bytes()) > len(longer)
+    run.resume(folder, ["steps=6", "learner.precision=bfloat16"])
+    assert "was made with another precision" in (folder / "log.txt").read_text()
+
+
+def test_a_loss_without_a_reference_can_not_cache_it(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "pairs.jsonl", pairs(8))
+    with pytest.raises(ConfigError, match=r"reference = cached, but algorithm\.loss has no reference"):
+        rows_recipe(tiny_model, "preference", path, {"type": "dpo", "loss": "simpo", "reference": "cached"})
+
+
 def test_a_fine_tuned_model_is_exported(tiny_model: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "texts.jsonl", texts(8))
     folder = run.start(rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=2), tmp_path / "run")
@@ -104,12 +213,25 @@ def test_a_reward_model_learns_scores(tiny_model: Path, tmp_path: Path) -> None:
     assert "evaluation/accuracy" not in after
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_a_killed_run_over_rows_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path, kind: str) -> None:
-    rows, name = (texts(40), "supervised") if kind == "sft" else (pairs(40), "preference")
-    path = write_rows(tmp_path / "rows.jsonl", rows)
+ROWS: dict[str, Any] = {
+    "sft": ("supervised", lambda: texts(40)),
+    "dpo": ("preference", lambda: pairs(40)),
+    "kto": ("labelled", lambda: labelled(20)),
+}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [{"type": "sft"}, {"type": "dpo"}, {"type": "dpo", "reference": "cached"}, {"type": "kto", "reference": "cached"}],
+    ids=lambda algorithm: "-".join(algorithm.values()),
+)
+def test_a_killed_run_over_rows_resumes_to_the_same_bits(
+    tiny_model: Path, tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    name, rows = ROWS[algorithm["type"]]
+    path = write_rows(tmp_path / "rows.jsonl", rows())
     changes = {"steps": 7, "checkpoints": {"every": 2}, "evaluation": {"every": 3}}
-    recipe = write_recipe(tmp_path / "toy.yaml", rows_recipe(tiny_model, name, path, {"type": kind}, **changes))
+    recipe = write_recipe(tmp_path / "toy.yaml", rows_recipe(tiny_model, name, path, algorithm, **changes))
     alone = tmp_path / "alone"
     done = whet("train", str(recipe), "--folder", str(alone))
     assert done.returncode == 0, done.stderr

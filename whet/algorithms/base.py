@@ -59,7 +59,7 @@ class Algorithm(Config):
         """Raises ``ConfigError`` where the run's other models don't fit ``model``, the recipe's."""
 
     async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
-        """Fill columns that take more than one model's word, such as teachers', after those of ``filled_by``."""
+        """Fill what ``filled_by`` can't say: columns that take several models' word, scores of a whole step."""
 
     @property
     def losses(self) -> "dict[str, Loss]":
@@ -99,6 +99,11 @@ class Algorithm(Config):
     def on_policy(self) -> bool:
         """One optimizer step per rollout: then the old log-probs are the current ones and no pass computes them."""
         return self.epochs * self.minibatches == 1
+
+    @property
+    def caches_reference(self) -> bool:
+        """Whether the reference scores all rows before the first step, and is then let go."""
+        return False
 
     def weigh(self, batch: "Batch", max_new_tokens: int) -> "Batch":
         """The batch with each token's share of the optimizer step."""

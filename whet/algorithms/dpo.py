@@ -2,22 +2,19 @@
 (``loss.form``), an SFT term (``loss.sft_weight``), SimPO and ORPO (``loss.type``). The frozen reference is the model
 that the run started from; SimPO and ORPO need none."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from whet.algorithms.base import Algorithm
+from whet.algorithms.preference import PreferenceAlgorithm
 from whet.config import Component
 from whet.data.base import Data
 from whet.data.examples import PreferenceRows
 from whet.losses.registry import LOSSES
 from whet.types import Weighting
 
-if TYPE_CHECKING:
-    from whet.losses.base import Loss
 
-
-class DPO(Algorithm):
+class DPO(PreferenceAlgorithm):
     """The chosen answer of each pair becomes likelier than the rejected one, measured from the reference."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (PreferenceRows,)
@@ -25,7 +22,3 @@ class DPO(Algorithm):
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="dpo")
     """``dpo``, ``simpo`` or ``orpo``, with their settings."""
     weighting: Weighting = "group"
-
-    @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss}

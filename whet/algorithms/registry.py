@@ -16,5 +16,6 @@ ALGORITHMS = {
     "on_policy_distillation": "whet.algorithms.on_policy_distillation:OnPolicyDistillation",
     "dpo": "whet.algorithms.dpo:DPO",
     "online_dpo": "whet.algorithms.online_dpo:OnlineDPO",
+    "kto": "whet.algorithms.kto:KTO",
     "reward_model": "whet.algorithms.reward_model:RewardModel",
 }

@@ -89,7 +89,9 @@ class Taught(Algorithm):
         from whet.algorithms.vocabulary import same_tokens
         from whet.learner.base import Top
 
-        student, columns = learners["policy"], self.needs & COLUMNS
+        student, columns = learners["policy"], {name for name in self.needs & COLUMNS if getattr(batch, name) is None}
+        if not columns:
+            return
         strange = any(not same_tokens(student.model, teacher) for teacher in self.teachers.values())
         if strange and batch.old_logprobs is None:
             batch.old_logprobs = (await student.score(batch, {"logprobs"}))["logprobs"]

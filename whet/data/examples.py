@@ -5,20 +5,24 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 """
 
 import json
+import logging
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from itertools import takewhile
 from typing import Any, Literal
 
 from pydantic import Field
 
 from whet.data.base import Data
 from whet.data.jsonl import Row, Tally, read_rows
+from whet.data.messages import preference_messages, supervised_messages, tools_of
 from whet.data.renderer import Renderer
 from whet.data.source import MappedRows
+from whet.errors import DataError
 from whet.seeds import derive_seed
 from whet.types import Group, Message, Span, Task, Trajectory
+
+log = logging.getLogger(__name__)
 
 _CONVERSATION = ("messages", "prompt", "completion", "chosen", "rejected")
 TrainOn = Literal["assistant", "last_assistant", "all"]
@@ -57,6 +61,11 @@ class Rows(Data):
         """The messages that are replied to: rows with the same ones belong to the same split."""
         raise NotImplementedError
 
+    def check(self, row: Row) -> None:
+        """Raises ``DataError`` naming the row and field for what isn't there or of another type. All rows are checked
+        before the first step."""
+        self.question(row)
+
     def groups(
         self, renderer: Renderer, split: Literal["train", "test"] = "train", *, judging: bool = False
     ) -> MappedRows[Row]:
@@ -67,11 +76,30 @@ class Rows(Data):
             group = self.group(row, renderer)
             if judging:
                 group = judged(group, renderer)
-            longest = max(sum(len(span.tokens) for span in trajectory.spans) for trajectory in group.trajectories)
-            too_long = self.max_tokens is not None and longest > self.max_tokens
-            return f"longer than {self.max_tokens} tokens" if too_long else group
+            tokens = [trajectory.tokens for trajectory in group.trajectories]
+            if self.max_tokens is not None and max(map(len, tokens)) > self.max_tokens:
+                return self._left_out(row, f"longer than {self.max_tokens} tokens")
+            if not all(trajectory.trained_tokens for trajectory in group.trajectories):
+                return self._left_out(row, "without a token to train")
+            if len(tokens) > 1 and all(one == tokens[0] for one in tokens):
+                return self._left_out(row, "chosen and rejected are the same tokens")
+            return group
 
         return MappedRows(self._splits[split], bounded)
+
+    def _left_out(self, row: Row, reason: str) -> str:
+        """The reason, which is shown the first time; ``log.txt`` names every row."""
+        first = reason not in self._reasons
+        self._reasons.add(reason)
+        log.log(
+            logging.WARNING if first else logging.INFO,
+            f"{row.where} is left out: {reason}" + (" (further such rows are named in log.txt)" if first else ""),
+        )
+        return reason
+
+    @cached_property
+    def _reasons(self) -> set[str]:
+        return set()
 
     @cached_property
     def _splits(self) -> dict[str, list[Row]]:
@@ -90,33 +118,64 @@ class Rows(Data):
         return {"train": kept, "test": test}
 
     def _read(self, path: str) -> list[Row]:
-        names = {there: name for name, there in self.columns.items()}
-        return [Row(row.where, {names.get(k, k): v for k, v in row.values.items()}) for row in read_rows(path)]
+        rows = [Row(row.where, self._renamed(row.values)) for row in read_rows(path)]
+        for row in rows:
+            self.check(row)
+        return rows
+
+    def _renamed(self, values: dict[str, Any]) -> dict[str, Any]:
+        """``columns`` wins over a field of the file that has the name already."""
+        found = {name: values[there] for name, there in self.columns.items() if there in values}
+        renamed = set(self.columns.values())
+        return found | {name: value for name, value in values.items() if name not in found.keys() | renamed}
 
     def _key(self, row: Row) -> int:
         asked = [[message["role"], " ".join(message["content"].split())] for message in self.question(row)]
         return derive_seed("held out", json.dumps(asked))
 
 
-class SupervisedRows(Rows):
+class ReplyRows(Rows):
     """Rows of ``messages``, or of ``prompt`` and ``completion`` (each a text or a list of messages), and optionally
-    ``tools``."""
+    ``tools``: what rows of one conversation have in common."""
 
     def group(self, row: Row, renderer: Renderer) -> Group:
         return supervised_group(row, renderer, self.train_on)
 
     def question(self, row: Row) -> list[Message]:
-        return _supervised_messages(row)[0][:-1]
+        return supervised_messages(row)[0][:-1]
 
 
-class ScoredRows(SupervisedRows):
-    """Supervised rows with a number ``score``, which a reward model learns to give the last reply."""
+class SupervisedRows(ReplyRows):
+    """Conversations whose replies are to be learned."""
+
+
+class ScoredRows(ReplyRows):
+    """Conversations with a number ``score``, which a reward model learns to give the last reply."""
 
     train_on: TrainOn = "last_assistant"
+
+    def check(self, row: Row) -> None:
+        super().check(row)
+        row.number("score")
 
     def group(self, row: Row, renderer: Renderer) -> Group:
         group = super().group(row, renderer)
         group.trajectories[0].reward = row.number("score")
+        return group
+
+
+class LabelledRows(ReplyRows):
+    """Conversations with a ``label``: true where the last reply is good, false where it is bad."""
+
+    train_on: TrainOn = "last_assistant"
+
+    def check(self, row: Row) -> None:
+        super().check(row)
+        row.flag("label")
+
+    def group(self, row: Row, renderer: Renderer) -> Group:
+        group = super().group(row, renderer)
+        group.trajectories[0].reward = float(row.flag("label"))
         return group
 
 
@@ -130,12 +189,12 @@ class PreferenceRows(Rows):
         return preference_group(row, renderer, self.train_on)
 
     def question(self, row: Row) -> list[Message]:
-        return _pair(row)[0]
+        return preference_messages(row)[0]
 
 
 def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistant") -> Group:
     """A group of one. Raises ``DataError`` naming the row and field."""
-    messages, name = _supervised_messages(row)
+    messages, name = supervised_messages(row)
     trajectory = render_conversation(row, name, messages, renderer, train_on)
     return Group(uid=row.where, task=_task(row, messages[:-1]), trajectories=[trajectory])
 
@@ -143,7 +202,7 @@ def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistan
 def preference_group(row: Row, renderer: Renderer, train_on: TrainOn = "last_assistant") -> Group:
     """The chosen answer with reward 1, then the rejected one with reward 0. Raises ``DataError`` naming the row and
     field."""
-    prompt, chosen, rejected = _pair(row)
+    prompt, chosen, rejected = preference_messages(row)
     trajectories = []
     for name, answer, reward in (("chosen", chosen, 1.0), ("rejected", rejected, 0.0)):
         trajectory = render_conversation(row, name, prompt + answer, renderer, train_on)
@@ -167,25 +226,28 @@ def judged(group: Group, renderer: Renderer) -> Group:
 def render_conversation(
     row: Row, name: str, messages: list[Message], renderer: Renderer, train_on: TrainOn
 ) -> Trajectory:
-    """The spans of a conversation, as a rollout would have appended them. It must begin with something to reply to
-    and end with a reply."""
+    """The spans of a checked conversation, as a rollout would have appended them. Raises ``DataError`` naming the row
+    where the chat template can't render it, or leaves out tools, their calls or their results."""
+    tools = tools_of(row)
+    try:
+        spans = _spans(messages, tools, renderer, train_on)
+    except DataError as error:
+        raise DataError(f"{row.where}: field {name!r}: {error}") from error
+    if lost := renderer.left_out(messages, tools):
+        raise DataError(f"{row.where}: field {name!r}: the chat template leaves out {lost}; give one that supports it")
+    return Trajectory(spans, messages=messages)
+
+
+def _spans(
+    messages: list[Message], tools: list[dict[str, Any]] | None, renderer: Renderer, train_on: TrainOn
+) -> list[Span]:
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if not replies or replies[-1] != len(messages) - 1:
-        raise row.problem(name, "must end with a reply of the assistant", row.values[name])
-    if replies[0] == 0:
-        raise row.problem(name, "must have a message before the first reply", row.values[name])
-    tools: list[dict[str, Any]] | None = row.values.get("tools") or None
     spans: list[Span] = []
     history: list[int] = []
     done = 0
     for index in replies:
         new = messages[done:index]
-        if not done:
-            given = renderer.render_prompt(new, tools)
-        elif new:
-            given = renderer.render_next(history, new)
-        else:
-            raise row.problem(name, "must not hold two replies in a row", row.values[name])
+        given = renderer.render_next(history, new) if done else renderer.render_prompt(new, tools)
         reply = renderer.render_reply(messages[:index], messages[index], tools)
         trained = train_on != "last_assistant" or index == replies[-1]
         spans += [Span(given, trained=train_on == "all"), Span(reply, trained=trained)]
@@ -194,35 +256,13 @@ def render_conversation(
     if train_on == "all":  # nothing predicts the first token
         first = spans[0].tokens
         spans[:1] = [Span(first[:1], trained=False), Span(first[1:], trained=True)]
-    return Trajectory(spans, messages=messages)
+    return spans
 
 
 def _task(row: Row, prompt: list[Message]) -> Task:
     """What the row holds beside the conversation goes along; ``tools`` only where there are any."""
     facts = {field: value for field, value in row.values.items() if field not in _CONVERSATION}
     return Task(row.where, prompt, {field: value for field, value in facts.items() if field != "tools" or value})
-
-
-def _supervised_messages(row: Row) -> tuple[list[Message], str]:
-    """The conversation, and the field that its last message stands in."""
-    if "messages" in row.values:
-        return _messages(row, "messages", "user"), "messages"
-    return _messages(row, "prompt", "user") + _messages(row, "completion", "assistant"), "completion"
-
-
-def _pair(row: Row) -> tuple[list[Message], list[Message], list[Message]]:
-    """Prompt, chosen and rejected answer."""
-    chosen, rejected = _messages(row, "chosen", "assistant"), _messages(row, "rejected", "assistant")
-    prompt = _messages(row, "prompt", "user") if "prompt" in row.values else []
-    if prompt and chosen[: len(prompt)] == prompt and rejected[: len(prompt)] == prompt:
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if not prompt:
-        pairs = zip(chosen, rejected, strict=False)
-        prompt = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if chosen == rejected:
-        raise row.problem("rejected", "must differ from the chosen answer", row.values["rejected"])
-    return prompt, chosen, rejected
 
 
 def _first_rows(keys: list[int], count: int) -> set[int]:
@@ -234,20 +274,3 @@ def _first_rows(keys: list[int], count: int) -> set[int]:
             chosen.add(key)
             room -= rows
     return chosen
-
-
-def _messages(row: Row, name: str, role: str) -> list[Message]:
-    """A field as messages; a text is one message of the role."""
-    value = row.values.get(name)
-    if isinstance(value, str):
-        return [{"role": role, "content": row.text(name)}]
-    if not isinstance(value, list) or not value:
-        raise row.problem(name, "must be a text or a list of messages that is not empty", value)
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise row.problem(name, "must hold messages with a 'role' and a 'content'", message)
-        if not isinstance(message.get("content"), str):
-            raise row.problem(name, "must hold messages whose 'content' is a text", message)
-        if message["role"] == "assistant" and not message["content"].strip() and not message.get("tool_calls"):
-            raise row.problem(name, "must not hold an empty reply", message)
-    return list(value)

@@ -1,7 +1,9 @@
 """Rows of JSONL files, checked, and the account of what became of them. Knows no tokenizer and no environment."""
 
+import codecs
 import json
 import logging
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -25,40 +27,49 @@ class Row:
         value = self.values.get(name)
         if not isinstance(value, str) or not value.strip():
             raise self.problem(name, "must be a text that is not empty", value)
+        if not is_unicode(value):
+            raise self.problem(name, "must be valid Unicode, without half of a surrogate pair", value)
         return value
 
     def number(self, name: str) -> float:
-        """The field as a number. Raises ``DataError`` naming the row and the field."""
+        """The field as a finite number. Raises ``DataError`` naming the row and the field."""
         value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.problem(name, "must be a number", value)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+            raise self.problem(name, "must be a finite number", value)
         return float(value)
+
+    def flag(self, name: str) -> bool:
+        """The field as true or false. Raises ``DataError`` naming the row and the field."""
+        value = self.values.get(name)
+        if not isinstance(value, bool):
+            raise self.problem(name, "must be true or false", value)
+        return value
 
     def problem(self, name: str, what: str, value: Any) -> DataError:
         """The error that says what is wrong with a field."""
         if name not in self.values:
             known = ", ".join(self.values) or "none"
             return DataError(f"{self.where}: field {name!r} is missing (fields of this row: {known})")
-        shown = json.dumps(value, ensure_ascii=False, default=str)
+        shown = json.dumps(value, ensure_ascii=not is_unicode(str(value)), default=str)
         return DataError(f"{self.where}: field {name!r} {what}, not {shown[:80]}{'...' if len(shown) > 80 else ''}")
 
 
 def read_jsonl(path: str | Path) -> list[Row]:
-    """The objects of a JSONL file; blank lines are allowed.
+    """The objects of a JSONL file; blank lines and a byte order mark are allowed.
 
     Raises ``DataError`` for a file that is missing or holds no row, and, naming the line, for one that is no object.
     """
     path = Path(path)
     rows = []
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     rows.append(Row(f"{path}:{number}", _parse(line, f"{path}:{number}")))
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror}") from None
-    except UnicodeDecodeError as problem:
-        raise DataError(f"{path} is not UTF-8 text: {problem}") from None
     if not rows:
         raise DataError(f"{path} holds no rows")
     return rows
@@ -93,11 +104,24 @@ def rows_of(values: Iterable[Mapping[str, Any]], name: str) -> list[Row]:
     return rows
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def is_unicode(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can write and no tokenizer or file can take."""
     try:
-        value = json.loads(line)
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode())
+    except UnicodeDecodeError as problem:
+        raise DataError(f"{where}: no UTF-8 text: {problem.reason} at byte {problem.start + 1} of the line") from None
     except json.JSONDecodeError as problem:
         raise DataError(f"{where}: no valid JSON: {problem.msg} at column {problem.colno}") from None
+    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, thousands of brackets
+        raise DataError(f"{where}: no JSON that can be read: {problem}") from None
     if not isinstance(value, dict):
         raise DataError(f"{where}: a row must be a JSON object, not {type(value).__name__}")
     return value

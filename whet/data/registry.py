@@ -3,5 +3,6 @@
 ROWS = {
     "supervised": "whet.data.examples:SupervisedRows",
     "preference": "whet.data.examples:PreferenceRows",
+    "labelled": "whet.data.examples:LabelledRows",
     "scored": "whet.data.examples:ScoredRows",
 }

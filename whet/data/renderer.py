@@ -6,6 +6,7 @@ template may write earlier turns differently when later ones exist (dropped thin
 Knows no model and no environment.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ PLAIN = (
     "{% for message in messages %}### {{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
+_EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
 _REPLY = "whetreplywhet"  # stands for a reply in conversations rendered only to see what surrounds it
 
 
@@ -62,6 +64,8 @@ class Renderer:
         if whole.startswith(prompt) and whole.endswith(self._closing):
             text = whole[len(prompt) : len(whole) - len(self._closing)]
         else:  # the prompt opens what the template leaves out of finished replies, such as a <think> tag
+            if reply.get("tool_calls"):
+                raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
             text = reply["content"]
         if self.end_of_turn is None:
             return self._encode(text + self._closing)
@@ -81,6 +85,29 @@ class Renderer:
         if history and history[-1] in self.stop_token_ids and tokens[:1] == [self.end_of_turn]:
             return tokens[1:]
         return tokens
+
+    def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
+        """What the template doesn't write although it is there: the tools, a reply's tool calls, a message of a role
+        other than system, user and assistant. None where nothing is lost."""
+        if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
+            return None
+        whole = self._render(messages, tools=tools)
+        if tools and self._render(messages) == whole:
+            return "the tools"
+        for index, message in enumerate(messages):
+            without: list[Message] = [*messages]
+            what = "the tool calls of a reply"
+            if message.get("tool_calls"):
+                without[index] = {"role": "assistant", "content": message["content"]}
+            elif message["role"] not in _EVERYWHERE:
+                without[index] = {**message, "content": message["content"] + "x"}
+                what = f"a message of the role {message['role']!r}"
+            else:
+                continue
+            with contextlib.suppress(DataError):  # it can't even be rendered otherwise
+                if self._render(without, tools=tools) == whole:
+                    return what
+        return None
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of the tokens, special ones included."""
@@ -129,7 +156,7 @@ class Renderer:
                 tokenize=False,
                 **self.arguments,
             )
-        except TemplateError as problem:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as problem:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(f"the chat template can't render messages of the roles {roles}: {problem}") from problem
 

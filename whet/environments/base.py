@@ -3,6 +3,7 @@
 Environments speak messages. They know no tokens, no model and no torch.
 """
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -52,9 +53,13 @@ class Environment(Protocol):
 def finite(value: Any, what: str) -> float:
     """The value as a float. Raises ``DataError`` for anything that is no finite number: a broken grader is never a
     reward of zero."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
-        raise DataError(f"{what} is {value!r}; it must be a finite number")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, Real):
+        with contextlib.suppress(OverflowError):  # a whole number beyond every float
+            number = float(value)
+            if math.isfinite(number):
+                return number
+    shown = repr(value)
+    raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number")
 
 
 class TaskSet(Data):

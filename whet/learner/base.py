@@ -43,6 +43,10 @@ class Learner(Protocol):
         """
         ...
 
+    async def release_reference(self) -> None:
+        """Let go of the reference model. Asked for ``reference_logprobs`` again, the learner loads it again."""
+        ...
+
     async def update(self, batch: Batch, loss: Loss) -> Update:
         """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
         ...

@@ -57,6 +57,9 @@ class WorkerLearner:
             for name in sorted(columns)
         }
 
+    async def release_reference(self) -> None:
+        await self._group.call("release_reference")
+
     async def update(self, batch: Batch, loss: Loss) -> Update:
         """See ``Learner``. Reports the loss's own metrics and ``loss``, ``gradient_norm``, ``lr``, ``learner/tokens``
         (trained), ``learner/micro_batches``, ``learner/skipped`` (steps). A batch without a trained token changes

@@ -154,6 +154,10 @@ class LearnerWorker:
             self.reference = self._load(train=False)
         return self._forward(self.reference, batch, set()).logprobs
 
+    def release_reference(self) -> None:
+        """Let go of the reference model; it is loaded again when asked for."""
+        self.reference = None
+
     # Learning
 
     def update(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> RankUpdate:

@@ -192,9 +192,11 @@ class KTO(WeightedLoss):
         return batch.per_token(value), self._metrics(batch, self.beta * gain, desirable)
 
     def _metrics(self, batch: Batch, rewards: Tensor, desirable: Tensor) -> Metrics:
+        """Mean implicit reward of either kind; accuracy, the share of rows whose implicit reward has the right sign."""
         metrics = Metrics()
         trains = batch.trained_per_sequence > 0
         for name, rows in (("desirable", desirable & trains), ("undesirable", ~desirable & trains)):
             picked = rewards[rows]
             metrics.mean(f"preference/{name}_reward", picked.sum().item(), picked.numel())
-        return metrics
+        right = torch.where(desirable, rewards > 0, rewards < 0)[trains]
+        return metrics.mean("preference/accuracy", right.sum().item(), right.numel())

@@ -5,6 +5,7 @@ downloaded); everything is then read from that folder, so nothing after that can
 no optimizer and no device mesh.
 """
 
+import hashlib
 import logging
 import os
 import re
@@ -47,6 +48,16 @@ def resolve(config: ModelConfig) -> Path:
             "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
         )
     return _from_hub(config)
+
+
+def fingerprint(config: ModelConfig) -> str:
+    """A hash of the model's config and weights, by what their files hold."""
+    folder = resolve(config)
+    content = hashlib.blake2b(digest_size=16)
+    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+        with path.open("rb") as file:
+            content.update(hashlib.file_digest(file, "blake2b").digest())
+    return content.hexdigest()
 
 
 def load_model_config(config: ModelConfig) -> "PretrainedConfig":

@@ -256,6 +256,8 @@ class RolloutSource:
                 await self.taskset.score_group(task, group)
                 for trajectory in trajectories:
                     trajectory.reward = finite(trajectory.reward, f"the reward of {uid} after score_group")
+                    for name, value in trajectory.scores.items():
+                        trajectory.scores[name] = finite(value, f"the score {name} of {uid} after score_group")
             except Exception as error:
                 if isinstance(error, WhetError) and not isinstance(error, DataError):
                     raise

@@ -1,0 +1,239 @@
+"""Odd and hostile rows of every kind: an error that names file, line and field, before the first step, or a counted
+drop with its reason. Never a silent change."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_tokenizer
+from whet.data.examples import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
+from whet.data.jsonl import read_jsonl
+from whet.data.renderer import Renderer
+from whet.data.source import DatasetSource
+from whet.errors import DataError
+
+RENDERER = Renderer(tiny_tokenizer())
+KINDS: dict[str, tuple[type[Rows], dict[str, Any]]] = {
+    "supervised": (SupervisedRows, {"prompt": "p", "completion": "c"}),
+    "preference": (PreferenceRows, {"prompt": "p", "chosen": "c", "rejected": "r"}),
+    "scored": (ScoredRows, {"prompt": "p", "completion": "c", "score": 0.5}),
+    "labelled": (LabelledRows, {"prompt": "p", "completion": "c", "label": True}),
+}
+FIELDS = [(kind, field) for kind, (_, row) in KINDS.items() for field in row]
+WRONG = {
+    "number": "7",
+    "null": "null",
+    "empty list": "[]",
+    "list of numbers": "[1, 2]",
+    "nested lists": '[[{"role": "user", "content": "x"}]]',
+    "object": '{"role": "user", "content": "x"}',
+    "empty text": '""',
+    "blank text": '" \\n"',
+    "half a surrogate pair": '"\\ud800"',
+    "content is null": '[{"role": "user", "content": null}]',
+    "content is a list": '[{"role": "user", "content": [{"type": "text", "text": "x"}]}]',
+    "no role": '[{"content": "x"}]',
+    "role is a number": '[{"role": 3, "content": "x"}]',
+}
+
+
+def read(tmp_path: Path, kind: str, *lines: str | bytes, **settings: Any) -> Any:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
+    return KINDS[kind][0](path=str(path), **settings).groups(RENDERER)
+
+
+def good(kind: str, **changes: Any) -> str:
+    return json.dumps(KINDS[kind][1] | changes)
+
+
+def with_raw(kind: str, field: str, raw: str) -> str:
+    parts = KINDS[kind][1] | {field: "@"}
+    return "{" + ", ".join(f'"{name}": {raw if name == field else json.dumps(v)}' for name, v in parts.items()) + "}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_good_row_is_read(tmp_path: Path, kind: str) -> None:
+    (group,) = read(tmp_path, kind, good(kind))
+    assert [trajectory.trained_tokens for trajectory in group.trajectories] == [2] * len(group.trajectories)
+
+
+@pytest.mark.parametrize(("kind", "field"), FIELDS)
+def test_a_missing_field_is_named_with_its_line_before_the_first_step(tmp_path: Path, kind: str, field: str) -> None:
+    lacking = {name: value for name, value in KINDS[kind][1].items() if name != field}
+    if (kind, field) == ("preference", "prompt"):  # it may stand in the answers; here it doesn't
+        field = "chosen"
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: field '{field}' (is missing|must have a message before)"):
+        read(tmp_path, kind, good(kind), json.dumps(lacking))
+
+
+@pytest.mark.parametrize("raw", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("kind", "field"), [(k, f) for k, f in FIELDS if f not in ("score", "label")])
+def test_a_text_of_another_type_is_named_with_its_line_and_field(
+    tmp_path: Path, kind: str, field: str, raw: str
+) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: field '{field}' must"):
+        read(tmp_path, kind, good(kind), with_raw(kind, field, raw))
+
+
+@pytest.mark.parametrize(
+    "raw", ["NaN", "Infinity", "-Infinity", "1e999", "null", '"1"', "true", "[1]", "{}", "1" * 400]
+)
+def test_a_score_that_is_no_finite_number_is_refused(tmp_path: Path, raw: str) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'score' must be a finite number"):
+        read(tmp_path, "scored", good("scored"), with_raw("scored", "score", raw))
+
+
+@pytest.mark.parametrize("raw", ["NaN", "null", '"true"', "1", "0", "0.0", "[true]", "{}", '""'])
+def test_a_label_that_is_neither_true_nor_false_is_refused(tmp_path: Path, raw: str) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'label' must be true or false"):
+        read(tmp_path, "labelled", good("labelled"), with_raw("labelled", "label", raw))
+
+
+def test_labels_become_rewards(tmp_path: Path) -> None:
+    groups = list(read(tmp_path, "labelled", good("labelled"), good("labelled", label=False)))
+    assert [group.trajectories[0].reward for group in groups] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{",
+        "[1, 2]",
+        '"text"',
+        "null",
+        "nothing",
+        '{"a": 1} {"b": 2}',
+        "[" * 100_000,
+        '{"score": ' + "1" * 5000 + "}",
+        b'{"prompt": "\xff\xfe"}',
+    ],
+    ids=["torn", "list", "text", "null", "word", "two", "deep", "long number", "no UTF-8"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, kind: str, line: str | bytes) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: (no valid JSON|a row must be|no JSON that|no UTF-8 text)"):
+        read(tmp_path, kind, good(kind), line)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blank_lines_and_a_byte_order_mark_are_no_rows_and_lines_keep_their_numbers(tmp_path: Path, kind: str) -> None:
+    groups = read(tmp_path, kind, b"\xef\xbb\xbf" + good(kind).encode(), "", " \t", good(kind) + "\r")
+    assert [group.uid.rpartition(":")[2] for group in groups] == ["1", "4"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match="holds no rows"):
+        read_jsonl(tmp_path / "rows.jsonl")
+
+
+def test_a_file_in_utf_16_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(good("supervised"), encoding="utf-16")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: no UTF-8 text"):
+        read_jsonl(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_of_one_row_is_trained_on_and_nothing_is_held_out(tmp_path: Path, kind: str) -> None:
+    rows = KINDS[kind][0](path=str(tmp_path / "rows.jsonl"))
+    (tmp_path / "rows.jsonl").write_text(good(kind) + "\n")
+    assert (len(rows.groups(RENDERER)), len(rows.groups(RENDERER, "test"))) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_duplicate_rows_are_all_kept(tmp_path: Path, kind: str) -> None:
+    groups = list(read(tmp_path, kind, *[good(kind)] * 3))
+    assert len({group.uid for group in groups}) == 3
+    assert groups[0].trajectories[0].tokens == groups[2].trajectories[0].tokens
+
+
+def draw(groups: Any, batch_size: int = 2) -> tuple[list[str], DatasetSource]:
+    source = DatasetSource(groups, batch_size, shuffle=False)
+    drawn = asyncio.run(source.next_groups())
+    return [group.uid.partition("@")[0].rpartition(":")[2] for group in drawn], source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_over_the_limit_are_counted_named_and_left_out(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "whet")
+    long, answer = good(kind, prompt="p" * 90), [name for name in KINDS[kind][1] if name in ("completion", "rejected")]
+    long_answer = good(kind, **{answer[0]: "c" * 90})
+    lines, source = draw(read(tmp_path, kind, good(kind), long, long_answer, good(kind), max_tokens=80))
+    assert lines == ["1", "4"]
+    assert source.tally()[0].result()["data/dropped"] == 2
+    assert source.dropped == {"longer than 80 tokens": 2}
+    told = [record for record in caplog.records if "left out" in record.message]
+    assert [record.levelname for record in told] == ["WARNING", "INFO"]
+    assert "rows.jsonl:2 is left out: longer than 80 tokens" in told[0].message
+    assert "rows.jsonl:3 is left out: longer than 80 tokens" in told[1].message
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        {"chosen": "x", "rejected": "x"},
+        {"chosen": [{"role": "assistant", "content": "x"}], "rejected": "x"},
+        {
+            "prompt": [{"role": "user", "content": "p"}],
+            "chosen": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "x"}],
+            "rejected": [{"role": "user", "content": "p"}, {"role": "assistant", "content": "x"}],
+        },
+    ],
+)
+def test_a_pair_of_equal_answers_is_counted_named_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, same: dict[str, Any]
+) -> None:
+    lines, source = draw(
+        read(tmp_path, "preference", good("preference"), good("preference", **same), good("preference"))
+    )
+    assert lines == ["1", "3"]
+    assert source.dropped == {"chosen and rejected are the same tokens": 1}
+    assert "rows.jsonl:2 is left out: chosen and rejected are the same tokens" in caplog.text
+
+
+def test_pairs_without_a_prompt_of_their_own_always_keep_an_answer(tmp_path: Path) -> None:
+    asked, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
+    longer = json.dumps({"chosen": [asked, said], "rejected": [asked, said, asked, said]})
+    (group,) = read(tmp_path, "preference", longer)
+    assert [len(t.messages) for t in group.trajectories] == [2, 4]
+    only_the_prompt = json.dumps({"prompt": [asked], "chosen": [asked], "rejected": [asked, said]})
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'chosen' must hold an answer after the prompt"):
+        read(tmp_path, "preference", only_the_prompt)
+
+
+def test_a_row_that_trains_nothing_is_counted_and_left_out(tmp_path: Path) -> None:
+    class Untrained(SupervisedRows):
+        def group(self, row: Any, renderer: Renderer) -> Any:
+            group = super().group(row, renderer)
+            if row.where.endswith(":2"):
+                for span in group.trajectories[0].spans:
+                    span.trained = False
+            return group
+
+    path = tmp_path / "rows.jsonl"
+    path.write_text((good("supervised") + "\n") * 3)
+    lines, source = draw(Untrained(path=str(path)).groups(RENDERER))
+    assert (lines, source.dropped) == (["1", "3"], {"without a token to train": 1})
+
+
+def test_a_field_of_the_file_does_not_override_the_column_that_was_named(tmp_path: Path) -> None:
+    lines = ['{"prompt": "wrong", "question": "right", "completion": "c"}'] * 2
+    lines[1] = '{"question": "right", "prompt": "wrong", "completion": "c"}'
+    groups = read(tmp_path, "supervised", *lines, columns={"prompt": "question"})
+    assert [group.task.prompt[0]["content"] for group in groups] == ["right", "right"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_roles_that_do_not_alternate_are_refused(tmp_path: Path, kind: str) -> None:
+    prompt = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+    field = "chosen" if kind == "preference" else "completion"
+    with pytest.raises(DataError, match=rf"rows\.jsonl:1: field '{field}' must not hold two replies in a row"):
+        read(tmp_path, kind, good(kind, prompt=prompt))

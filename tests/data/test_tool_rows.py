@@ -1,0 +1,144 @@
+"""Rows whose replies call tools: the calls train, the tools and their results don't, and nothing gets lost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from whet.data.examples import LabelledRows, SupervisedRows
+from whet.data.renderer import Renderer
+from whet.errors import DataError
+from whet.types import Trajectory
+
+# In the manner of Qwen's: results of tools stand in a user's turn, several of them in one.
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\nTools: {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n"
+    "{% endif %}{% for message in messages %}"
+    "{% if message.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<result>{{ message.content }}</result>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+    "{% elif message.role == 'assistant' %}<|im_start|>assistant\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}"
+    '<call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</call>'
+    "{% endfor %}<|im_end|>\n"
+    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def call(**arguments: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "add", "arguments": arguments}}
+
+
+CHAT: list[dict[str, Any]] = [
+    {"role": "user", "content": "1 + 2, and 3 + 4?"},
+    {"role": "assistant", "content": None, "tool_calls": [call(a=1, b=2), call(a=3, b=4)]},
+    {"role": "tool", "content": "3"},
+    {"role": "tool", "content": "7"},
+    {"role": "assistant", "content": "3 and 7.", "tool_calls": None},
+    {"role": "user", "content": "And their sum?"},
+    {"role": "assistant", "content": "I add. ", "tool_calls": [call(a=3, b=7)]},
+    {"role": "tool", "content": "10"},
+    {"role": "assistant", "content": "10"},
+]
+
+
+def read(tmp_path: Path, template: str = TEMPLATE, **row: Any) -> Trajectory:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"messages": CHAT, "tools": TOOLS} | row) + "\n")
+    (group,) = SupervisedRows(path=str(path)).groups(Renderer(tiny_tokenizer(template)))
+    return group.trajectories[0]
+
+
+def texts(trajectory: Trajectory, trained: bool) -> list[str]:
+    return [tiny_tokenizer().decode(span.tokens) for span in trajectory.spans if span.trained == trained]
+
+
+def test_calls_train_and_tools_and_their_results_do_not(tmp_path: Path) -> None:
+    trajectory = read(tmp_path)
+    assert texts(trajectory, trained=True) == [
+        '<call>{"name": "add", "arguments": {"a": 1, "b": 2}}</call>'
+        '<call>{"name": "add", "arguments": {"a": 3, "b": 4}}</call><|im_end|>',
+        "3 and 7.<|im_end|>",
+        'I add. <call>{"name": "add", "arguments": {"a": 3, "b": 7}}</call><|im_end|>',
+        "10<|im_end|>",
+    ]
+    given = "".join(texts(trajectory, trained=False))
+    assert '"name": "add", "parameters"' in given
+    assert all(f"<result>{number}</result>" in given for number in (3, 7, 10))
+
+
+def test_the_tokens_are_those_of_the_template_applied_to_the_whole(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(TEMPLATE)
+    messages = [message | {"content": message["content"] or ""} for message in CHAT]
+    whole = tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False)
+    assert tokenizer.decode(read(tmp_path).tokens) + "\n" == whole
+
+
+def test_rows_without_tools_may_call_them_and_judged_rows_too(tmp_path: Path) -> None:
+    assert "Tools:" not in "".join(texts(read(tmp_path, tools=None), trained=False))
+    path = tmp_path / "labelled.jsonl"
+    path.write_text(json.dumps({"messages": CHAT[:2], "tools": TOOLS, "label": False}) + "\n")
+    (group,) = LabelledRows(path=str(path)).groups(Renderer(tiny_tokenizer(TEMPLATE)))
+    assert texts(group.trajectories[0], trained=True)[0].startswith('<call>{"name": "add"')
+    assert group.trajectories[0].reward == 0
+
+
+@pytest.mark.parametrize(
+    ("template", "row", "lost"),
+    [
+        (CHAT_TEMPLATE, {}, "the tools"),
+        (CHAT_TEMPLATE, {"tools": None}, "the tool calls of a reply"),
+        (TEMPLATE.replace("\n<result>{{ message.content }}</result>", ""), {}, "a message of the role 'tool'"),
+    ],
+    ids=["tools", "calls", "results"],
+)
+def test_a_template_that_leaves_something_out_is_refused(
+    tmp_path: Path, template: str, row: dict[str, Any], lost: str
+) -> None:
+    with pytest.raises(DataError, match=rf"rows\.jsonl:1: field 'messages': the chat template leaves out {lost}"):
+        read(tmp_path, template, **row)
+
+
+def test_a_template_that_opens_replies_with_a_thought_has_no_place_for_calls(tmp_path: Path) -> None:
+    thinking = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages': .*no place for tool calls"):
+        read(tmp_path, thinking)
+
+
+def test_what_a_template_refuses_is_named_with_its_row(tmp_path: Path) -> None:
+    strict = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}{% endfor %}"
+    )
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages': .*no tools here"):
+        read(tmp_path, strict + CHAT_TEMPLATE)
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages': the chat template can't render"):
+        read(
+            tmp_path,
+            "{% for m in messages %}{% if m.tool_calls %}{{ m.content + 1 }}{% endif %}{% endfor %}" + TEMPLATE,
+        )
+
+
+@pytest.mark.parametrize("wrong", ["add", 3, {"name": "add"}, ["add"], [None], json.dumps(TOOLS)])
+def test_tools_of_another_type_are_refused(tmp_path: Path, wrong: Any) -> None:
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'tools' must be a list of objects"):
+        read(tmp_path, tools=wrong)
+
+
+@pytest.mark.parametrize("wrong", ["add", 3, {}, ["add"], [{}], [{"function": "add"}], [{"function": {"name": None}}]])
+def test_calls_of_another_type_are_refused(tmp_path: Path, wrong: Any) -> None:
+    messages = [CHAT[0], {"role": "assistant", "content": "x", "tool_calls": wrong}]
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages' must hold 'tool_calls' that are a list"):
+        read(tmp_path, messages=messages)
+
+
+@pytest.mark.parametrize("calls", [None, []])
+def test_a_reply_without_text_and_without_calls_is_refused(tmp_path: Path, calls: Any) -> None:
+    for content in ("", None):
+        messages = [CHAT[0], {"role": "assistant", "content": content, "tool_calls": calls}]
+        with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages' must"):
+            read(tmp_path, messages=messages)
