@@ -38,11 +38,10 @@ class Math(BoxedProblems):
             elif not self._difficult_enough(row):
                 tally.drop("outside the difficulty range")
             else:
-                problem, answer = row.text("problem"), row.text("answer")
-                rated = row.values.get("difficulty")
+                uid, rated = f"math/{split}/{index}", row.values.get("difficulty")
                 known = isinstance(rated, int | float) and not isinstance(rated, bool)
-                rating = float(rated) if known else None
-                problems.append(Problem(f"math/{split}/{index}", problem, answer, difficulty=rating))
+                rating = rated if known else None  # such words as "hard" have no order
+                problems.append(Problem(uid, row.text("problem"), row.text("answer"), difficulty=rating))
         return problems
 
     def _difficult_enough(self, row: Row) -> bool:
