@@ -38,10 +38,10 @@ class Math(BoxedProblems):
             elif not self._difficult_enough(row):
                 tally.drop("outside the difficulty range")
             else:
-                problem, answer = row.text("problem"), row.text("answer")
-                rated = row.values.get("difficulty")
+                uid, rated = f"math/{split}/{index}", row.values.get("difficulty")
+                # Such words as "hard" have no order.
                 rating = float(rated) if isinstance(rated, int | float) and not isinstance(rated, bool) else None
-                problems.append(Problem(f"math/{split}/{index}", problem, answer, difficulty=rating))
+                problems.append(Problem(uid, row.text("problem"), row.text("answer"), difficulty=rating))
         return problems
 
     def _difficult_enough(self, row: Row) -> bool:

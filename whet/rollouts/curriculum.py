@@ -106,9 +106,13 @@ class PassRateDraws:
     def draw(self, step: int, busy: Container[int]) -> int:
         dice = random.Random(derive_seed(self.seed, "curriculum", self._draws))
         self._draws += 1
-        free = {task: seen for task, seen in self.seen.items() if seen.drawn < step and task not in busy}
-        active = [task for task, seen in free.items() if seen.active]
-        due = [(seen.rests_until, task) for task, seen in free.items() if (seen.rests_until or math.inf) <= step]
+        active, due = [], []
+        for task, seen in self.seen.items():
+            if seen.drawn < step and task not in busy:
+                if seen.active:
+                    active.append(task)
+                elif seen.rests_until is not None and seen.rests_until <= step:
+                    due.append((seen.rests_until, task))
         ahead = [min(due)[1]] if due else []
         if len(self.seen) < len(self._new):
             ahead.append(self._new[len(self.seen)])
