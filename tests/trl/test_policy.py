@@ -30,15 +30,11 @@ def theirs(s: Scene, *, on_policy: bool = False, correction: Tensor | None = Non
         "delta": None,
         "use_bias_correction_kl": False,
     } | changes
-    args = SimpleNamespace(
-        delta=settings.pop("delta"),
-        use_bias_correction_kl=settings.pop("use_bias_correction_kl"),
-        steps_per_generation=1,
-    )
+    in_args = {name: settings.pop(name) for name in ("delta", "use_bias_correction_kl")}
     its = trainer(
         GRPOTrainer,
         s.table,
-        args=args,
+        args=SimpleNamespace(steps_per_generation=1, **in_args),
         top_entropy_quantile=1.0,
         off_policy_mask_threshold=None,
         use_vllm=correction is not None,
