@@ -27,6 +27,10 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option("--model", help="Model to score instead: a folder or a name on the Hugging Face hub.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="Score a second model on the same tasks, and say how sure the difference is."),
+    ] = None,
     split: Annotated[Split | None, typer.Option("--split", help="Tasks to pose, instead of the recipe's.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Pose only the first tasks.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per task.")] = None,
@@ -39,21 +43,27 @@ def evaluate(
     from whet.config import load
     from whet.recipe import Recipe
 
-    run = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
     settings = load(Recipe, target, overrides or []).value
 
     from whet.evaluate import evaluate as score
 
-    report = score(
-        settings,
-        model=model,
-        run=run if model is None else None,
-        split=split.value if split else None,
-        limit=limit,
-        samples=samples,
-        temperature=temperature,
-    )
+    def measured(name: str) -> "Report":
+        run = (Path(name) / "recipe.yaml").is_file()
+        return score(
+            settings,
+            model=None if run or name == target else name,
+            run=Path(name) if run else None,
+            split=split.value if split else None,
+            limit=limit,
+            samples=samples,
+            temperature=temperature,
+        )
+
+    report = measured(model or target)
     measures = _measures(report)
+    if against is not None:
+        other = measured(against)
+        measures |= {f"against/{name}": value for name, value in _measures(other).items()} | report.compare(other)
     if as_json:
         import json
 
@@ -69,6 +79,10 @@ def evaluate(
         table.add_row(name, f"{value:.4g}")
     Console().print(table)
     print(f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)")
+    if against is not None:
+        low, high = 100 * measures["difference_low"], 100 * measures["difference_high"]
+        points = f"{100 * measures['difference']:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}"
+        print(f"against {against}: {points} (same tasks)")
 
 
 def _measures(report: "Report") -> dict[str, float]:

@@ -99,6 +99,7 @@ class RolloutSource:
         self.order = TaskOrder(len(self.tasks), seed)
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
+        self.lost: list[Group] = []  # to failures, while the last step was sampled
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -122,6 +123,7 @@ class RolloutSource:
         wanted = self.config.prompts_per_step
         most = wanted * self.config.max_sampling_rounds
         groups: list[Group] = []
+        self.lost = []
         sampled = failed = 0
         self._issue()
         while len(groups) < wanted:
@@ -134,6 +136,7 @@ class RolloutSource:
             sampled += 1
             if any(t.status is Status.FAILED for t in group.trajectories):
                 failed += 1
+                self.lost.append(group)
                 self._check_failures(group, failed)
             else:
                 self._count(group)
