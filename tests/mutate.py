@@ -1,8 +1,9 @@
 """Breaks the losses and advantages in small ways and checks that some test notices each.
 
-    python tests/mutate.py                       all mutants of all files
-    python tests/mutate.py kl value              those of files whose name contains one of the words
-    python tests/mutate.py --sample 6 --seed 12  a few, chosen by the seed
+    python -m tests.mutate                       all mutants of all files
+    python -m tests.mutate kl value              those of files whose name contains one of the words
+    python -m tests.mutate --sample 6 --seed 12  a few, chosen by the seed
+    python -m tests.mutate --killed killed.txt   remembers what was killed; interrupted, it goes on from there
 
 A mutant is one change of one node of a file's syntax tree: a sign, a comparison, a constant, a dropped mask or
 ``detach``, minimum for maximum, chosen for rejected ... torch is imported once; each mutant is a fork that imports the
@@ -12,8 +13,8 @@ listed, with a reason, in ``EQUIVALENT``.
 
 import argparse
 import ast
-import copy
 import gc
+import hashlib
 import importlib.abc
 import importlib.util
 import os
@@ -21,11 +22,12 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.mutants import ROOT, Mutant, mutants
+
 SECONDS_PER_MUTANT = 120
 
 _ALL = ["tests/losses/test_all_losses.py"]
@@ -42,8 +44,9 @@ _PAIRS = [
     "test_preference or dpo or po or kto or bradley or score or value",
 ]
 _TEXT = [*_ALL, "tests/losses/test_distillation.py", "-k", "distillation or sft"]
-TESTS = {
-    "whet/losses/weighted.py": [*_ALL, "tests/losses"],
+# Folder and pattern of what is broken -> the tests of a file that NARROWER doesn't name.
+MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/algorithms/advantage*.py": ["tests/algorithms"]}
+NARROWER = {
     "whet/losses/kl.py": _POLICY,
     "whet/losses/policy_gradient.py": _POLICY,
     "whet/losses/off_policy.py": _POLICY,
@@ -66,6 +69,11 @@ TESTS = {
         "process",
     ],
     "whet/algorithms/advantage_registry.py": ["tests/algorithms/test_advantages.py", "-k", "registered"],
+}
+TESTS = {
+    (path := str(file.relative_to(ROOT))): NARROWER.get(path, tests)
+    for pattern, tests in MUTATED.items()
+    for file in sorted(ROOT.glob(pattern))
 }
 
 # "file: mutant" -> why no test can tell it from the original.
@@ -98,200 +106,6 @@ EQUIVALENT: dict[str, str] = {
     "whet/losses/weighted.py: column.detach() -> column  in  "
     "found += [column.detach().masked_fill(~trained, -math.inf).amax()]": _ONLY_A_GRAPH,
 }
-
-SWAPPED_NAMES = {
-    "minimum": "maximum",
-    "maximum": "minimum",
-    "amin": "amax",
-    "amax": "amin",
-    "min": "max",
-    "max": "min",
-    "chosen": "rejected",
-    "rejected": "chosen",
-    "high": "low",
-    "low": "high",
-    "clip_high": "clip_low",
-    "clip_low": "clip_high",
-    "teacher": "student",
-    "student": "teacher",
-    "forward": "reverse",
-    "reverse": "forward",
-    "better": "worse",
-    "worse": "better",
-    "ones_like": "zeros_like",
-    "zeros_like": "ones_like",
-    "exp": "expm1",
-    "expm1": "exp",
-}
-SWAPPED_OPERATORS: dict[type, list[type]] = {
-    ast.Add: [ast.Sub],
-    ast.Sub: [ast.Add],
-    ast.Mult: [ast.Div],
-    ast.Div: [ast.Mult],
-    ast.BitAnd: [ast.BitOr],
-    ast.BitOr: [ast.BitAnd],
-    ast.And: [ast.Or],
-    ast.Or: [ast.And],
-    ast.Lt: [ast.LtE, ast.Gt],
-    ast.LtE: [ast.Lt, ast.GtE],
-    ast.Gt: [ast.GtE, ast.Lt],
-    ast.GtE: [ast.Gt, ast.LtE],
-    ast.Eq: [ast.NotEq],
-    ast.NotEq: [ast.Eq],
-    ast.Is: [ast.IsNot],
-    ast.IsNot: [ast.Is],
-    ast.In: [ast.NotIn],
-    ast.NotIn: [ast.In],
-}
-DROPPED_METHODS = {"detach", "clamp", "double", "masked_fill", "abs", "sqrt", "square", "cumsum"}
-DROPPED_FUNCTIONS = {"at_trained": 1, "bounded_exp": 0, "relu": 0, "log1mexp": 0, "reversed": 0}
-
-
-@dataclass(frozen=True)
-class Mutant:
-    path: str
-    line: int
-    change: str  # "before -> after", in source
-    tree: ast.Module
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}: {self.change}"
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.change}"
-
-
-def variants(node: ast.AST) -> Iterator[ast.AST]:
-    """What a node can be replaced by."""
-    if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in SWAPPED_OPERATORS:
-        for operator in SWAPPED_OPERATORS[type(node.op)]:
-            yield _with(node, op=operator())
-    if isinstance(node, ast.Compare):
-        for operator in SWAPPED_OPERATORS.get(type(node.ops[0]), []):
-            yield _with(node, ops=[operator(), *node.ops[1:]])
-    if isinstance(node, ast.UnaryOp):
-        yield node.operand
-    if isinstance(node, ast.Constant):
-        yield from (_with(node, value=value) for value in _other_values(node.value))
-    if isinstance(node, ast.Call):
-        function = node.func
-        if isinstance(function, ast.Attribute) and function.attr in DROPPED_METHODS:
-            yield function.value
-        if isinstance(function, ast.Name) and function.id in DROPPED_FUNCTIONS:
-            yield node.args[DROPPED_FUNCTIONS[function.id]]
-        if isinstance(function, ast.Name) and function.id == "mean_per_sequence":
-            yield ast.Call(ast.Attribute(node.args[0], "per_sequence", ast.Load()), node.args[1:], [])
-        if isinstance(function, ast.Attribute) and function.attr == "where" and len(node.args) == 3:
-            yield _with(node, args=[node.args[0], node.args[2], node.args[1]])
-    if isinstance(node, ast.Attribute) and node.attr in SWAPPED_NAMES:
-        yield _with(node, attr=SWAPPED_NAMES[node.attr])
-    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in SWAPPED_NAMES:
-        yield _with(node, id=SWAPPED_NAMES[node.id])
-    if isinstance(node, ast.If | ast.IfExp):
-        yield _with(node, test=ast.UnaryOp(ast.Not(), node.test))
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        yield ast.Pass()
-    if isinstance(node, ast.AugAssign):
-        yield ast.Pass()
-
-
-def _other_values(value: object) -> list[object]:
-    if isinstance(value, bool):
-        return [not value]
-    if isinstance(value, int):
-        return [value + 1]
-    if isinstance(value, float):
-        return [value * 2 if value else 1.0]
-    return [value + "?"] if isinstance(value, str) else []
-
-
-def _with(node: ast.AST, **changes: object) -> ast.AST:
-    changed = copy.deepcopy(node)
-    for name, value in changes.items():
-        setattr(changed, name, value)
-    return changed
-
-
-def mutants(path: str) -> list[Mutant]:
-    """All mutants of a file. Docstrings, annotations and the texts of errors stay as they are."""
-    source = (ROOT / path).read_text()
-    found = []
-    for index, node in enumerate(_mutable(ast.parse(source))):
-        for number, _ in enumerate(variants(node)):
-            tree = ast.parse(source)
-            target = _mutable(tree)[index]
-            changed = list(variants(target))[number]
-            before, after = ast.unparse(_statement(tree, target)), ""
-            _Replace(target, changed).visit(tree)
-            ast.fix_missing_locations(tree)
-            after = f"{_short(target)} -> {_short(changed)}"
-            change = f"{after}  in  {before.splitlines()[0]}"
-            found.append(Mutant(path, getattr(target, "lineno", 0), change, tree))
-    return _numbered(found)
-
-
-def _numbered(found: list[Mutant]) -> list[Mutant]:
-    """The same change may be possible twice in one statement: the later ones are told apart by a number."""
-    seen: dict[str, int] = {}
-    result = []
-    for mutant in found:
-        seen[mutant.change] = seen.get(mutant.change, 0) + 1
-        suffix = f"  #{seen[mutant.change]}" if seen[mutant.change] > 1 else ""
-        result.append(Mutant(mutant.path, mutant.line, mutant.change + suffix, mutant.tree))
-    return result
-
-
-def _short(node: ast.AST) -> str:
-    return ast.unparse(node).splitlines()[0]
-
-
-def _mutable(tree: ast.AST) -> list[ast.AST]:
-    found: list[ast.AST] = []
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Assert):
-            return
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            return
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
-        if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: a check, not a result
-            return
-        found.append(node)
-        for name, value in ast.iter_fields(node):
-            if name in ("annotation", "returns", "decorator_list", "bases"):
-                continue
-            if isinstance(node, ast.Assign) and _is_type(node):
-                continue
-            for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    visit(child)
-
-    visit(tree)
-    return found
-
-
-def _is_type(node: ast.Assign) -> bool:
-    """An alias such as ``Std = Literal["sample", "population"]``."""
-    return isinstance(node.value, ast.Subscript) and ast.unparse(node.value.value) == "Literal"
-
-
-def _statement(tree: ast.AST, target: ast.AST) -> ast.AST:
-    """The innermost statement around a node."""
-    best: ast.AST = tree
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and any(child is target for child in ast.walk(node)):
-            best = node
-    return best
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, old: ast.AST, new: ast.AST) -> None:
-        self.old, self.new = old, new
-
-    def visit(self, node: ast.AST) -> ast.AST:
-        return self.new if node is self.old else self.generic_visit(node)
 
 
 class _Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -338,20 +152,39 @@ def _run_child(mutant: Mutant) -> None:
         os._exit(status)
 
 
-def run(chosen: list[Mutant], report: Callable[..., None] = print) -> list[Mutant]:
-    """Try each; returns the survivors that aren't known to be equivalent."""
-    survivors, killed, equivalent, begun = [], 0, 0, time.monotonic()
+def run(chosen: list[Mutant], remembered: Path | None = None, report: Callable[..., None] = print) -> list[Mutant]:
+    """Try each; returns the survivors that aren't known to be equivalent. What was killed is written to
+    ``remembered`` and not tried again while its file stays the same."""
+    before = set(remembered.read_text().splitlines()) if remembered and remembered.exists() else set()
+    survivors, counts, begun = [], {path: Counter[str]() for path in TESTS}, time.monotonic()
     for mutant in chosen:
         if mutant.name in EQUIVALENT:
-            equivalent += 1
+            outcome = "equivalent"
+        elif _memory(mutant) in before:
+            outcome = "killed"
         elif survives(mutant):
+            outcome = "survived"
             survivors.append(mutant)
             report(f"SURVIVED {mutant}", flush=True)
         else:
-            killed += 1
-    seconds = time.monotonic() - begun
-    report(f"{killed} killed, {len(survivors)} survived, {equivalent} equivalent, {seconds:.0f} s")
+            outcome = "killed"
+            if remembered:
+                with remembered.open("a") as file:
+                    file.write(_memory(mutant) + "\n")
+        counts[mutant.path][outcome] += 1
+    for path, found in counts.items():
+        if found:
+            report(f"{path}: {_counted(found)}")
+    report(f"{_counted(sum(counts.values(), Counter()))}, {time.monotonic() - begun:.0f} s")
     return survivors
+
+
+def _memory(mutant: Mutant) -> str:
+    return f"{hashlib.sha256((ROOT / mutant.path).read_bytes()).hexdigest()[:12]} {mutant.name}"
+
+
+def _counted(found: Counter[str]) -> str:
+    return ", ".join(f"{found[outcome]} {outcome}" for outcome in ("killed", "survived", "equivalent"))
 
 
 def main() -> int:
@@ -360,7 +193,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="how many to try; 0: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
-    parser.add_argument("--part", default="0/1", help="i/n: every n-th mutant from the i-th on, to share the work")
+    parser.add_argument("--killed", type=Path, metavar="FILE", help="where to remember what was killed")
     given = parser.parse_args()
 
     chosen = [
@@ -371,20 +204,17 @@ def main() -> int:
     ]
     if given.sample:
         chosen = random.Random(given.seed).sample(chosen, min(given.sample, len(chosen)))
-    index, parts = map(int, given.part.split("/"))
-    chosen = chosen[index::parts]
     if given.list:
         print(*chosen, sep="\n")
         return 0
 
     os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT))
     _warm_up()
     for path in dict.fromkeys(mutant.path for mutant in chosen) if not given.sample else ():
         if not survives(Mutant(path, 0, "unchanged", ast.parse((ROOT / path).read_text()))):
             print(f"the tests of {path} fail without any change")
             return 2
-    return 1 if run(chosen) else 0
+    return 1 if run(chosen, given.killed) else 0
 
 
 def _warm_up() -> None:

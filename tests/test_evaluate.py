@@ -1,13 +1,16 @@
 """Evaluation: what it measures, and that it never turns a failure into a number."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.toy import Lowercase, toy_recipe
+from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet.build import build_generator, build_renderer, trained_weights
+from whet.cli.main import main
 from whet.errors import DataError, DeadlineError
 from whet.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
 from whet.types import Task
@@ -76,3 +79,35 @@ def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:
     report = evaluate(recipe, limit=3)
     assert report.n == 3
     assert report.metrics() == evaluate(recipe, model=str(tiny_model), limit=3).metrics()
+
+
+def test_two_models_are_compared_task_by_task(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    tiny_llama(seed=3).save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"limit": 12}))
+    for against, same in ((str(tiny_model), True), (str(other), False)):
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", str(recipe), "--against", against, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["difference"] == pytest.approx(found["accuracy"] - found["against/accuracy"])
+        assert found["difference_low"] <= found["difference"] <= found["difference_high"]
+        assert (found["difference_p"] == 1) or not same
+        assert (found["difference"] == 0) or not same
+        assert (found["reward"] == found["against/reward"]) == same
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(recipe), "--against", str(other)])
+    assert f"against {other}: " in capsys.readouterr().out
+
+
+def test_a_comparison_is_that_of_the_single_tasks() -> None:
+    def report(*per_task: float, samples: int = 1) -> Report:
+        return Report(len(per_task), samples, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, per_task=list(per_task))
+
+    before, after = report(0, 0, 0, 1, 0, 0, 1, 1), report(1, 1, 1, 1, 0, 1, 1, 0)
+    found = after.compare(before)
+    assert found["difference"] == 3 / 8
+    assert found["difference_p"] == pytest.approx(2 * (1 + 5) / 2**5)
+    assert "difference_p" not in report(0.5, 0.25, samples=4).compare(report(0.5, 0.5, samples=4))

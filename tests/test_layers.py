@@ -113,3 +113,14 @@ def test_a_recipe_is_read_without_torch_and_transformers() -> None:
 def test_no_file_is_too_long_for_one_subject() -> None:
     long = [f"{path}: {n}" for path in modules() if (n := len(path.read_text(encoding="utf-8").splitlines())) > 400]
     assert not long
+
+
+def test_nothing_depends_on_pythons_hash_which_differs_from_process_to_process() -> None:
+    """Seeds and digests come from ``hashlib``."""
+    calls = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and node.id == "hash"
+    ]
+    assert not calls

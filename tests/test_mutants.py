@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 def mutate(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / "tests" / "mutate.py"), *arguments]
+    command = [sys.executable, "-m", "tests.mutate", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=ROOT)
 
 
@@ -28,6 +28,23 @@ def test_mutants_of_a_file_can_be_listed() -> None:
     listed = mutate("--list", "losses/kl", timeout=60).stdout
     assert "value = -e" in listed
     assert "'k3' -> 'k3?'" in listed
+
+
+def test_what_was_killed_is_remembered(tmp_path: Path) -> None:
+    killed = tmp_path / "killed.txt"
+    first = mutate("losses/supervised", "--killed", str(killed), timeout=200)
+    assert "SURVIVED" not in first.stdout
+    remembered = killed.read_text()
+    assert remembered
+    again = mutate("losses/supervised", "--killed", str(killed), timeout=60)
+    assert killed.read_text() == remembered
+    assert again.stdout.splitlines()[:-1] == first.stdout.splitlines()[:-1]
+
+
+def test_every_loss_is_broken() -> None:
+    listed = mutate("--list", timeout=60).stdout
+    for path in (ROOT / "whet" / "losses").glob("*.py"):
+        assert path.name in ("__init__.py", "base.py") or f"whet/losses/{path.name}:" in listed
 
 
 @pytest.mark.hours

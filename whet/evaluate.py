@@ -14,7 +14,7 @@ from whet.environments.base import TaskSet
 from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
-from whet.metrics.statistics import pass_at_k, wilson
+from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.rollouts.episode import Sampling, play
 from whet.seeds import derive_seed
 from whet.types import Status, Task, Trajectory
@@ -68,7 +68,17 @@ class Report:
     length_mean: float  # tokens per answer
     truncated: float  # share of answers that ran into the length limit
     pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
+    per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
     trajectories: list[tuple[Task, Trajectory]] = field(default_factory=list)
+
+    def compare(self, other: "Report") -> dict[str, float]:
+        """How much more accurate this is than ``other`` on the same tasks: the difference, its 95% interval (bootstrap
+        over tasks) and, for one answer per task, the p-value of McNemar's exact test."""
+        difference, low, high = paired_difference(other.per_task, self.per_task)
+        values = {"difference": difference, "difference_low": low, "difference_high": high}
+        if self.samples == 1:
+            values["difference_p"] = mcnemar([x == 1 for x in other.per_task], [x == 1 for x in self.per_task])
+        return values
 
     def metrics(self) -> dict[str, float]:
         """As one evaluation line of the metrics."""
@@ -144,6 +154,7 @@ async def evaluate_tasks(
         pass_at={
             k: sum(pass_at_k(samples, c, k) for c in per_task) / len(tasks) for k in (1, 2, 4, 8, 16) if k <= samples
         },
+        per_task=[right / samples for right in per_task],
         trajectories=[(task, answers[i * samples + j]) for i, task in enumerate(tasks) for j in range(samples)],
     )
 

@@ -21,7 +21,7 @@ from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
 from whet.models.loading import fingerprint
-from whet.rollouts.recorder import records
+from whet.rollouts.recorder import failures, records
 from whet.rollouts.source import RolloutSource
 from whet.types import Distribution, Group, Message, Task
 from whet.weights.in_process import InProcessSync
@@ -113,7 +113,8 @@ class SampledFeed:
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
-            write_rollouts(folder, step, records(step, groups, batch, self.renderer))
+            lost = failures(step, self.source.lost)
+            write_rollouts(folder, step, [*records(step, groups, batch, self.renderer), *lost])
 
     async def close(self) -> None:
         await self.generator.close()

@@ -30,7 +30,7 @@ from whet.metrics.sinks.jsonl import FILE
 from whet.metrics.summary import print_summary
 from whet.metrics.visible import visible
 from whet.recipe import Recipe
-from whet.run_folder import check_free
+from whet.run_folder import create
 from whet.types import Distribution, Group
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,7 @@ def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> 
 
 def start(recipe: Recipe, folder: Path) -> Path:
     """Train from the beginning into a new ``folder``. Returns it."""
-    check_free(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    create(folder)
     atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
     return _train(recipe, folder, resuming=False)
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from whet.cli.main import main
+from whet.errors import ConfigError
+from whet.run_folder import create
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -73,6 +77,71 @@ def test_a_wrong_command_line_is_answered_without_a_traceback(folder, words, mes
     assert result.returncode == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+HOSTILE = {
+    "broken.yaml": b"steps: [1\n",
+    "binary.yaml": b"\xff\xfe\x00\x01binary",
+    "empty.yaml": b"",
+    "list.yaml": b"- a\n- b\n",
+    "scalar.yaml": b"5\n",
+    "tab.yaml": b"steps: 3\n\tname: x\n",
+    "loop.yaml": b"extends: loop.yaml\n",
+    "two.yaml": b"steps: 1\n---\nsteps: 2\n",
+    "deep.yaml": b"a: " + b"[" * 3000,
+    "key.yaml": b"extends: quickstart\nstepz: 3\n",
+    "type.yaml": b"extends: quickstart\nsteps: many\n",
+    "section.yaml": b"extends: quickstart\noptimizer: 3\n",
+    "component.yaml": b"extends: quickstart\nalgorithm: {type: grpoo}\n",
+    "module.yaml": b"extends: quickstart\ndata: {type: 'nosuch.module:Thing'}\n",
+    "stranger.yaml": b"extends: quickstart\ndata: {type: 'os:system'}\n",
+    "parent.yaml": b"extends: nowhere\n",
+    "good.yaml": b"extends: quickstart\n",
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nowhere.yaml"],
+        ["folder.yaml"],
+        *([name] for name in HOSTILE if name != "good.yaml"),
+        ["good.yaml", "steps"],
+        ["good.yaml", "=3"],
+        ["good.yaml", "steps="],
+        ["good.yaml", "steps=[1"],
+        ["good.yaml", "steps=0"],
+        ["good.yaml", "stepz=3"],
+        ["good.yaml", "optimizer.lr.x=3"],
+        ["good.yaml", "--folder", "full"],
+        ["good.yaml", "--folder", "full/file"],
+        ["good.yaml", "--folder", "full/file/below"],
+    ],
+    ids=lambda words: " ".join(words)[:30],
+)
+def test_hostile_input_is_answered_in_one_line(tmp_path, monkeypatch, capsys, words):
+    """With the real recipe, in this process; nothing is started."""
+    for name, content in HOSTILE.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(["train", *words])
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert len(said.err) < 600
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_to_change(tmp_path):
+    with pytest.raises(ConfigError, match="it can't be made"):
+        create(Path("/proc/whet"))
+    create(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
 
 
 def test_a_finished_run_says_where_it_is(folder):

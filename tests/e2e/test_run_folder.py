@@ -5,11 +5,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.toy import toy_recipe
+from tests.toy import Lowercase, toy_recipe
 from whet import run
 from whet.build import trained_weights
+from whet.cli.main import main
 from whet.errors import ConfigError, WhetError
 from whet.evaluate import evaluate
+from whet.metrics.report import write_report
+from whet.metrics.rollout_file import read_rollouts
+from whet.types import Task
 
 
 def test_a_folder_whose_start_failed_can_be_used_again(tiny_model: Path, tmp_path: Path) -> None:
@@ -53,3 +57,38 @@ def test_a_run_is_evaluated_with_the_weights_it_ended_with(
     assert trained.keys() == untrained.keys()
     assert any(not trained[name].equal(untrained[name]) for name in trained)
     assert evaluate(recipe, run=folder).n == 4
+
+
+class OneBroken(Lowercase):
+    """The grader of one task is never there."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        if task.uid.endswith("/3"):
+            raise ConnectionError("the grader is \x1b[2Jaway")
+        return await super().grade(task, answer)
+
+
+def test_a_lost_group_is_recorded_with_its_error_and_can_be_looked_at(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = toy_recipe(
+        tiny_model,
+        steps=1,
+        data={"type": "tests.e2e.test_run_folder:OneBroken"},
+        rollouts={"prompts_per_step": 11, "retries": 0},
+        evaluation={"enabled": False},
+    )
+    folder = run.start(recipe, tmp_path / "run")
+    records = list(read_rollouts(folder, 1))
+    failed = [record for record in records if record.status == "failed"]
+    assert len(records) - len(failed) == 44
+    assert {record.task for record in failed} <= {"toy/train/3"}
+    assert all(record.reward is None and not record.tokens and "write letters" in record.prompt for record in failed)
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main(["view", str(folder), "--only", "failed"])
+    shown = capsys.readouterr().out
+    assert len(failed) == shown.count("error: ") == 4
+    assert "ConnectionError('the grader is" in shown
+    assert "\x1b[2J" not in shown
+    write_report(folder)

@@ -1,4 +1,5 @@
 import io
+import unicodedata
 
 import pytest
 from rich.console import Console
@@ -8,6 +9,8 @@ from whet.errors import DataError
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.view import level, select, view
 from whet.metrics.visible import visible
+
+BIDI_CONTROLS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def shown(run_folder, **options):
@@ -51,5 +54,18 @@ def test_a_folder_without_rollouts_is_an_error(tmp_path):
 
 
 def test_control_characters_are_visible_and_ordinary_text_is_untouched():
-    assert visible("a\nb\tc é 日本 🙂") == "a\nb\tc é 日本 🙂"
+    ordinary = "a\nb\tc é 日本 🙂 ❤\ufe0f 한국 हिन्दी\xa0\u3000e\u0301"
+    assert visible(ordinary) == ordinary
     assert visible("\x00\x1b\r\x9b\u202e\u2066\ud800") == "\\x00\\x1b\\r\\x9b\\u202e\\u2066\\ud800"
+
+
+def test_no_character_without_a_shape_is_left_as_it_is():
+    for code in range(0x110000):
+        character = chr(code)
+        if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in "\n\t":
+            assert visible(character).startswith("\\"), hex(code)
+    directions = [c for c in map(chr, range(0x110000)) if unicodedata.bidirectional(c) in BIDI_CONTROLS]
+    assert len(directions) >= 9
+    blank = "\u200b\u200c\u200d\u2060\u2062\ufeff\u00ad\u180e\u034f\u115f\u3164\uffa0\u2800\ufe00\U000e0041\U000e0100"
+    for character in [*directions, *blank]:
+        assert visible(f"a{character}b") == f"a{ascii(character)[1:-1]}b"

@@ -111,6 +111,31 @@ def test_a_group_lost_to_failures_is_replaced_and_counted_and_is_no_zero_reward(
             metrics = rollouts.tally()[0].result()
             assert metrics["groups/failed"] == 1
             assert metrics["groups/kept"] == 3
+            assert [group.task.uid for group in rollouts.lost] == [victim]
+            await rollouts.published(1)
+            await rollouts.next_groups()
+            assert not rollouts.lost
+
+    asyncio.run(go())
+
+
+class Opinionated(Lowercase):
+    """Half of the answers get a score for style."""
+
+    graded: list[str]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        self.graded.append(task.uid)
+        scores = await super().grade(task, answer)
+        return scores | ({"style": 0.75} if self.graded.count(task.uid) == 1 else {})
+
+
+def test_a_score_that_only_some_answers_carry_is_averaged_over_those(tiny_model: Path) -> None:
+    async def go() -> None:
+        async with source(tiny_model, Opinionated(graded=[])) as rollouts:
+            groups = await rollouts.next_groups()
+            assert sum("style" in t.scores for group in groups for t in group.trajectories) == 3
+            assert rollouts.tally()[0].result()["scores/style"] == 0.75
 
     asyncio.run(go())
 

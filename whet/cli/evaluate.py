@@ -9,6 +9,7 @@ import typer
 from whet.cli.words import AsJson, Overrides
 
 if TYPE_CHECKING:
+    from whet.evaluate import Report
     from whet.recipe import Recipe
 
 
@@ -27,6 +28,10 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option("--model", help="Model to score instead: a folder or a name on the Hugging Face hub.")
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option("--against", help="Score a second model on the same tasks, and say how sure the difference is."),
+    ] = None,
     split: Annotated[Split | None, typer.Option("--split", help="Tasks to pose, instead of the recipe's.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Pose only the first tasks.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per task.")] = None,
@@ -40,38 +45,54 @@ def evaluate(
     from whet.environments.base import TaskSet
     from whet.recipe import Recipe
 
-    run = Path(target) if (Path(target) / "recipe.yaml").is_file() else None
     settings = load(Recipe, target, overrides or []).value
     wanted = {"split": split.value if split else None, "limit": limit, "samples": samples, "temperature": temperature}
     asked: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
-    if isinstance(settings.data, TaskSet):
-        from whet.evaluate import evaluate as score
+    if not isinstance(settings.data, TaskSet):
+        refused = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
+        values = _rows(settings, asked, [name for name, value in refused.items() if value is not None], _run(target))
+        _show(f"{target}: {values['n']:.0f} held-out rows", values, [], as_json)
+        return
 
-        report = score(settings, model=model, run=run if model is None else None, **asked)
-        title = f"{model or target}: {report.n} tasks, {report.samples} per task"
-        last = f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"
-        _show(title, report.metrics(), last, as_json)
-    else:
-        values = _rows(settings, asked, model, run)
-        _show(f"{target}: {values['evaluation/n']:.0f} held-out rows", values, "", as_json)
+    from whet.evaluate import evaluate as score
+
+    def measured(name: str) -> "Report":
+        return score(settings, model=None if _run(name) or name == target else name, run=_run(name), **asked)
+
+    report = measured(model or target)
+    measures = _measures(report.metrics())
+    said = [f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"]
+    if against is not None:
+        other = measured(against)
+        difference = report.compare(other)
+        measures |= {f"against/{name}": value for name, value in _measures(other.metrics()).items()} | difference
+        points, low, high = (100 * difference[name] for name in ("difference", "difference_low", "difference_high"))
+        said.append(f"against {against}: {points:+.1f} points, 95% interval {low:+.1f} to {high:+.1f} (same tasks)")
+    _show(f"{model or target}: {report.n} tasks, {report.samples} per task", measures, said, as_json)
 
 
-def _rows(settings: "Recipe", asked: dict[str, Any], model: str | None, run: Path | None) -> dict[str, float]:
+def _run(name: str) -> Path | None:
+    return Path(name) if (Path(name) / "recipe.yaml").is_file() else None
+
+
+def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
     """Rows are not answered, but read by what was trained on such rows."""
     import asyncio
 
     from whet.errors import ConfigError
     from whet.feed import measure_rows
 
-    refused = [f"--{name}" for name in ("samples", "temperature") if name in asked] + ["--model"] * (model is not None)
     if refused:
         raise ConfigError(f"{refused[0]}: this recipe learns from rows, and no model answers them")
     evaluation = settings.evaluation.model_copy(update=asked)
-    return asyncio.run(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run))
+    return _measures(asyncio.run(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
 
 
-def _show(title: str, values: dict[str, float], last: str, as_json: bool) -> None:
-    measures = {name.removeprefix("evaluation/"): value for name, value in values.items()}
+def _measures(values: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("evaluation/"): value for name, value in values.items()}
+
+
+def _show(title: str, measures: dict[str, float], said: list[str], as_json: bool) -> None:
     if as_json:
         import json
 
@@ -86,5 +107,5 @@ def _show(title: str, values: dict[str, float], last: str, as_json: bool) -> Non
     for name, value in measures.items():
         table.add_row(name, f"{value:.4g}")
     Console().print(table)
-    if last:
-        print(last)
+    for line in said:
+        print(line)

@@ -71,7 +71,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
     if _looks_like_path(source):
         if path.is_file():
             return path
-        near = [file.name for file in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = [file.name for file in path.parent.glob("*.y*ml") if file.is_file()] if path.parent.is_dir() else []
         what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file"
         raise RecipeError([Problem("", str(source), f"{what}.{did_you_mean(path.name, near)}")])
     names = recipe_names(search)

@@ -133,7 +133,7 @@ class _Converter:
             try:
                 return Node(_scalar(node.tag, node.value), origin, quoted=bool(node.style))
             except ValueError:
-                self.complain(path, node, f"{node.value!r} doesn't fit its tag {node.tag!r}")
+                self.complain(path, node, f"{node.value[:40]!r} doesn't fit its tag {node.tag!r}")
                 return Node(None, origin)
         finally:
             self.above.discard(id(node))

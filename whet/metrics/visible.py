@@ -1,20 +1,32 @@
-"""Makes text from a model safe to look at: control characters become visible, whatever shows them.
+"""Makes text from a model safe to look at: characters that can't be seen become visible, whatever shows them.
 
-Model output is not trusted: an escape sequence can rewrite a terminal, a direction override can turn a line around.
-Escaping for HTML is done where HTML is written.
+Model output is not trusted: an escape sequence can rewrite a terminal, a direction override can turn a line around, and
+what has no width can hide a message. Escaping for HTML is done where HTML is written.
 """
 
 import re
+import unicodedata
 
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+_NOT_PLAIN = re.compile("[^\n\t -~]")
+# Control, format (directions, joiners, no width), surrogate, private, unassigned; separators of lines and paragraphs.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+# Letters and marks by category, yet blank: fillers, and selectors of variants but those of text or emoji.
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0d\uffa0\U000e0100-\U000e01ef]"
 )
 
 
 def visible(text: str) -> str:
-    """The text with every control, direction and zero-width character (but newline and tab) written as an escape.
+    """The text with everything that has no shape of its own (but newline, tab and spaces) written as an escape.
 
     >>> visible("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'
     """
-    return _INVISIBLE.sub(lambda match: match.group().encode("unicode_escape", "backslashreplace").decode(), text)
+    return _NOT_PLAIN.sub(_shown, text)
+
+
+def _shown(match: re.Match[str]) -> str:
+    character = match.group()
+    if unicodedata.category(character) in _HIDDEN or _BLANK.match(character):
+        return character.encode("unicode_escape", "backslashreplace").decode()
+    return character

@@ -8,7 +8,7 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.data.renderer import Renderer
 from whet.metrics.rollout_file import RolloutRecord
-from whet.types import Group
+from whet.types import Group, Status
 
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
@@ -41,6 +41,23 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
             )
             index += 1
+
+
+def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
+    """One record per failed episode of groups that were lost: the task's own words, and why. No tokens, no reward."""
+    for group in lost:
+        for sample, trajectory in enumerate(group.trajectories):
+            if trajectory.status is Status.FAILED:
+                yield RolloutRecord(
+                    step=step,
+                    uid=group.uid,
+                    task=group.task.uid,
+                    sample=sample,
+                    prompt="\n".join(message["content"] for message in group.task.prompt),
+                    messages=group.task.prompt,
+                    status=trajectory.status.value,
+                    error=trajectory.error,
+                )
 
 
 def _picked(column: Tensor | None, own: Tensor) -> list[float] | None:

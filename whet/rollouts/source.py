@@ -103,6 +103,7 @@ class RolloutSource:
         self.curriculum = config.curriculum.over(self.tasks, seed) if config.curriculum else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
+        self.lost: list[Group] = []  # to failures, while the last step was sampled
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -126,6 +127,7 @@ class RolloutSource:
         wanted = self.config.prompts_per_step
         most = wanted * self.config.max_sampling_rounds
         groups: list[Group] = []
+        self.lost = []
         sampled = failed = 0
         self._issue()
         while len(groups) < wanted:
@@ -141,6 +143,7 @@ class RolloutSource:
                 self.curriculum.measured(ticket.task, None if lost else group, self.version)
             if lost:
                 failed += 1
+                self.lost.append(group)
                 self._check_failures(group, failed)
             else:
                 self._count(group)
