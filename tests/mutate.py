@@ -54,6 +54,8 @@ TESTS = {
     "whet/losses/supervised.py": _TEXT,
     "whet/losses/distillation.py": _TEXT,
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
+    "whet/algorithms/kto.py": ["tests/algorithms/test_kto.py"],
+    "whet/algorithms/mismatched.py": ["tests/algorithms/test_kto.py"],
     "whet/algorithms/advantages.py": ["tests/algorithms/test_advantages.py"],
     "whet/algorithms/advantage_registry.py": ["tests/algorithms/test_advantages.py", "-k", "registered"],
 }
