@@ -58,6 +58,8 @@ NARROWER = {
     "whet/losses/supervised.py": _TEXT,
     "whet/losses/distillation.py": _TEXT,
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
+    "whet/algorithms/kto.py": ["tests/algorithms/test_kto.py"],
+    "whet/algorithms/mismatched.py": ["tests/algorithms/test_kto.py"],
     "whet/algorithms/advantages.py": ["tests/algorithms/test_advantages.py"],
     "whet/algorithms/teacher_advantage.py": ["tests/algorithms/test_advantages.py"],
     "whet/algorithms/mixture.py": ["tests/algorithms/test_alignment.py", "tests/algorithms/test_mixture.py"],

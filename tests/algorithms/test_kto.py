@@ -63,7 +63,9 @@ def test_the_reference_point_is_the_mean_gain_of_foreign_replies_and_never_below
     mean, learner = sum(gains) / 4, TwoWorkers(workers)
     assert point(completed(groups, learner)) == pytest.approx(max(0.0, mean), abs=1e-5)
     learner.says = {"logprobs": workers["other"], "reference_logprobs": workers["language"]}
-    assert point(completed(groups, learner)) == pytest.approx(max(0.0, -mean), abs=1e-5)
+    batch = completed(groups, learner)
+    assert point(batch) == pytest.approx(max(0.0, -mean), abs=1e-5)
+    assert KTO().report(batch).result() == {"preference/reference_point": pytest.approx(point(batch))}
     assert abs(mean) > 1e-4
 
 

@@ -189,6 +189,31 @@ def test_changed_rows_are_noticed_when_a_run_with_a_cached_reference_goes_on(tin
     assert "was made with another precision" in (folder / "log.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (
+            ['{"prompt": "p", "completion": "c", "label": true}'] * 30 + ['{"prompt": "p", "label": true}'],
+            ":31: field 'co",
+        ),
+        (['{"prompt": "p", "completion": "c", "label": 1}'], ":1: field 'label' must be true or false, not 1"),
+        (["\ufeff"], "holds no rows"),
+        (['{"prompt": "p", "completion": "c", "label": true}'], "a batch of 8 groups can't be drawn from 1 rows"),
+    ],
+)
+def test_wrong_rows_end_in_one_line_before_anything_is_trained(
+    tiny_model: Path, tmp_path: Path, lines: list[str], says: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(lines))
+    recipe = write_recipe(tmp_path / "toy.yaml", rows_recipe(tiny_model, "labelled", path, {"type": "kto"}))
+    done = whet("train", str(recipe), "--folder", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+
+
 def test_a_loss_without_a_reference_can_not_cache_it(tiny_model: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "pairs.jsonl", pairs(8))
     with pytest.raises(ConfigError, match=r"reference = cached, but algorithm\.loss has no reference"):

@@ -226,6 +226,23 @@ def test_kto_reports_the_implicit_rewards_of_trained_rows() -> None:
         assert metrics[f"preference/{name}_reward"] == pytest.approx(sum(gains) / len(gains))
 
 
+def test_kto_is_right_where_the_implicit_reward_has_the_sign_of_the_label() -> None:
+    shares = []
+    for seed in range(6):
+        batch, output = rows(seed)
+        b, now = plain(batch), said(output)
+        right = []
+        for row in b.rows:
+            gain = slow.total(now.logprobs, row) - slow.total(b.reference_logprobs, row)
+            if row.tokens:
+                right.append(gain > 0 if row.reward == 1 else gain < 0)
+        shares.append(sum(right) / len(right))
+        assert KTO()(output, batch)[1].result()["preference/accuracy"] == pytest.approx(shares[-1])
+        equal = replace(output, logprobs=batch.reference_logprobs)
+        assert KTO()(equal, batch)[1].result()["preference/accuracy"] == 0, "a reward of 0 has no sign"
+    assert any(0 < share < 1 for share in shares)
+
+
 @pytest.mark.parametrize("lacking", ["all", "one"])
 def test_a_margin_that_is_missing_is_named(lacking: str) -> None:
     batch, output = pairs()

@@ -1,4 +1,4 @@
-"""Prompts with the replies to other prompts: what KTO estimates its reference point on (arXiv 2402.01306, section 4.2).
+"""Prompts with the replies to other prompts: what KTO estimates its reference point on (arXiv 2402.01306).
 
 Each trained sequence of a step keeps its prompt and gets the reply of the next one, the last one that of the first.
 Their order is that of a hash of their groups' names, so that it depends on the step alone, not on its layout.
