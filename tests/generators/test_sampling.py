@@ -117,6 +117,22 @@ def test_what_is_kept_is_what_the_learner_keeps(d: Distribution, spread: float) 
     assert torch.equal(thresholds(x, d), least_logit(x, d))
 
 
+@pytest.mark.parametrize("top_k", [0, 1, 5, 400])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("min_p", [0.0, 0.02, 0.5])
+def test_every_combination_of_filters_keeps_the_same_tokens_in_sampler_learner_and_formula(
+    top_k: int, top_p: float, min_p: float
+) -> None:
+    """min-p, then top-k, then top-p over what they left, with ties and more candidates than are looked at first."""
+    torch.manual_seed(4)
+    d = Distribution(top_k=top_k, top_p=top_p, min_p=min_p)
+    x = torch.cat([torch.randn(3, 900), torch.randn(3, 900).mul(4).round(), torch.zeros(1, 900)])
+    kept = x >= thresholds(x, d)
+    assert torch.equal(kept, x >= least_logit(x, d))
+    for row, mine in zip(x, kept, strict=True):
+        assert mine.tolist() == [p > -math.inf for p in plain_logprobs(row, d)]
+
+
 def test_the_stream_of_a_seed_is_fixed_and_its_start_does_not_depend_on_its_length() -> None:
     assert uniform_stream(5, 3).tolist() == uniform_stream(5, 10)[:3].tolist()
     assert uniform_stream(5, 3).tolist() != uniform_stream(6, 3).tolist()

@@ -120,6 +120,26 @@ def test_reinforce_reports_the_ratio_and_never_clips() -> None:
     assert (metrics["clip/high"], metrics["clip/low"]) == (0.0, 0.0)
 
 
+def clipped(loss: PPOClip | CISPO, log_ratio: float, advantage: float) -> tuple[float, float]:
+    batch, output = fill(random_groups(1), 1)
+    now = torch.full_like(output.logprobs.detach(), -1.0)
+    old, advantages = torch.full_like(now, -1.0 - log_ratio), torch.full_like(now, advantage)
+    metrics = loss(ModelOutput(now), replace(batch, old_logprobs=old, advantages=advantages))[1].result()
+    return metrics["clip/high"], metrics["clip/low"]
+
+
+def test_what_lies_exactly_on_a_bound_or_has_no_advantage_is_not_reported_as_clipped() -> None:
+    above, below = torch.tensor([0.25, -0.25], dtype=torch.float64).exp().tolist()
+    exact = PPOClip(clip_low=1 - below, clip_high=above - 1)
+    assert (1 + exact.clip_high, 1 - exact.clip_low) == (above, below)
+    assert clipped(exact, 0.25, 1.0) == clipped(exact, -0.25, -1.0) == (0.0, 0.0)
+    assert clipped(exact, 0.26, 1.0) == (1.0, 0.0)
+    assert clipped(exact, -0.26, -1.0) == (0.0, 1.0)
+    assert clipped(exact, 0.26, 0.0) == clipped(exact, -0.26, 0.0) == (0.0, 0.0)
+    assert clipped(CISPO(clip_high=above - 1), 0.25, 1.0) == (0.0, 0.0)
+    assert clipped(CISPO(clip_high=above - 1), 0.26, 1.0) == (1.0, 0.0)
+
+
 def test_dual_clip_reports_how_often_it_holds() -> None:
     batch, output = fill(random_groups(2), 2, noise=0.8)
     b = plain(batch)

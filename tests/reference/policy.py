@@ -79,7 +79,7 @@ def kl(
         value = {"k1": -e, "k2": e * e / 2, "k3": math.exp(e) - 1 - e}[estimator]
         value = clip(value, -output_clamp, output_clamp)
         if unbiased:
-            value *= math.exp(said.logprobs[t] - frozen.logprobs[t])
+            value *= ratio(b, said, frozen, t)
         out[t] = coefficient * value
     return out
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from whet.lazy import lazy_import
-from whet.losses.weighted import WeightedLoss, at_trained, filled, token_metrics
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, filled, token_metrics
 from whet.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class KL(WeightedLoss):
     output_clamp: float = Field(10.0, gt=0)
     """Bound of the estimate of one token, before the coefficient."""
     unbiased_gradient: bool = False
-    """Multiply by exp(lp - sg(lp)): the gradient is then that of the expectation (DeepSeek-V3.2, arXiv 2512.02556)."""
+    """Multiply by exp(lp - lp_old): the gradient is then that of the expectation (DeepSeek-V3.2, arXiv 2512.02556)."""
 
     @property
     def needs(self) -> frozenset[str]:
@@ -57,7 +57,8 @@ class KL(WeightedLoss):
         reference = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
         value = self.estimate(logprobs, reference)
         if self.unbiased_gradient:
-            value = value * (logprobs - logprobs.detach()).exp()
+            old = output.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+            value = value * bounded_exp(logprobs - at_trained(batch, old))
         return self.coefficient * value, kl_metrics(logprobs, reference, batch)
 
 
