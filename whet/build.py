@@ -70,6 +70,7 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
     config = WorkerConfig(
         model=recipe.model,
         learner=recipe.learner,
+        parallel=recipe.parallel,
         optimizer=algorithm.optimizer(role, recipe.optimizer),
         head=algorithm.heads[role],
         steps=algorithm.updates(role, recipe.steps),

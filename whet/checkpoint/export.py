@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from whet.checkpoint.card import model_card
 from whet.checkpoint.config import CheckpointConfig
-from whet.checkpoint.files import load_tensors
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config.tree import Origin, to_plain
@@ -75,13 +74,14 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
     Raises ``CheckpointError`` where its tensors are not those of the model."""
     import torch
 
+    from whet.learner.state import load_weights
     from whet.models.loading import load_model
 
-    path = checkpoint.folder / "policy" / "model.safetensors"
-    if not path.parent.is_dir():
+    path = checkpoint.folder / "policy"
+    if not path.is_dir():
         raise CheckpointError(f"{checkpoint.folder} holds no policy; reward models can't be exported or evaluated yet")
     model: Any = load_model(config, dtype=torch.float32, train=True)
-    _copy_into(model, load_tensors(path), path, partial=config.lora is not None)
+    _copy_into(model, load_weights(path), path, partial=config.lora is not None)
     return model.eval()
 
 

@@ -2,6 +2,7 @@
 only where a token is trained. Knows no loss and no optimizer."""
 
 from collections.abc import Set
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,11 +11,30 @@ from whet.batch import Batch, ModelOutput
 from whet.errors import WhetError
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of, ids_logprobs, token_logprobs
+from whet.models.shards import WHOLE, Shards
 from whet.models.values import ValueHead
 
 
+class Scorer(nn.Module):
+    """``forward`` as a module, so that what is hooked around a module (sharded parameters) works around all of it: a
+    model's head is read here, not called."""
+
+    def __init__(self, model: nn.Module, value_head: ValueHead | None, shards: Shards = WHOLE) -> None:
+        super().__init__()
+        self.model, self.value_head, self.shards = model, value_head, shards
+
+    def forward(self, batch: Batch, needs: Set[str]) -> dict[str, Tensor | None]:
+        """The fields of a ``ModelOutput``: hooks find tensors in plain containers only."""
+        output = forward(self.model, batch, needs, self.value_head, self.shards)
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+
+
 def forward(
-    model: nn.Module, batch: Batch, needs: Set[str] = frozenset(), value_head: ValueHead | None = None
+    model: nn.Module,
+    batch: Batch,
+    needs: Set[str] = frozenset(),
+    value_head: ValueHead | None = None,
+    shards: Shards = WHOLE,
 ) -> ModelOutput:
     """What ``model`` says about the batch's N tokens, on its device; every column is 0 where untrained.
 
@@ -22,27 +42,28 @@ def forward(
     With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
     zeros flow, so that all ranks of a step take part in the backward pass.
     """
-    hidden = forest_hidden(model, batch)
-    trained = batch.trained.to(hidden.device).nonzero().squeeze(1)
+    hidden = forest_hidden(model, batch, shards.tokens)
+    trained = shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
     # index_select, because its backward sums the children of one predictor in a fixed order.
     picked = hidden.index_select(0, batch.predictor.to(hidden.device)[trained])
 
     def spread(rows: Tensor) -> Tensor:
-        return rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
+        return shards.tokens.combine(rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows))
 
     if value_head is not None:
         values = value_head(picked)
         return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
-    head = head_of(model)
-    how: dict[str, Any] = {"bias": head.bias, "scale": head.scale, "softcap": head.softcap}
+    head, vocabulary = head_of(model), shards.vocabulary
+    weight, bias = vocabulary.local(head.weight), None if head.bias is None else vocabulary.local(head.bias)
+    how: dict[str, Any] = {"bias": bias, "scale": head.scale, "softcap": head.softcap, "vocabulary": vocabulary}
     targets = batch.tokens.to(hidden.device)[trained]
     logprobs, entropy = token_logprobs(
-        picked, head.weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
+        picked, weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
     )
     output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
     if "topk" in needs:
         if batch.teacher_ids is None:
             raise WhetError("log-probs of the teacher's tokens were asked for, but the batch has no teacher_ids")
         ids = batch.teacher_ids.to(hidden.device)[trained]
-        output.topk = spread(ids_logprobs(picked, head.weight, ids, batch.distribution, **how))
+        output.topk = spread(ids_logprobs(picked, weight, ids, batch.distribution, **how))
     return output

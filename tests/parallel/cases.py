@@ -1,0 +1,137 @@
+"""What ranks do in the tests of this folder: a few steps of a learner in some layout, and everything that it says."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.models.llama.modeling_llama
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401  imported once, in the server that ranks are forked from
+from torch import Tensor
+
+from tests.groups import group
+from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy
+from tests.parallel.ranks import seat_of
+from whet.batch import Batch
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.models.config import LoraSettings, ModelConfig
+from whet.packing import pack
+from whet.parallel.config import ParallelConfig
+from whet.parallel.parameters import whole
+from whet.types import Distribution
+
+CPU = torch.device("cpu")
+LOSSES = {"policy": PolicyGradient(), "entropy": WithEntropy(), "value": ValueLoss()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One learner's settings, and what it is trained on."""
+
+    model: Path
+    parallel: dict[str, Any] = field(default_factory=dict)
+    lora: bool = False
+    loss: str = "policy"
+    learner: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 40  # about two micro-batches for each of two ranks
+    distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
+    steps: int = 3
+
+    def one_rank(self) -> "Case":
+        return Case(self.model, {}, self.lora, self.loss, self.learner, 10_000, self.distribution, self.steps)
+
+
+@dataclass
+class Said:
+    """What a learner said, on one rank: whole tensors, by name."""
+
+    scored: dict[str, Tensor]  # [trained tokens of this shard's data] before the first step, by column
+    gradients: dict[str, Tensor]  # of the first step
+    losses: list[float]  # of this shard, by step
+    norms: list[float]
+    weights: dict[str, Tensor]  # after the last step
+    published: dict[str, Tensor]  # the same as a generator gets it
+    described: dict[str, Any]
+
+
+def batch_of(step: int, distribution: Distribution) -> Batch:
+    """Three groups with shared prompts, and a common start; every step has another batch."""
+    random = torch.Generator().manual_seed(step)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(0, VOCABULARY, (count,), generator=random).tolist()
+
+    made = [
+        group("a", tokens(7), [tokens(5), tokens(9), tokens(2)]),
+        group("b", tokens(4), [tokens(3), tokens(6)]),
+        group("c", tokens(11), [tokens(8), tokens(1), tokens(13)]),
+    ]
+    batch = Batch.from_groups(made, distribution=distribution).weigh("sequence")
+    batch.teacher_ids = torch.randint(0, VOCABULARY, (len(batch), 3), generator=random)
+    return batch
+
+
+def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
+    parallel = ParallelConfig(**case.parallel)
+    settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 60.0, **case.learner}
+    config = WorkerConfig(
+        model=ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None),
+        learner=LearnerConfig(**settings),
+        parallel=parallel,
+        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1),
+        head="value" if case.loss == "value" else "language",
+        steps=10,
+        seed=3,
+    )
+    worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
+    if case.lora:  # B is zero at first: then A would get no gradient
+        with torch.no_grad():
+            for name, parameter in worker._named_parameters():
+                if "lora_B" in name:
+                    parameter.fill_(0.02)
+    return worker
+
+
+def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
+    return {name: whole(p.detach(), CPU).clone() for name, p in worker._named_parameters()}
+
+
+def train(rendezvous: str, rank: int, case: Case) -> Said:
+    """Score, then a few steps. All of the batch is there on one rank, its shard on one of many."""
+    worker = build(case, rendezvous, rank)
+    loss, shard, shards = LOSSES[case.loss], worker.seat.shard, worker.seat.shards
+
+    def micro(step: int) -> Any:
+        return pack(batch_of(step, case.distribution), shards, case.max_tokens, loss.unit)[shard]
+
+    columns = {"values"} if case.loss == "value" else {"logprobs", "entropy", "topk", "reference_logprobs"}
+    scored = _in_batch(micro(0), worker.score(micro(0), columns), len(batch_of(0, case.distribution)))
+    worker.accumulate(micro(0), loss)
+    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
+    updates = [worker.update(micro(step), loss) for step in range(case.steps)]
+    assert not any(update.skipped for update in updates)
+    published = {name: t.clone() for bucket in worker.buckets(4096) for name, t in bucket}
+    return Said(
+        scored,
+        gradients,
+        [update.loss for update in updates],
+        [update.gradient_norm for update in updates],
+        gathered(worker),
+        published,
+        worker.describe(),
+    )
+
+
+def train_all(rendezvous: str, rank: int, cases: list[Case]) -> list[Said]:
+    return [train(rendezvous, rank, case) for case in cases]
+
+
+def _in_batch(micro: Any, answers: list[dict[str, Tensor]], size: int) -> dict[str, Tensor]:
+    """Columns of the whole batch, 0 where another shard has the tokens."""
+    columns = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
+    for one, answer in zip(micro, answers, strict=True):
+        trained = one.batch.trained
+        for name, column in answer.items():
+            columns[name][one.tokens[trained]] = column[trained]
+    return columns
