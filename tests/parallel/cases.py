@@ -38,6 +38,10 @@ class Case:
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
     steps: int = 3
 
+    @property
+    def ranks(self) -> int:
+        return ParallelConfig(**self.parallel).ranks
+
     def one_rank(self) -> "Case":
         return Case(self.model, {}, self.lora, self.loss, self.learner, 10_000, self.distribution, self.steps)
 

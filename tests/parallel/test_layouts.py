@@ -67,7 +67,7 @@ THOROUGH_4 = {
 def check(models: dict[str, Path], table: dict[str, tuple[str, dict, dict]]) -> None:
     """All cases of a table in one group of ranks, each against one process."""
     cases = {name: Case(models[model], layout, **more) for name, (model, layout, more) in table.items()}
-    ranks = {ParallelConfig(**case.parallel).ranks for case in cases.values()}
+    ranks = {case.ranks for case in cases.values()}
     said = on_ranks(ranks.pop(), train_all, list(cases.values()))
     assert not ranks
     wrong = {}

@@ -2,7 +2,6 @@
 only where a token is trained. Knows no loss and no optimizer."""
 
 from collections.abc import Set
-from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,20 +12,6 @@ from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of, ids_logprobs, token_logprobs
 from whet.models.shards import WHOLE, Shards
 from whet.models.values import ValueHead
-
-
-class Scorer(nn.Module):
-    """``forward`` as a module, so that what is hooked around a module (sharded parameters) works around all of it: a
-    model's head is read here, not called."""
-
-    def __init__(self, model: nn.Module, value_head: ValueHead | None, shards: Shards = WHOLE) -> None:
-        super().__init__()
-        self.model, self.value_head, self.shards = model, value_head, shards
-
-    def forward(self, batch: Batch, needs: Set[str]) -> dict[str, Tensor | None]:
-        """The fields of a ``ModelOutput``: hooks find tensors in plain containers only."""
-        output = forward(self.model, batch, needs, self.value_head, self.shards)
-        return {field.name: getattr(output, field.name) for field in fields(output)}
 
 
 def forward(

@@ -9,8 +9,10 @@ needs.
 
 import json
 import os
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from whet.errors import WhetError
+from whet.errors import DeadlineError, WhetError
 from whet.metrics.atomic import sync_folder, write_atomically
 from whet.parallel.mesh import Ranks
 
@@ -57,16 +59,72 @@ def save_state(
     one of them fails."""
     moments = _moments(tensors, optimizer)
     if ranks is None:
-        _save_tensors(folder / WEIGHTS, tensors)
-        _save_tensors(folder / MOMENTS, moments)
+        _save_whole(folder, tensors, moments)
         _save_facts(folder, facts)
         return
-    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _said_plainly():
-        dcp.save({**tensors, **moments}, storage_writer=writer, process_group=ranks.messages)
+        dcp.save({**tensors, **moments}, storage_writer=_writer(folder), process_group=ranks.messages)
     with ranks.together("saving"):
         if ranks.seat.rank == 0:
             _save_facts(folder, facts)
+
+
+class SaveUnderWay:
+    """``save_state`` behind training's back: what is written is a copy, made while this is built. Of several ranks the
+    writing threads speak in a process group of their own, because their messages would mix with training's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tensors: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        facts: Mapping[str, Any],
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._folder, self._facts, self._ranks = folder, dict(facts), ranks
+        weights, moments = (
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()}
+            for some in (tensors, _moments(tensors, optimizer))
+        )
+        self._result: Future[Any]
+        if ranks is None:
+            self._result = _in_thread(_save_whole, folder, weights, moments)
+        else:
+            both, group = {**weights, **moments}, ranks.background
+            self._result = _in_thread(dcp.save, both, storage_writer=_writer(folder), process_group=group)
+
+    def done(self) -> bool:
+        """Whether ``finish`` would not wait, as far as this rank is concerned."""
+        return self._result.done()
+
+    def finish(self, deadline: float) -> None:
+        """Wait for the end, up to ``deadline`` seconds. Raises on every rank where one of them failed."""
+        error: Exception | None = None
+        try:
+            with _said_plainly():
+                self._result.result(deadline)
+        except TimeoutError:
+            error = DeadlineError(f"writing {self._folder} took longer than {deadline:g} s")
+        except Exception as caught:
+            error = caught
+        with self._ranks.together("saving") if self._ranks is not None else nullcontext():
+            if error is not None:
+                raise error
+            if self._ranks is None or self._ranks.seat.rank == 0:
+                _save_facts(self._folder, self._facts)
+
+
+def _in_thread(work: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work(*args, **named))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="save", daemon=True).start()  # a disk that hangs must not keep a process alive
+    return result
 
 
 def load_state(
@@ -151,6 +209,15 @@ def _said_plainly() -> Iterator[None]:
     except dcp.api.CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
         raise WhetError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
+
+
+def _writer(folder: Path) -> HuggingFaceStorageWriter:
+    return HuggingFaceStorageWriter(str(folder), save_distributed=True)
+
+
+def _save_whole(folder: Path, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+    _save_tensors(folder / WEIGHTS, tensors)
+    _save_tensors(folder / MOMENTS, moments)
 
 
 def _save_facts(folder: Path, facts: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,21 +23,18 @@ from whet.errors import WhetError
 from whet.learner import precision
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
-from whet.learner.forward import Scorer
 from whet.learner.named_weights import in_buckets, named_weights
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
-from whet.learner.state import changing, load_state, save_state
+from whet.learner.scorer import Scorer, build_scorer
+from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import supports_forest
-from whet.models.loading import load_model
-from whet.models.values import ValueHead
 from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
 from whet.parallel.fsdp import reshard, set_last_backward
 from whet.parallel.mesh import Ranks, join
-from whet.parallel.parallelize import parallelize
 from whet.parallel.parameters import local, squared_norm, whole
 from whet.seeds import derive_seed
 
@@ -110,6 +106,7 @@ class LearnerWorker:
         self.step = 0  # optimizer steps done; skipped ones don't count
         self.skipped = 0
         self.skipped_in_a_row = 0
+        self.saving: SaveUnderWay | None = None
 
     @property
     def model(self) -> nn.Module:
@@ -277,13 +274,27 @@ class LearnerWorker:
 
     def save(self, folder: Path) -> None:
         """Into an existing folder."""
-        facts = {
+        save_state(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
+
+    def begin_save(self, folder: Path) -> None:
+        """The same behind training's back: returns once there is a copy. One at a time; ``finish_save`` ends it."""
+        if self.saving is not None:
+            raise WhetError("a save is under way already; finish it first")
+        self.saving = SaveUnderWay(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
+
+    def finish_save(self) -> None:
+        """Wait until what was begun is written. Raises on every rank where one of them failed."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.finish(self.config.learner.deadline)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "step": self.step,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "matmul_precision": self.matmul_precision,
         }
-        save_state(folder, self._changing(), self.optimizer, facts, self.ranks)
 
     def load(self, folder: Path) -> None:
         """Go on exactly where ``save`` was called; a precision of products that was chosen by measuring comes along."""
@@ -320,28 +331,16 @@ class LearnerWorker:
     # Parts
 
     def _scorer(self, *, train: bool) -> Scorer:
-        """The model with its head, on this rank's device: all of it, or this rank's part."""
-        if self.ranks is None:
-            return self._build(torch.device("cpu"), train=train).to(self.device)
-        narrow = self.precision == "bfloat16"
-        build = partial(self._build, train=train)
-        scorer, shards = parallelize(build, self.ranks, narrow=narrow, trains=train)
-        scorer.shards = shards
-        return scorer
-
-    def _build(self, device: torch.device, *, train: bool) -> Scorer:
-        """All of it, on the CPU with its weights or on ``meta`` without."""
-        dtype, seed = precision.weight_dtype(self.precision), self.config.seed
-        model: Any = load_model(self.config.model, dtype=dtype, train=train, seed=seed, empty=device.type == "meta")
-        if not train:
-            precision.shrink(model, self.precision)
-        if self.config.head != "value":
-            return Scorer(model, None)
-        output = model.get_output_embeddings()
-        if output.weight is not model.get_input_embeddings().weight:
-            output.requires_grad_(False)  # nobody reads its logits
-        head = ValueHead(model.config.get_text_config().hidden_size, seed=seed, device=device)
-        return Scorer(model, head.to(dtype).requires_grad_(self.trains))
+        """The model that this learner is about, or with ``train`` false its reference."""
+        return build_scorer(
+            self.config.model,
+            self.precision,
+            self.device,
+            self.ranks,
+            train=train,
+            value_head=self.config.head == "value",
+            seed=self.config.seed,
+        )
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.model.named_parameters()
