@@ -50,7 +50,8 @@ class Case:
 class Said:
     """What a learner said, on one rank: whole tensors, by name."""
 
-    scored: dict[str, Tensor]  # [trained tokens of this shard's data] before the first step, by column
+    scored: dict[str, Tensor]  # [N] before the first step, by column; 0 but for this shard's trained tokens
+    scored_after: dict[str, Tensor]  # the same after the last step, when the model is no longer its reference
     gradients: dict[str, Tensor]  # of the first step
     losses: list[float]  # of this shard, by step
     norms: list[float]
@@ -78,7 +79,7 @@ def batch_of(step: int, distribution: Distribution) -> Batch:
 
 def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     parallel = ParallelConfig(**case.parallel)
-    settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 60.0, **case.learner}
+    settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 120.0, **case.learner}
     config = WorkerConfig(
         model=ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None),
         learner=LearnerConfig(**settings),
@@ -110,7 +111,8 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
         return pack(batch_of(step, case.distribution), shards, case.max_tokens, loss.unit)[shard]
 
     columns = {"values"} if case.loss == "value" else {"logprobs", "entropy", "topk", "reference_logprobs"}
-    scored = _in_batch(micro(0), worker.score(micro(0), columns), len(batch_of(0, case.distribution)))
+    size = len(batch_of(0, case.distribution))
+    scored = _in_batch(micro(0), worker.score(micro(0), columns), size)
     worker.accumulate(micro(0), loss)
     gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
@@ -118,6 +120,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     published = {name: t.clone() for bucket in worker.buckets(4096) for name, t in bucket}
     return Said(
         scored,
+        _in_batch(micro(0), worker.score(micro(0), columns), size),
         gradients,
         [update.loss for update in updates],
         [update.gradient_norm for update in updates],

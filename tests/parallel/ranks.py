@@ -21,7 +21,7 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.parallel.cases"])
 
 
-def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 120.0) -> list[Any]:
+def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 240.0) -> list[Any]:
     """``function(rendezvous, rank, *args)`` on each rank; the results. Both must be importable and picklable."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     rendezvous = f"127.0.0.1:{free_port()}"

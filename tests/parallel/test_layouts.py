@@ -86,12 +86,21 @@ def check(models: dict[str, Path], table: dict[str, tuple[str, dict, dict]], tol
     assert not wrong
 
 
+def test_a_reference_stays_what_the_learner_was(models):
+    """So that the columns that are compared below are worth comparing."""
+    one = train("", 0, Case(models["llama"]).one_rank())
+    before, after = one.scored, one.scored_after
+    assert torch.equal(before["reference_logprobs"], after["reference_logprobs"])
+    assert not torch.allclose(before["logprobs"], after["logprobs"], atol=1e-3)
+
+
 def differences(one: Said, many: list[Said], case: Case, tolerance: float) -> Iterator[str]:
     speakers = many[:: ParallelConfig(**case.parallel).ranks_per_shard]  # one for each shard of the data
-    scored = {name: sum(said.scored[name] for said in speakers) for name in one.scored}
+    for when in ("scored", "scored_after"):
+        columns = {name: sum(getattr(said, when)[name] for said in speakers) for name in one.scored}
+        yield from far(when, getattr(one, when), columns, tolerance)
     losses = [sum(parts) for parts in zip(*(said.losses for said in speakers), strict=True)]
     assert losses == pytest.approx(one.losses, rel=tolerance)
-    yield from far("scored", one.scored, scored, tolerance)
     for said in many:
         assert said.norms == pytest.approx(one.norms, rel=tolerance)
         assert said.norms == many[0].norms  # to the last bit: ranks must never decide differently

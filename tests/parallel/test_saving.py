@@ -1,5 +1,6 @@
 """What some ranks saved, others go on with, however the model was and is spread."""
 
+import asyncio
 import json
 import shutil
 from itertools import pairwise
@@ -14,6 +15,9 @@ from safetensors.torch import load_file
 from tests.learner.parts import PolicyGradient, assert_close
 from tests.parallel.cases import Case, batch_of, build, gathered
 from tests.parallel.ranks import on_ranks
+from tests.tiny import tiny_tokenizer
+from whet.checkpoint.export import export
+from whet.checkpoint.store import CheckpointStore
 from whet.errors import WhetError
 from whet.learner.state import load_weights
 from whet.packing import pack
@@ -43,7 +47,10 @@ def folders(tmp_path: Path, *names: str) -> list[Path]:
     return made
 
 
-@pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=SLOW)], ids=["all", "lora"])
 def test_a_learner_goes_on_over_one_two_four_and_two_ranks(models, tmp_path, lora):
     """Each loads what the one before saved. The weights come back to the last bit, and five steps are those of a
     learner that never stopped."""
@@ -90,6 +97,28 @@ def test_ranks_refuse_together_what_does_not_fit(models, tmp_path):
             assert unchanged
 
 
+def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    base, run = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(models["qwen"], base)
+    tiny_tokenizer().save_pretrained(base)
+    [shards] = folders(tmp_path, "shards")
+    case = Case(base, TWO, lora=True, learner={"precision": "float32"})
+    _, weights, _ = on_ranks(2, go_on, case, None, shards, range(1))[0]
+
+    store = CheckpointStore(run / "checkpoints")
+    asyncio.run(store.save(1, lambda folder: shutil.copytree(shards, folder / "policy") and None, {}))
+    recipe = {"model": {"path": str(base), "lora": {"rank": 2, "alpha": 4.0}}, "chat_template": None}
+    (run / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    export(run, tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    name = "model.layers.1.mlp.up_proj"
+    wrapped = f"base_model.model.{name}"
+    a, b = (weights[f"{wrapped}.lora_{which}.default.weight"] for which in "AB")
+    torch.testing.assert_close(plain[f"{name}.weight"], weights[f"{wrapped}.base_layer.weight"] + 2.0 * b @ a)
+
+
 def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile: Path) -> None:
     """Once with training stopped, once while training goes on."""
     worker = build(case, rendezvous, rank)
@@ -106,7 +135,7 @@ def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile:
     worker.finish_save()
 
 
-@pytest.mark.parametrize("layout", [ONE, TWO, BOTH], ids=["one", "two", "four"])
+@pytest.mark.parametrize("layout", [ONE, TWO, pytest.param(BOTH, marks=SLOW)], ids=["one", "two", "four"])
 def test_saving_while_training_goes_on_writes_the_same(models, tmp_path, layout):
     at_once, meanwhile = folders(tmp_path, "at once", "meanwhile")
     case = Case(models["qwen"], layout)

@@ -125,12 +125,12 @@ def one_leaves(rendezvous: str, rank: int) -> float:
         with pytest.raises(RuntimeError):
             ranks.sum(torch.ones(1))
     else:
-        time.sleep(3.0)  # alive, and elsewhere
+        time.sleep(8.0)  # alive, and elsewhere
     return time.monotonic() - begun
 
 
 def test_a_rank_does_not_wait_for_ever_for_another(models):
-    assert on_ranks(2, one_leaves)[0] < 2.5
+    assert on_ranks(2, one_leaves)[0] < 6.0
 
 
 def test_a_rank_that_nobody_meets_says_so():
