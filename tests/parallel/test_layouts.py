@@ -53,6 +53,11 @@ THOROUGH_4 = {
     "tensor and fsdp": ("qwen", BOTH, {}),
     "tensor and fsdp, llama": ("llama", BOTH, {"distribution": TOP_P, "loss": "entropy"}),
     "tensor and fsdp, lora": ("qwen", BOTH, {"lora": True}),
+    "tensor and fsdp, lora, recomputed": (
+        "llama",
+        BOTH,
+        {"lora": True, "learner": {"activation_checkpointing": True}},
+    ),
     "tensor and fsdp, value": ("qwen", BOTH, {"loss": "value"}),
     "tensor and fsdp, recomputed, offload": (
         "llama",

@@ -9,7 +9,7 @@ class ParallelConfig(Config):
     """The sizes of a learner's dimensions; their product is its number of ranks. All 1: one process."""
 
     replicas: int = Field(1, ge=1)
-    """Copies of the sharded model (HSDP): gradients are summed over them once per micro-batch."""
+    """Copies of the sharded model (HSDP): gradients are summed over them once per step."""
     fsdp: int = Field(1, ge=1)
     """Ranks that each hold a part of every parameter, and work on data of their own (FSDP2)."""
     context: int = Field(1, ge=1)

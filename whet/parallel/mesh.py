@@ -52,7 +52,7 @@ class Ranks:
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks; the same bits on each of them."""
-        values = values.to(self.device)
+        values = values.to(self.device, copy=True)
         dist.all_reduce(values)
         return values
 

@@ -53,9 +53,8 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
             styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
         elif isinstance(module, nn.Embedding):
             styles[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
-    named = tuple(styles)
     for name, module in decoder.named_modules():
-        if any(True for _ in module.parameters(recurse=False)) and not name.startswith(named):
+        if name not in styles and any(True for _ in module.parameters(recurse=False)):
             if isinstance(module, nn.Linear):
                 raise WhetError(f"{type(decoder).__name__}: its plan of tensor parallelism does not name {name}")
             if sequence_parallel:  # a norm of hidden states
