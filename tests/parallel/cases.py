@@ -1,6 +1,6 @@
 """What ranks do in the tests of this folder: a few steps of a learner in some layout, and everything that it says."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from whet.batch import Batch
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
-from whet.packing import pack
+from whet.packing import MicroBatch, pack
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import whole
 from whet.types import Distribution
@@ -37,13 +37,14 @@ class Case:
     max_tokens: int = 40  # about two micro-batches for each of two ranks
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
     steps: int = 3
+    trains: bool = True
 
     @property
     def ranks(self) -> int:
         return ParallelConfig(**self.parallel).ranks
 
     def one_rank(self) -> "Case":
-        return Case(self.model, {}, self.lora, self.loss, self.learner, 10_000, self.distribution, self.steps)
+        return replace(self, parallel={}, max_tokens=10_000)
 
 
 @dataclass
@@ -84,13 +85,13 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
         model=ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None),
         learner=LearnerConfig(**settings),
         parallel=parallel,
-        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1),
+        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1) if case.trains else None,
         head="value" if case.loss == "value" else "language",
         steps=10,
         seed=3,
     )
     worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
-    if case.lora:  # B is zero at first: then A would get no gradient
+    if case.lora and case.trains:  # B is zero at first: then A would get no gradient
         with torch.no_grad():
             for name, parameter in worker._named_parameters():
                 if "lora_B" in name:
@@ -102,17 +103,38 @@ def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
     return {name: whole(p.detach(), CPU).clone() for name, p in worker._named_parameters()}
 
 
+def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
+    """All of a batch on one rank, its shard on one of many."""
+    unit, seat = LOSSES[case.loss].unit, worker.seat
+    return pack(batch_of(step, case.distribution), seat.shards, case.max_tokens, unit)[seat.shard]
+
+
+def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:
+    """Columns of the first batch, 0 where another shard has the tokens."""
+    columns = {"values"} if case.loss == "value" else {"logprobs", "entropy", "topk", "reference_logprobs"}
+    micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution))
+    answers = worker.score(micro, columns)
+    found = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
+    for one, answer in zip(micro, answers, strict=True):
+        trained = one.batch.trained
+        for name, column in answer.items():
+            found[name][one.tokens[trained]] = column[trained]
+    return found
+
+
+def score_all(rendezvous: str, rank: int, cases: list[Case]) -> list[dict[str, Tensor]]:
+    return [score(case, build(case, rendezvous, rank)) for case in cases]
+
+
 def train(rendezvous: str, rank: int, case: Case) -> Said:
-    """Score, then a few steps. All of the batch is there on one rank, its shard on one of many."""
+    """Score, then a few steps, then score again."""
     worker = build(case, rendezvous, rank)
-    loss, shard, shards = LOSSES[case.loss], worker.seat.shard, worker.seat.shards
+    loss = LOSSES[case.loss]
 
     def micro(step: int) -> Any:
-        return pack(batch_of(step, case.distribution), shards, case.max_tokens, loss.unit)[shard]
+        return micro_batches(case, worker, step)
 
-    columns = {"values"} if case.loss == "value" else {"logprobs", "entropy", "topk", "reference_logprobs"}
-    size = len(batch_of(0, case.distribution))
-    scored = _in_batch(micro(0), worker.score(micro(0), columns), size)
+    scored = score(case, worker)
     worker.accumulate(micro(0), loss)
     gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
@@ -120,7 +142,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     published = {name: t.clone() for bucket in worker.buckets(4096) for name, t in bucket}
     return Said(
         scored,
-        _in_batch(micro(0), worker.score(micro(0), columns), size),
+        score(case, worker),
         gradients,
         [update.loss for update in updates],
         [update.gradient_norm for update in updates],
@@ -132,13 +154,3 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
 
 def train_all(rendezvous: str, rank: int, cases: list[Case]) -> list[Said]:
     return [train(rendezvous, rank, case) for case in cases]
-
-
-def _in_batch(micro: Any, answers: list[dict[str, Tensor]], size: int) -> dict[str, Tensor]:
-    """Columns of the whole batch, 0 where another shard has the tokens."""
-    columns = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
-    for one, answer in zip(micro, answers, strict=True):
-        trained = one.batch.trained
-        for name, column in answer.items():
-            columns[name][one.tokens[trained]] = column[trained]
-    return columns

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.parallel.cases import Case, Said, build, train, train_all
+from tests.parallel.cases import Case, Said, build, score, score_all, train, train_all
 from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import local
@@ -162,6 +162,21 @@ def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
         there = spread[0].scored[name] != 0  # this shard's tokens
         assert there.any()
         assert torch.equal(spread[0].scored[name][there], column[there])
+
+
+@pytest.mark.slow
+def test_what_only_scores_is_spread_too(models):
+    """A teacher, a frozen reward model."""
+    layouts = [FSDP | {"cpu_offload": True}, TENSOR, CONTEXT]
+    cases = [
+        Case(models["qwen"], layout, loss=loss, trains=False) for layout in layouts for loss in ("policy", "value")
+    ]
+    said = on_ranks(2, score_all, cases)
+    for index, case in enumerate(cases):
+        speakers = said[:: ParallelConfig(**case.parallel).ranks_per_shard]
+        for name, expected in score(case.one_rank(), build(case.one_rank(), "", 0)).items():
+            together = sum(answers[index][name] for answers in speakers)
+            assert not list(far(name, {name: expected}, {name: together}, 1e-12))
 
 
 def held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
