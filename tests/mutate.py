@@ -51,10 +51,20 @@ TESTS = {
     "whet/losses/preference.py": _PAIRS,
     "whet/losses/reward_model.py": _PAIRS,
     "whet/losses/value.py": _PAIRS,
+    "whet/losses/implicit_reward.py": [*_ALL, "tests/losses/test_implicit_reward.py", "-k", "implicit"],
     "whet/losses/supervised.py": _TEXT,
     "whet/losses/distillation.py": _TEXT,
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/advantages.py": ["tests/algorithms/test_advantages.py"],
+    "whet/algorithms/teacher_advantage.py": ["tests/algorithms/test_advantages.py"],
+    "whet/algorithms/mixture.py": ["tests/algorithms/test_alignment.py", "tests/algorithms/test_mixture.py"],
+    "whet/algorithms/alignment.py": ["tests/algorithms/test_alignment.py"],
+    "whet/algorithms/process_rewards.py": [
+        "tests/algorithms/test_advantages.py",
+        "tests/algorithms/test_process_rewards.py",
+        "-k",
+        "process",
+    ],
     "whet/algorithms/advantage_registry.py": ["tests/algorithms/test_advantages.py", "-k", "registered"],
 }
 

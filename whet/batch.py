@@ -60,8 +60,11 @@ class Batch:
     values: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
     advantages: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     returns: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
+    reward_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of an implicit reward model
+    reward_reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of its frozen start
     teacher_ids: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, K] int64
     teacher_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, K]
+    teacher_token_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of the tokens themselves
 
     @classmethod
     def from_groups(

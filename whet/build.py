@@ -35,7 +35,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
     """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
     import torch
 
-    from whet.checkpoint.export import load_policy
+    from whet.checkpoint.policy import load_policy
     from whet.checkpoint.store import CheckpointStore
     from whet.learner.named_weights import named_weights
     from whet.models.loading import load_model
@@ -48,10 +48,12 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
 
 
 async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
-    """A learner for each role of the algorithm. None is left over where one can't be built."""
+    """A learner for each role of the algorithm, trained or frozen. None is left over where one can't be built."""
+    recipe.algorithm.check_models(recipe.model)
     learners: dict[str, WorkerLearner] = {}
     try:
-        for role in recipe.algorithm.heads:
+        # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.
+        for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
             learners[role] = await build_learner(recipe, folder, role)
     except BaseException:
         for learner in learners.values():
@@ -67,12 +69,13 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
     from whet.learner.worker import WorkerConfig
 
     algorithm, dumps = recipe.algorithm, folder / "skipped"
+    trained = role in algorithm.heads
     config = WorkerConfig(
-        model=recipe.model,
+        model=algorithm.model_of(role, recipe.model) if trained else algorithm.frozen[role],
         learner=recipe.learner,
         parallel=recipe.parallel,
-        optimizer=algorithm.optimizer(role, recipe.optimizer),
-        head=algorithm.heads[role],
+        optimizer=algorithm.optimizer(role, recipe.optimizer) if trained else None,
+        head=algorithm.heads.get(role, "language"),
         steps=algorithm.updates(role, recipe.steps),
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,

@@ -2,6 +2,7 @@
 source of groups, takes each new version of the weights, and evaluates. The loop does not know which one it has."""
 
 import logging
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -11,6 +12,7 @@ from whet.batch import Batch, ModelOutput
 from whet.build import build_generator
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
+from whet.errors import DataError
 from whet.evaluate import evaluate_tasks
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -117,7 +119,9 @@ class RowsFeed:
     def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.distribution = Distribution()
-        self.source = DatasetSource(recipe.rows.groups(renderer), recipe.rows.batch_size, recipe.seed)
+        self.judging = recipe.algorithm.heads[recipe.algorithm.main_role] == "value"
+        rows = recipe.rows.groups(renderer, judging=self.judging)
+        self.source = DatasetSource(rows, recipe.rows.batch_size, recipe.seed)
         self._held_out: Batch | None = None
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
@@ -132,14 +136,15 @@ class RowsFeed:
             if not groups:
                 log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
                 return {}
-            batch = Batch.from_groups(groups, share_prompts=learner.describe().get("forest", True))
-            batch = await annotate(batch, algorithm, learners)
+            forest = all(one.describe().get("forest", True) for one in learners.values())
+            batch = Batch.from_groups(groups, share_prompts=forest)
+            batch = await annotate(batch, algorithm, learners, groups)
             self._held_out = algorithm.weigh(batch, self.recipe.sampling.max_new_tokens)
         return await measure(self._held_out, algorithm.losses[algorithm.main_role], learner)
 
     def _groups(self) -> list[Group]:
         config = self.recipe.evaluation
-        rows = self.recipe.rows.groups(self.renderer, config.split)
+        rows = self.recipe.rows.groups(self.renderer, config.split, judging=self.judging)
         groups = (rows[index] for index in range(len(rows)))
         return [group for group in groups if not isinstance(group, str)][: config.limit]
 
@@ -148,6 +153,29 @@ class RowsFeed:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, float]:
+    """The recipe's held-out rows under a run's best checkpoint (its newest, where none was evaluated), or under the
+    model that a run would start from. Raises ``DataError`` where no row is held out."""
+    from whet.build import build_learners, build_renderer
+    from whet.checkpoint.store import CheckpointStore
+
+    renderer = build_renderer(recipe)
+    checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
+    with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
+        learners = await build_learners(recipe, Path(scratch))
+        try:
+            if checkpoint is not None:
+                for role, learner in learners.items():
+                    await learner.load(checkpoint.folder / role)
+            values = await RowsFeed(recipe, renderer).evaluate(learners)
+        finally:
+            for learner in learners.values():
+                await learner.close()
+    if not values:
+        raise DataError("no row is held out, so there is nothing to measure on; give data.test_path, or more rows")
+    return values
 
 
 async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, float]:

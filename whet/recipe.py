@@ -69,6 +69,7 @@ class Recipe(Config):
             raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
         if self.algorithm.samples_per_task:
             self._check_lengths()
+            self._check_sampling()
         groups, key = self.data.groups_per_step, "data.batch_size"
         if groups is None:
             groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
@@ -93,6 +94,14 @@ class Recipe(Config):
         context = getattr(self.generator, "max_context", longest)
         if longest > context:
             raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
+
+    def _check_sampling(self) -> None:
+        sampling = self.sampling
+        if "topk" in self.algorithm.needs and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+            raise ValueError(
+                "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "
+                "and min_p would cut some off; leave them out, or choose algorithm.loss=on_policy_distillation"
+            )
 
     @property
     def taskset(self) -> TaskSet:

@@ -139,19 +139,19 @@ class Run:
         crash_point("step.done")
 
     async def save(self, step: int, metric: float | None) -> None:
-        """Publish a checkpoint of all learners and of the source. ``metric`` is the best metric, if it was measured."""
+        """Publish a checkpoint of what is trained and of the source. ``metric`` is the best metric, if measured."""
 
         async def write(folder: Path) -> None:
-            for role, learner in self.learners.items():
+            for role in self.recipe.algorithm.heads:
                 (folder / role).mkdir()
-                await learner.save(folder / role)
+                await self.learners[role].save(folder / role)
 
         await self.store.save(step, write, {"step": step, "source": self.source.state()}, metric)
 
     async def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. The generator gets its weights before the first step."""
-        for role, learner in self.learners.items():
-            await learner.load(checkpoint.folder / role)
+        for role in self.recipe.algorithm.heads:
+            await self.learners[role].load(checkpoint.folder / role)
         self.start = checkpoint.step
         self.source.load_state(checkpoint.state["source"], self.start)
 
@@ -206,7 +206,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             learners=learners,
             store=store,
             sinks=OpenSinks([]),
-            share_prompts=main.describe().get("forest", True),
+            share_prompts=all(learner.describe().get("forest", True) for learner in learners.values()),
         )
         store.clean()
         checkpoint = store.load_latest() if resuming else None

@@ -24,7 +24,7 @@ async def train(run: "Run") -> None:
             crash_point("step.generated")
             with run.phase("learn"):
                 batch = Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
-                batch = await annotate(batch, algorithm, run.learners)
+                batch = await annotate(batch, algorithm, run.learners, groups)
                 run.metrics.merge(algorithm.report(batch))
                 for minibatch in _minibatches(batch, run, step):
                     for role, loss in algorithm.losses_at(step).items():

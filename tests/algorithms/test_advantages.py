@@ -14,6 +14,8 @@ from tests.reference.plain import Plain, Said, plain
 from tests.reference.policy import kl as slow_kl
 from whet.algorithms.advantage_registry import ADVANTAGES
 from whet.algorithms.advantages import GAE, GDPO, GroupAdvantage, ReinforcePlusPlus
+from whet.algorithms.process_rewards import ProcessRewards
+from whet.algorithms.teacher_advantage import TeacherAdvantage
 from whet.batch import Batch
 from whet.config import Component
 from whet.errors import DataError
@@ -21,6 +23,8 @@ from whet.losses.kl import KL
 from whet.types import Group, Span, Task, Trajectory
 
 SEEDS = (0, 1, 2, 3)
+OLD = ("values", "old_logprobs", "reference_logprobs")
+FILLED = (*OLD, "reward_logprobs", "reward_reference_logprobs", "teacher_token_logprobs")
 COMPONENTS = {"correct": 1.0, "format": 0.25, "constant": 2.0}
 
 
@@ -52,6 +56,12 @@ ESTIMATORS: list[tuple[Any, Any]] = [
         GDPO(components={"correct": 0.5, "format": -1.0}, std="population", eps=0.1),
         lambda b: slow.gdpo(b, {"correct": 0.5, "format": -1.0}, "population", 0.1),
     ),
+    (TeacherAdvantage(), slow.teacher),
+    (TeacherAdvantage(weight=0.3, clamp=0.2), lambda b: slow.teacher(b, 0.3, 0.2)),
+    (
+        TeacherAdvantage.model_validate({"weight": 2.0, "reward": {"type": "group", "std": "population"}}),
+        lambda b: slow.teacher(b, 2.0, reward=slow.group(b, std="population")),
+    ),
     (GAE(), slow.gae),
     (GAE(gamma=0.9, policy_lambda=0.7), lambda b: slow.gae(b, 0.9, 0.7)),
     (GAE(gamma=0.9, critic_lambda=1.0), lambda b: slow.gae(b, 0.9, critic_lam=1.0)),
@@ -64,6 +74,8 @@ ESTIMATORS: list[tuple[Any, Any]] = [
     (GAE(whiten=True, eps=0.1), lambda b: slow.gae(b, whiten=True, eps=0.1)),
     (GAE(whiten=True, std="population"), lambda b: slow.gae(b, whiten=True, std="population")),
     (GAE(kl=KL(coefficient=0.3)), lambda b: slow.gae(b, penalty=penalty(b, coefficient=0.3))),
+    (ProcessRewards(), slow.process_rewards),
+    (ProcessRewards(beta=0.7, gamma=0.8), lambda b: slow.process_rewards(b, 0.7, 0.8)),
 ]
 every_estimator = pytest.mark.parametrize("estimator", [e for e, _ in ESTIMATORS], ids=repr)
 
@@ -107,6 +119,8 @@ def test_untrained_tokens_receive_exactly_nothing(estimator: Any) -> None:
 @every_estimator
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_reward_that_is_not_finite_names_its_group(estimator: Any, bad: float) -> None:
+    if isinstance(estimator, TeacherAdvantage) and estimator.reward is None:
+        estimator = TeacherAdvantage(reward=GroupAdvantage())  # rewards are not read otherwise
     batch = make(0)
     batch.reward[2] = bad
     for scores in batch.scores.values():
@@ -143,7 +157,7 @@ def test_order_of_groups_does_not_matter(estimator: Any) -> None:
         tokens = place[uid][seen.get(uid, 0)]
         seen[uid] = seen.get(uid, 0) + 1
         matched |= dict(zip(row.tokens, tokens, strict=True))
-    for name in ("values", "old_logprobs", "reference_logprobs"):
+    for name in FILLED:
         column = getattr(backward, name)
         for here, there in matched.items():
             column[there] = getattr(forward, name)[here]
@@ -185,13 +199,20 @@ def test_a_group_of_one_has_no_advantage(baseline: Any, std: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "estimator", [GAE(gamma=0.9), GAE(kl=KL(coefficient=0.3)), ReinforcePlusPlus(kl=KL(coefficient=0.3))], ids=repr
+    "estimator",
+    [
+        GAE(gamma=0.9),
+        GAE(kl=KL(coefficient=0.3)),
+        ReinforcePlusPlus(kl=KL(coefficient=0.3)),
+        TeacherAdvantage(weight=0.3),
+        ProcessRewards(),
+    ],
+    ids=repr,
 )
 def test_columns_in_float32_are_computed_with_in_float64(estimator: Any) -> None:
     batch = make(1)
-    names = ("values", "old_logprobs", "reference_logprobs")
-    single = replace(batch, **{name: getattr(batch, name).float() for name in names})
-    double = replace(single, **{name: getattr(single, name).double() for name in names})
+    single = replace(batch, **{name: getattr(batch, name).float() for name in FILLED})
+    double = replace(single, **{name: getattr(single, name).double() for name in FILLED})
     one, two = estimator(single).advantages.tolist(), estimator(double).advantages.tolist()
     assert one == pytest.approx(two, rel=1e-13, abs=1e-13)
 
@@ -268,6 +289,9 @@ def test_needs_follow_from_the_settings() -> None:
     assert GroupAdvantage().needs == GDPO(components={"a": 1.0}).needs == ReinforcePlusPlus().needs == frozenset()
     assert ReinforcePlusPlus(kl=penalised).needs == {"old_logprobs", "reference_logprobs"}
     assert GAE().needs == {"values"}
+    asked = {"teacher_token_logprobs", "old_logprobs"}
+    assert TeacherAdvantage().needs == asked
+    assert TeacherAdvantage(reward=GAE()).needs == asked | {"values"}
     assert GAE(kl=penalised).needs == {"values", "old_logprobs", "reference_logprobs"}
 
 
@@ -277,6 +301,8 @@ def test_needs_follow_from_the_settings() -> None:
         (GAE(), "values"),
         (GAE(kl=KL()), "old_logprobs"),
         (ReinforcePlusPlus(kl=KL()), "reference_logprobs"),
+        (TeacherAdvantage(), "teacher_token_logprobs"),
+        (TeacherAdvantage(), "old_logprobs"),
     ],
     ids=repr,
 )
@@ -285,7 +311,16 @@ def test_a_column_that_nobody_filled_is_named(estimator: Any, column: str) -> No
         estimator(replace(make(0), **{column: None}))
 
 
+def test_the_returns_of_the_reward_stay_what_they_are() -> None:
+    batch = make(0)
+    mixed = TeacherAdvantage(reward=GAE())(batch)
+    assert mixed.returns is not None
+    assert torch.equal(mixed.returns, GAE()(batch).returns)
+    assert TeacherAdvantage()(batch).returns is None
+
+
 def test_defaults() -> None:
+    assert TeacherAdvantage() == TeacherAdvantage(weight=1.0, clamp=10.0, reward=None)
     assert GroupAdvantage() == GroupAdvantage(baseline="group_mean", divide_by_std=True, std="sample", eps=1e-6)
     assert ReinforcePlusPlus() == ReinforcePlusPlus(group_baseline=False, kl=None, std="sample", eps=1e-6)
     assert GDPO(components={"a": 1.0}) == GDPO(components={"a": 1.0}, std="sample", eps=1e-6)
@@ -309,6 +344,8 @@ def test_defaults() -> None:
         (GroupAdvantage, {"baseline": "median"}),
         (ReinforcePlusPlus, {"eps": -1e-9}),
         (GDPO, {"components": {"a": 1.0}, "eps": -1e-9}),
+        (TeacherAdvantage, {"weight": 0.0}),
+        (TeacherAdvantage, {"clamp": 0.0}),
         (GAE, {"eps": -1e-9}),
         (GAE, {"gamma": 1.01}),
         (GAE, {"gamma": -0.01}),
@@ -325,6 +362,7 @@ def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any])
 
 
 def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
+    assert TeacherAdvantage(weight=0.5, clamp=0.5).weight == 0.5
     edges = GAE(gamma=0.0, policy_lambda=0.0, critic_lambda=0.0, eps=0.0, length_adaptive=0.01)
     assert (edges.gamma, edges.policy_lambda, edges.critic_lambda) == (0.0, 0.0, 0.0)
     assert GAE(gamma=1.0, policy_lambda=1.0, critic_lambda=1.0).critic_lambda == 1.0
@@ -339,4 +377,6 @@ def test_registered_names_lead_to_their_classes() -> None:
         "reinforce_plus_plus": ReinforcePlusPlus,
         "gdpo": GDPO,
         "gae": GAE,
+        "teacher": TeacherAdvantage,
+        "process_rewards": ProcessRewards,
     }

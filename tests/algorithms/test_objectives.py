@@ -21,29 +21,49 @@ from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.batch import Batch
 from whet.config.component import import_path
+from whet.learner.base import Top
 from whet.types import Group
 
-PAIRED = {"dpo", "reward_model"}
+PAIRED = {"dpo", "online_dpo", "reward_model"}
 DPO_LOSSES = [{"form": form} for form in ("ipo", "hinge")] + [
     {"form": "robust", "label_smoothing": 0.1, "sft_weight": 0.5}
 ]
-OBJECTIVES = [(name, {}) for name in ALGORITHMS]
+TAUGHT = {"teachers": {"tutor": {"path": "other"}}}
+OBJECTIVES: list[tuple[str, dict[str, Any]]] = [
+    (name, TAUGHT if name.endswith("distillation") else {}) for name in ALGORITHMS
+]
+OBJECTIVES += [
+    ("distillation", {**TAUGHT, "loss": {"type": "distillation", "divergence": form, "tail": tail}})
+    for form, tail in (("reverse", "renormalise"), ("mixed", "bucket"), ("jsd", "bucket"))
+]
+OBJECTIVES += [
+    ("on_policy_distillation", {**TAUGHT, **settings})
+    for settings in (
+        {"loss": "on_policy_distillation"},
+        {"loss": "policy", "advantage": "teacher", "epochs": 2},
+        {"loss": "policy", "advantage": {"type": "teacher", "weight": 0.5, "reward": "group"}, "minibatches": 2},
+    )
+]
 OBJECTIVES += [("dpo", {"loss": {"type": "dpo", **loss}}) for loss in DPO_LOSSES]
 OBJECTIVES += [("dpo", {"loss": "simpo"}), ("dpo", {"loss": "orpo"}), ("reward_model", {"loss": "score_regression"})]
 
 
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The model that learns, with either head, and another one that stands for the reference and the old policy."""
+    """The model that learns, with either head, another one that stands for the reference and the old policy, and a
+    teacher."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "own").mkdir()
     (folder / "other").mkdir()
+    (folder / "tutor").mkdir()
     own = save_model(folder / "own", tiny_llama(VOCABULARY, **SMALL))
     other = save_model(folder / "other", tiny_llama(VOCABULARY, seed=1, **SMALL))
+    tutor = save_model(folder / "tutor", tiny_llama(VOCABULARY, seed=2, **SMALL))
     return {
         "language": worker(own),
         "value": worker(own, head="value"),
         "other": worker(other, optimizer=None),
+        "tutor": worker(tutor, optimizer=None),
         "critic": worker(other, head="value", optimizer=None),
     }
 
@@ -77,6 +97,11 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         logprobs = workers["other"].score(whole(batch), {"logprobs"})[0]["logprobs"]
         values = workers["critic"].score(whole(batch), {"values"})[0]["values"]
         batch = replace(batch, old_logprobs=logprobs, reference_logprobs=logprobs, values=values)
+        batch.teacher_token_logprobs = workers["tutor"].score(whole(batch), {"logprobs"})[0]["logprobs"]
+        likeliest = workers["tutor"].score(whole(batch), {"teacher_ids", "teacher_logprobs"}, Top(4, VOCABULARY))[0]
+        batch = replace(batch, **likeliest)
+        batch.reward_logprobs = workers["language"].score(whole(batch), {"logprobs"})[0]["logprobs"]
+        batch.reward_reference_logprobs = logprobs
         if algorithm.estimator is not None:
             credit = algorithm.estimator(batch)
             batch = replace(batch, advantages=credit.advantages, returns=credit.returns)

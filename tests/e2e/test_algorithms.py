@@ -1,6 +1,7 @@
 """Every algorithm in a whole run: the family for two steps, PPO until it has learned, the recipes that come along."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ class ShareAsScore(Lowercase):
         return scores | {"share": scores["reward"]}
 
 
-FAMILY = ["dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "gdpo", "ppo"]
+class SomeTasksAreEqual(Lowercase):
+    """The answers to the first three tasks are all worth the same."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        equal = task.uid.startswith("toy/train/") and task.uid[-2:] in ("/0", "/1", "/2")
+        return {"reward": 0.0, "correct": 0.0} if equal else await super().grade(task, answer)
+
+
+FAMILY = ["dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "gdpo", "ppo", "prime"]
 
 
 @pytest.mark.parametrize("name", FAMILY)
@@ -31,12 +40,15 @@ def test_two_steps_of(name: str, tiny_model: Path, tmp_path: Path) -> None:
     algorithm: dict[str, Any] = {"type": name, "minibatches": 3}
     if name == "gdpo":  # a random model is rarely more than half right
         algorithm["advantage"] = {"components": {"correct": 0.5, "share": 0.5}}
+    if name == "prime":  # for the same reason nothing would pass its filter
+        algorithm["filters"] = []
     data = {"type": "tests.e2e.test_algorithms:ShareAsScore"}
     recipe = toy_recipe(tiny_model, steps=2, data=data, algorithm=algorithm, evaluation={"enabled": False})
     trained = lines(run.start(recipe, tmp_path / "run"), "train")[1:]
     assert [line["learner/skipped"] for line in trained] == [0, 0]
     assert all(line["gradient_norm"] > 0 for line in trained)
     assert ("critic/loss" in trained[-1]) == (name == "ppo")
+    assert ("implicit_reward/outcome/accuracy" in trained[-1]) == (name == "prime")
 
 
 def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path) -> None:
@@ -52,14 +64,63 @@ def test_ppo_learns_the_toy_task_with_a_critic(tiny_model: Path, tmp_path: Path)
     assert {path.name for path in (folder / "checkpoints" / "step-000025").iterdir()} >= {"policy", "critic"}
 
 
-def test_ppo_resumes_with_its_critic(tiny_model: Path, tmp_path: Path) -> None:
+def test_online_dpo_learns_the_toy_task_and_counts_what_it_drops(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = {"type": "online_dpo", "group_size": 4, "loss": {"type": "dpo", "beta": 0.1}}
+    data = {"type": "tests.e2e.test_algorithms:SomeTasksAreEqual"}
+    recipe = toy_recipe(tiny_model, steps=15, algorithm=algorithm, data=data, checkpoints={"every": 0})
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    trained = lines(folder, "train")[1:]
+    assert trained[0]["loss"] == pytest.approx(0.6931, abs=1e-3), "at first policy and reference are the same"
+    assert all(0 <= line["preference/accuracy"] <= 1 for line in trained)
+    assert {line["groups/kept"] for line in trained} == {3}
+    assert sum(line["groups/dropped"] for line in trained) > 0
+    assert len((folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()) == 6
+
+
+PRIME = {"type": "prime", "group_size": 4, "filters": []}
+
+
+def test_prime_learns_the_toy_task_with_a_reward_model_that_learns_beside_it(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tiny_model, steps=25, algorithm=PRIME, checkpoints={"every": 0})
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    trained = lines(folder, "train")[1:]
+    assert trained[0]["implicit_reward/loss"] == pytest.approx(math.log(2), abs=1e-5), "it starts as its own reference"
+    losses = [line["implicit_reward/loss"] for line in trained]
+    assert sum(losses[-10:]) / 10 < math.log(2)
+    assert all(line["implicit_reward/gradient_norm"] > 0 for line in trained)
+
+
+def test_prime_may_take_another_model_as_reward_model(tiny_model: Path, tmp_path: Path) -> None:
+    from tests.tiny import tiny_qwen3, tiny_tokenizer
+
+    tiny_qwen3().save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    algorithm = PRIME | {"reward_model": {"path": str(tmp_path / "other")}}
+    recipe = toy_recipe(tiny_model, steps=2, algorithm=algorithm, evaluation={"enabled": False})
+    last = lines(run.start(recipe, tmp_path / "run"), "train")[-1]
+    assert last["implicit_reward/gradient_norm"] > 0
+    saved = tmp_path / "run" / "checkpoints" / "step-000002" / "implicit_reward"
+    assert saved.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "second"),
+    [({"type": "ppo", "group_size": 2, "minibatches": 3}, "critic"), (PRIME, "implicit_reward")],
+    ids=["ppo", "prime"],
+)
+def test_a_run_resumes_with_its_second_model(
+    algorithm: dict[str, Any], second: str, tiny_model: Path, tmp_path: Path
+) -> None:
     def settings(steps: int) -> Recipe:
-        algorithm = {"type": "ppo", "group_size": 2, "minibatches": 3}
         return toy_recipe(tiny_model, steps=steps, algorithm=algorithm, evaluation={"enabled": False})
 
     def weights(folder: Path) -> list[bytes]:
         step = folder / "checkpoints" / "step-000003"
-        return [(step / role / "model.safetensors").read_bytes() for role in ("policy", "critic")]
+        return [(step / role / "model.safetensors").read_bytes() for role in ("policy", second)]
 
     whole = run.start(settings(3), tmp_path / "whole")
     halves = run.start(settings(2), tmp_path / "halves")
@@ -68,20 +129,24 @@ def test_ppo_resumes_with_its_critic(tiny_model: Path, tmp_path: Path) -> None:
 
 
 SHIPPED = ["sft-gsm8k", "dpo-gsm8k", "reward-model-gsm8k", "ppo-quickstart", "dapo-quickstart", "gspo-quickstart"]
+SHIPPED += ["prime-quickstart"]
+DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, "rloo-quickstart"])
+@pytest.mark.parametrize("name", [*SHIPPED, *DISTILLATION, "rloo-quickstart", "online-dpo-quickstart"])
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]
     if name.endswith("quickstart"):
         changes += ["generator.dtype=float32", "evaluation.limit=2", "rollouts.prompts_per_step=2"]
         changes += ["sampling.max_new_tokens=8", "sampling.max_prompt_tokens=1000", "algorithm.group_size=2"]
-        changes += ["data.test_size=4"]
+        changes += ["data.type=tests.toy:Lowercase"] if name == "online-dpo-quickstart" else ["data.test_size=4"]
     if name == "ppo-quickstart":
         changes += ["algorithm.minibatches=2", "algorithm.critic_warmup=1"]
-    if name == "dapo-quickstart":  # a random model is never right, so no group would have spread
+    if name in ("dapo-quickstart", "prime-quickstart"):  # a random model is never right, so no group would be kept
         changes += ["algorithm.filters=[overlong_filter]"]
-    if name == "sft-gsm8k":
+    if name in DISTILLATION:
+        changes += [f"algorithm.teachers.tutor.path={tiny_model}"]
+    if name in ("sft-gsm8k", "distillation-gsm8k"):
         rows = [{"question": row["prompt"], "answer": row["completion"]} for row in texts(48)]
         changes += [f"data.path={write_rows(tmp_path / 'train.jsonl', rows[:40])}"]
         changes += [f"data.test_path={write_rows(tmp_path / 'test.jsonl', rows[40:])}"]

@@ -79,6 +79,18 @@ def _keeping_one(recipe: Path) -> Any:
     return load(Recipe, recipe, ["checkpoints.keep_last=1", "checkpoints.keep_best=0"]).value
 
 
+def test_a_killed_run_with_a_curriculum_resumes_to_the_same_bits(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = {"type": "grpo", "group_size": 2, "filters": ["dynamic_sampling"]}
+    rollouts = {"prompts_per_step": 3, "curriculum": {"type": "pass_rate", "retire_after": 1, "recheck_after": 2}}
+    made = toy_recipe(tiny_model, steps=6, algorithm=algorithm, rollouts=rollouts, checkpoints={"every": 2})
+    recipe = write_recipe(tmp_path / "toy.yaml", made)
+    whole = tmp_path / "whole"
+    done = whet("train", str(recipe), "--folder", str(whole))
+    assert done.returncode == 0, done.stderr
+    assert metrics(whole)[-2]["curriculum/pass_rate"] >= 0
+    assert killed_and_resumed(recipe, tmp_path / "run", "step.updated:5") == metrics(whole)
+
+
 def test_rollouts_that_ran_ahead_survive_a_kill(tiny_model: Path, tmp_path: Path) -> None:
     ahead = toy_recipe(tiny_model, steps=4, rollouts={"prompts_per_step": 2, "max_staleness": 1})
     recipe = write_recipe(tmp_path / "toy.yaml", ahead)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.e2e.test_learning import lines
 from tests.e2e.test_resume import killed_and_resumed, metrics, whet
@@ -13,8 +14,16 @@ from tests.toy import write_recipe
 from whet import run
 from whet.checkpoint.export import export
 from whet.errors import ConfigError, WhetError
+from whet.metrics.summary import commands
 
 NO_CHECKPOINTS = {"every": 0}
+
+
+def whet_json(*words: Any) -> dict[str, float]:
+    done = whet(*map(str, words), "--json")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
 
 
 def test_a_tiny_model_learns_eight_texts_by_heart(tiny_model: Path, tmp_path: Path) -> None:
@@ -62,8 +71,19 @@ def test_a_reward_model_learns_to_rank(tiny_model: Path, tmp_path: Path) -> None
     assert after["evaluation/accuracy"] == 1 > before["evaluation/accuracy"]
     assert "loss" in lines(folder, "train")[-1]
     assert (folder / "checkpoints" / "step-000015" / "reward_model" / "model.safetensors").exists()
-    with pytest.raises(WhetError, match="holds no policy"):
-        export(folder, tmp_path / "exported")
+    again = whet_json("eval", folder)
+    said = {name.removeprefix("evaluation/"): value for name, value in after.items() if name.startswith("evaluation/")}
+    assert again == pytest.approx(said)
+    export(folder, tmp_path / "exported")
+    judge = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+
+    def score(prompt: str, answer: str) -> float:
+        talk = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        return judge(**tokenizer.apply_chat_template(talk, return_tensors="pt", return_dict=True)).logits.item()
+
+    for row in pairs(5, seed=9):
+        assert score(row["prompt"], row["chosen"]) > score(row["prompt"], row["rejected"])
 
 
 def test_a_fine_tuned_model_is_exported(tiny_model: Path, tmp_path: Path) -> None:
@@ -124,12 +144,48 @@ def test_data_that_an_algorithm_cannot_learn_from_is_refused(tiny_model: Path, t
         rows_recipe(tiny_model, "supervised", path, {"type": "grpo"})
 
 
-def test_answers_can_not_be_evaluated_on_rows(tiny_model: Path, tmp_path: Path) -> None:
+def test_rows_are_read_and_not_answered_in_an_evaluation(tiny_model: Path, tmp_path: Path) -> None:
     from whet.evaluate import evaluate
 
-    path = write_rows(tmp_path / "texts.jsonl", texts(8))
+    path = write_rows(tmp_path / "texts.jsonl", texts(40))
+    recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"})
     with pytest.raises(WhetError, match="here a task set is needed"):
-        evaluate(rows_recipe(tiny_model, "supervised", path, {"type": "sft"}))
+        evaluate(recipe)
+    recipe_file = write_recipe(tmp_path / "toy.yaml", recipe)
+    assert whet_json("eval", recipe_file).keys() == {"loss", "n"}
+    assert whet_json("eval", recipe_file, "--limit", "3")["n"] == 3
+    for option in (["--samples", "2"], ["--temperature", "1"], ["--model", str(tiny_model)]):
+        refused = whet("eval", str(recipe_file), *option)
+        assert refused.returncode == 2
+        assert f"error: {option[0]}: this recipe learns from rows" in refused.stderr
+    few = write_recipe(tmp_path / "few.yaml", rows_recipe(tiny_model, "supervised", path, {"type": "sft"}))
+    refused = whet("eval", str(few), "data.test_size=0")
+    assert (refused.returncode, "no row is held out" in refused.stderr) == (1, True)
+
+
+def test_only_commands_that_a_run_over_rows_can_take_are_suggested(tiny_model: Path, tmp_path: Path) -> None:
+    for name, count, expected in (("eight", 8, []), ("forty", 40, ["evaluate"])):
+        path = write_rows(tmp_path / f"{name}.jsonl", texts(count))
+        recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=1)
+        folder = run.start(recipe, tmp_path / name)
+        assert list(commands(folder)) == ["resume", *expected, "export"]
+
+
+def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_model: Path, tmp_path: Path) -> None:
+    from whet.batch import Batch
+    from whet.data.renderer import Renderer
+
+    path = write_rows(tmp_path / "pairs.jsonl", pairs(10))
+    renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
+    recipe = rows_recipe(tiny_model, "preference", path, {"type": "reward_model"})
+    (group, *_) = recipe.rows.groups(renderer, judging=True)
+    for trajectory in group.trajectories:
+        plain = renderer.tokenizer.apply_chat_template(trajectory.messages, return_dict=False)
+        assert trajectory.tokens[:-1] == plain
+        assert trajectory.trained_tokens == 1
+    batch = Batch.from_groups([group])
+    before = batch.tokens[batch.predictor[batch.trained]].tolist()
+    assert renderer.decode(before) == "\n\n", "the template writes a line break after the end of a turn"
 
 
 def test_a_file_may_call_the_fields_by_other_names(tiny_model: Path, tmp_path: Path) -> None:

@@ -142,6 +142,13 @@ def test_math_rows_are_filtered_by_difficulty_and_unanswered_ones_dropped(tmp_pa
         Math(path=bare, test_size=0, min_difficulty=1.0).tasks("train")
 
 
+def test_math_tasks_keep_the_difficulty_that_is_a_number(tmp_path):
+    rated = [{"difficulty": 2}, {"difficulty": "hard"}, {"difficulty": None}, {"difficulty": True}, {}]
+    rows = [{"problem": f"p{i}", "answer": "1", **more} for i, more in enumerate(rated)]
+    tasks = Math(path=write(tmp_path / "math.jsonl", rows), test_size=0).tasks("train")
+    assert [task.data.get("difficulty") for task in tasks] == [2.0, None, None, None, None]
+
+
 def test_arithmetic_answers_are_the_value_of_the_term():
     for task in Arithmetic(operations="+-*", terms=4, digits=3, train_size=100, test_size=1).tasks("train"):
         words = task.prompt[-1]["content"].split("\n")[0].removeprefix("What is ").removesuffix("?").split()

@@ -8,6 +8,7 @@ import torch
 from tests.learner.parts import PolicyGradient, assert_close, assert_same, cut, some_batch, weights, whole, worker
 from whet.batch import Batch
 from whet.errors import WhetError
+from whet.learner.base import Top
 from whet.models.config import LoraSettings
 from whet.types import Distribution
 
@@ -56,6 +57,20 @@ def test_topk_scores_the_teachers_tokens(qwen):
     assert found["topk"].shape == (len(batch), 2)
     torch.testing.assert_close(found["topk"][:, 0], found["logprobs"])
     assert not found["topk"][~batch.trained].any()
+
+
+def test_likeliest_tokens_are_scored_as_given_ones_are(qwen):
+    batch, learner = some_batch(), worker(qwen)
+    micro = cut(batch, 16)
+    for one, found in zip(micro, learner.score(micro, {"teacher_ids", "teacher_logprobs"}, Top(3, 30)), strict=True):
+        assert found.keys() == {"teacher_ids", "teacher_logprobs"}
+        assert found["teacher_ids"].max() < 30
+        one.batch.teacher_ids = found["teacher_ids"]
+        torch.testing.assert_close(scored(learner, one.batch, "topk")["topk"], found["teacher_logprobs"])
+        assert not found["teacher_logprobs"][~one.batch.trained].any()
+    assert scored(learner, batch, "logprobs").keys() == {"logprobs"}
+    with pytest.raises(WhetError, match="not how many"):
+        scored(learner, batch, "teacher_ids")
 
 
 def test_values_are_read_at_the_predictor(qwen):

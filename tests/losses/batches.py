@@ -99,6 +99,9 @@ def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float 
         values=column(0.0, 1.0).requires_grad_(),
         topk=topk[1].clone().requires_grad_(),
     )
+    filled.teacher_token_logprobs = old + column(0.0, noise)
+    filled.reward_logprobs = old + column(0.0, noise)
+    filled.reward_reference_logprobs = old + column(0.0, noise)
     return filled, output
 
 

@@ -12,6 +12,7 @@ from tests.reference.plain import Plain, Said
 from whet.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
 from whet.losses.distillation import Distillation, OnPolicyDistillation
+from whet.losses.implicit_reward import ImplicitReward
 from whet.losses.kl import KL
 from whet.losses.policy_gradient import CISPO, GSPO, PPOClip, Reinforce
 from whet.losses.preference import DPO, KTO, ORPO, SimPO
@@ -150,6 +151,12 @@ HEADS = [
         "pairs",
     ),
     Case("score regression", ScoreRegression(), using(prefer.regression)),
+    Case("implicit reward", ImplicitReward(), using(prefer.implicit_reward), "rows"),
+    Case(
+        "implicit reward of a score",
+        ImplicitReward(beta=0.7, outcome="format"),
+        using(prefer.implicit_reward, beta=0.7, outcome="format"),
+    ),
     Case("value", ValueLoss(), using(prefer.value)),
     Case("value unclipped", ValueLoss(clip=None), using(prefer.value, clip=None)),
 ]

@@ -128,6 +128,7 @@ def test_what_a_loss_needs_and_does_not_get_is_named(case: Case) -> None:
 def test_what_a_loss_does_not_need_may_be_missing(case: Case) -> None:
     batch, output = case.make(0)
     columns = ("rollout_logprobs", "reference_logprobs", "values", "advantages", "returns", "teacher_ids")
+    columns += ("reward_logprobs", "reward_reference_logprobs")
     without = replace(batch, **dict.fromkeys(set(columns) - case.loss.needs))
     if "teacher_logprobs" not in case.loss.needs:
         without = replace(without, teacher_logprobs=None)

@@ -116,14 +116,14 @@ def test_on_policy_distillation_reports_the_reverse_divergence_unclamped() -> No
     batch, output = make(2)
     b, now = plain(batch), said(output)
     metrics = OnPolicyDistillation(clamp=0.1)(output, batch)[1].result()
-    expected = sum(now.logprobs[t] - b.reference_logprobs[t] for t in b.trained) / len(b.trained)
+    expected = sum(now.logprobs[t] - b.teacher_token_logprobs[t] for t in b.trained) / len(b.trained)
     assert metrics["distillation/reverse_kl"] == pytest.approx(expected)
 
 
 def test_on_policy_distillation_of_a_teachers_impossible_token_is_bounded() -> None:
     batch, output = make(2)
-    teacher = torch.where(batch.trained, -math.inf, batch.reference_logprobs)
-    value, _ = OnPolicyDistillation()(output, replace(batch, reference_logprobs=teacher))
+    teacher = torch.where(batch.trained, -math.inf, batch.teacher_token_logprobs)
+    value, _ = OnPolicyDistillation()(output, replace(batch, teacher_token_logprobs=teacher))
     value.backward()
     expected = torch.where(batch.trained, 10.0 * batch.weight, 0.0)
     torch.testing.assert_close(output.logprobs.grad, expected)
@@ -141,7 +141,7 @@ def test_sft_reports_the_mean_over_tokens_whatever_the_weights() -> None:
 
 def test_needs_units_and_defaults() -> None:
     assert Distillation().needs == {"teacher_ids", "teacher_logprobs", "topk"}
-    assert OnPolicyDistillation().needs == {"reference_logprobs"}
+    assert OnPolicyDistillation().needs == {"teacher_token_logprobs"}
     assert SFT().needs == frozenset()
     assert SFT().unit == Distillation().unit == OnPolicyDistillation().unit == "token"
     assert Distillation() == Distillation(divergence="forward", mix=0.5, tail="renormalise")

@@ -310,6 +310,7 @@ def test_registered_names_lead_to_their_classes() -> None:
         "kto": "KTO",
         "bradley_terry": "BradleyTerry",
         "score_regression": "ScoreRegression",
+        "implicit_reward": "ImplicitReward",
         "distillation": "Distillation",
         "on_policy_distillation": "OnPolicyDistillation",
     }

@@ -131,6 +131,17 @@ def test_a_teacher_gives_its_likeliest_tokens() -> None:
     torch.testing.assert_close(logprobs, values.detach())
 
 
+@pytest.mark.parametrize(("k", "below", "count"), [(4, 20, 4), (30, 20, 20), (99, None, V), (99, 2 * V, V)])
+def test_a_teacher_names_only_what_its_student_knows_and_all_shares_the_mass(
+    k: int, below: int | None, count: int
+) -> None:
+    hidden, weight, bias, _ = parts()
+    ids, logprobs = topk_logprobs(hidden, weight, k, Distribution(), bias=bias, below=below)
+    values, places = (hidden @ weight.T + bias).log_softmax(-1)[:, :below].topk(count, dim=-1)
+    assert torch.equal(ids, places)
+    torch.testing.assert_close(logprobs, values.detach())
+
+
 def test_a_target_outside_the_support_is_taken_in() -> None:
     hidden, weight, bias, _ = parts()
     least = (hidden @ weight.T + bias).argmin(-1)

@@ -13,6 +13,7 @@ from tests.groups import group
 from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy
 from tests.parallel.ranks import seat_of
 from whet.batch import Batch
+from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
@@ -22,6 +23,7 @@ from whet.parallel.parameters import whole
 from whet.types import Distribution
 
 CPU = torch.device("cpu")
+LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}
 LOSSES = {"policy": PolicyGradient(), "entropy": WithEntropy(), "value": ValueLoss()}
 
 
@@ -111,9 +113,10 @@ def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBat
 
 def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:
     """Columns of the first batch, 0 where another shard has the tokens."""
-    columns = {"values"} if case.loss == "value" else {"logprobs", "entropy", "topk", "reference_logprobs"}
+    columns = {"values"} if case.loss == "value" else LANGUAGE
     micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution))
-    answers = worker.score(micro, columns)
+    top = None if case.loss == "value" else Top(4, VOCABULARY - 3)
+    answers = worker.score(micro, columns, top)
     found = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
     for one, answer in zip(micro, answers, strict=True):
         trained = one.batch.trained

@@ -109,3 +109,32 @@ def gae(
     if whiten:
         advantages = whiten_tokens(b, advantages, std, eps)
     return advantages, returns
+
+
+def teacher(b: Plain, weight: float = 1.0, clamp: float = 10.0, reward: Values | None = None) -> Values:
+    out = list(reward) if reward is not None else [0.0] * b.length
+    for t in b.trained:
+        gap = b.teacher_token_logprobs[t] - b.old_logprobs[t]
+        out[t] += weight * max(-clamp, min(clamp, gap))
+    return out
+
+
+def process_rewards(b: Plain, beta: float = 0.05, gamma: float = 1.0) -> Values:
+    """PRIME's equation 5, a token and a partner at a time."""
+    out = [0.0] * b.length
+
+    def process(t: int) -> float:
+        return beta * (b.reward_logprobs[t] - b.reward_reference_logprobs[t])
+
+    for i, row in enumerate(b.rows):
+        partners = [b.rows[j] for j in members(b, row) if j != i]
+        rated = [other for other in partners if other.tokens]
+        outcome = row.reward - math.fsum(other.reward for other in partners) / len(partners) if partners else 0.0
+        means = [math.fsum(process(t) for t in other.tokens) / len(other.tokens) for other in rated]
+        for place, t in enumerate(row.tokens):
+            to_go = 0.0
+            if rated:
+                for later, s in enumerate(row.tokens[place:]):
+                    to_go += gamma**later * (process(s) - math.fsum(means) / len(means))
+            out[t] = to_go + outcome
+    return out

@@ -17,7 +17,7 @@ def sft(b: Plain, said: Said, frozen: Said) -> Values:
 def on_policy(b: Plain, said: Said, frozen: Said, clamp: float = 10.0) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
-        advantage = max(-clamp, min(clamp, b.reference_logprobs[t] - frozen.logprobs[t]))
+        advantage = max(-clamp, min(clamp, b.teacher_token_logprobs[t] - frozen.logprobs[t]))
         out[t] = -advantage * said.logprobs[t]
     return out
 

@@ -45,8 +45,11 @@ TOKEN_COLUMNS = (
     "values",
     "advantages",
     "returns",
+    "reward_logprobs",
+    "reward_reference_logprobs",
     "teacher_ids",
     "teacher_logprobs",
+    "teacher_token_logprobs",
 )
 
 

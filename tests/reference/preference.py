@@ -113,6 +113,21 @@ def regression(b: Plain, said: Said, frozen: Said) -> Values:
     return out
 
 
+def implicit(said: Said, b: Plain, row: Row, beta: float) -> float:
+    return beta * (total(said.logprobs, row) - total(b.reward_reference_logprobs, row))
+
+
+def implicit_reward(b: Plain, said: Said, frozen: Said, beta: float = 0.05, outcome: str | None = None) -> Values:
+    """Cross-entropy of the outcome under the probability sigmoid(reward)."""
+    out = [0.0] * b.length
+    for i, row in enumerate(b.rows):
+        label = row.reward if outcome is None else b.scores[outcome][i]
+        right = 1 / (1 + math.exp(-implicit(said, b, row, beta)))
+        for t in row.tokens:
+            out[t] = -(label * math.log(right) + (1 - label) * math.log(1 - right))
+    return out
+
+
 def value(b: Plain, said: Said, frozen: Said, clip: float | None = 0.2) -> Values:
     out = [0.0] * b.length
     for t in b.trained:

@@ -1,9 +1,10 @@
 """What filters do to groups."""
 
 import pytest
+from pydantic import ValidationError
 
 from tests.groups import group
-from whet.rollouts.filters import DynamicSampling, OverlongFilter, OverlongShaping
+from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongFilter, OverlongShaping, PassRate
 from whet.types import Status
 
 
@@ -37,3 +38,31 @@ def test_the_overlong_filter_trains_nothing_on_truncated_answers_and_keeps_their
     assert [t.trained_tokens for t in filtered.trajectories] == [0, 2]
     assert [t.reward for t in filtered.trajectories] == [0.0, 1.0]
     assert made.trajectories[0].trained_tokens == 2, "the recorded group is not changed"
+
+
+def test_the_best_and_the_worst_answer_become_a_pair_of_which_the_first_is_better() -> None:
+    made = group("g", [1], [[2], [3], [4], [5], [6]], [0.5, -1.0, 2.0, 2.0, -1.0])
+    pair = BestAndWorst()(made)
+    assert pair is not None
+    assert [(t.tokens, t.reward) for t in pair.trajectories] == [([1, 4], 2.0), ([1, 3], -1.0)]
+    assert (pair.uid, pair.task, len(made.trajectories)) == ("g", made.task, 5)
+    assert BestAndWorst()(group("g", [1], [[2], [3], [4]], [0.5, 0.5, 0.5])) is None
+
+
+@pytest.mark.parametrize(("right", "kept"), [(0, False), (1, True), (2, True), (4, True), (5, False)])
+def test_the_pass_rate_filter_keeps_tasks_of_medium_difficulty(right: int, kept: bool) -> None:
+    made = group("g", [1], [[2]] * 5, [1.0] * right + [0.0] * (5 - right))
+    assert PassRate()(made) is (made if kept else None)
+
+
+def test_the_pass_rate_filter_goes_by_the_score_correct_where_there_is_one() -> None:
+    made = group("g", [1], [[2], [3]], [0.0, 1.0])
+    made.trajectories[0].scores["correct"] = 1.0
+    assert PassRate()(made) is None
+    assert PassRate(low=1.0, high=1.0)(made) is made
+    assert PassRate(threshold=1.0, low=0.0, high=0.0)(made) is made
+
+
+def test_the_bounds_of_the_pass_rate_filter_are_in_order() -> None:
+    with pytest.raises(ValidationError, match="low must not exceed high"):
+        PassRate(low=0.8, high=0.2)

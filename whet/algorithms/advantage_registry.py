@@ -5,4 +5,6 @@ ADVANTAGES = {
     "reinforce_plus_plus": "whet.algorithms.advantages:ReinforcePlusPlus",
     "gdpo": "whet.algorithms.advantages:GDPO",
     "gae": "whet.algorithms.advantages:GAE",
+    "teacher": "whet.algorithms.teacher_advantage:TeacherAdvantage",
+    "process_rewards": "whet.algorithms.process_rewards:ProcessRewards",
 }

@@ -43,8 +43,8 @@ class GroupAdvantage(Config):
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
-        rewards = _finite(batch, batch.reward, "reward")
-        advantages, members = _centred(batch, rewards)
+        rewards = finite_rewards(batch, batch.reward, "reward")
+        advantages, members = group_centred(batch, rewards)
         if self.divide_by_std:
             spread = _group_std(batch, advantages, members, self.std) + self.eps
         else:
@@ -70,10 +70,10 @@ class ReinforcePlusPlus(Config):
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
-        rewards = _finite(batch, batch.reward, "reward")
+        rewards = finite_rewards(batch, batch.reward, "reward")
         if self.group_baseline:
-            rewards, _ = _centred(batch, rewards)
-        steps = _Steps(batch)
+            rewards, _ = group_centred(batch, rewards)
+        steps = Steps(batch)
         to_go = steps.scan(steps.rewards(rewards, self.kl), torch.ones_like(rewards))
         return Credit(_whitened_tokens(batch, steps.tokens(to_go), self.std, self.eps))
 
@@ -98,8 +98,8 @@ class GDPO(Config):
             if name not in batch.scores:
                 known = ", ".join(batch.scores) or "none"
                 raise DataError(f"no sequence carries the reward component {name!r}; scores that are there: {known}")
-            scores = _finite(batch, batch.scores[name], f"reward component {name!r}")
-            centred, members = _centred(batch, scores)
+            scores = finite_rewards(batch, batch.scores[name], f"reward component {name!r}")
+            centred, members = group_centred(batch, scores)
             total = total + weight * _divided(centred, _group_std(batch, centred, members, self.std) + self.eps)
         return Credit(batch.per_token(_whitened(total, self.std, self.eps)))
 
@@ -133,8 +133,8 @@ class GAE(Config):
 
     def __call__(self, batch: Batch) -> Credit:
         """Returns = advantages under the critic's lambda + values. Raises DataError for a reward that isn't finite."""
-        rewards = _finite(batch, batch.reward, "reward")
-        steps = _Steps(batch)
+        rewards = finite_rewards(batch, batch.reward, "reward")
+        steps = Steps(batch)
         values = steps.of(filled(batch.values, "values").double())
         after_end = values[:1] * (batch.truncated & self.bootstrap_truncated)
         following = torch.cat([after_end, values[:-1]])
@@ -151,7 +151,7 @@ class GAE(Config):
         return Credit(advantages, returns)
 
 
-class _Steps:
+class Steps:
     """The trained tokens of each sequence as columns of a [T, S] matrix, the last token first: row 0 holds each
     sequence's last trained token, and going down the rows is going back in time. Rows past a sequence's first token
     hold 0."""
@@ -202,24 +202,24 @@ class _Steps:
         return result
 
 
-def _group_sums(batch: Batch, values: Tensor) -> Tensor:
+def group_sums(batch: Batch, values: Tensor) -> Tensor:
     """Sums over each sequence's group. [S] -> [S]"""
     return values.new_zeros(len(batch.group_uids)).index_add(0, batch.group, values)[batch.group]
 
 
-def _centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
+def group_centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
     """Reward minus the group's mean, exactly 0 where all are equal; and the size of the group. [S] each"""
-    members = _group_sums(batch, torch.ones_like(rewards))
+    members = group_sums(batch, torch.ones_like(rewards))
     groups = rewards.new_zeros(len(batch.group_uids))
     high = groups.scatter_reduce(0, batch.group, rewards, "amax", include_self=False)
     low = groups.scatter_reduce(0, batch.group, rewards, "amin", include_self=False)
     equal = (high == low)[batch.group]
-    return (rewards - _group_sums(batch, rewards) / members).masked_fill(equal, 0.0), members
+    return (rewards - group_sums(batch, rewards) / members).masked_fill(equal, 0.0), members
 
 
 def _group_std(batch: Batch, centred: Tensor, members: Tensor, std: Std) -> Tensor:
     """Spread of each sequence's group, from rewards minus their mean; nan for a sample of one. [S] -> [S]"""
-    return (_group_sums(batch, centred.square()) / (members - int(std == "sample"))).sqrt()
+    return (group_sums(batch, centred.square()) / (members - int(std == "sample"))).sqrt()
 
 
 def _divided(values: Tensor, spread: Tensor) -> Tensor:
@@ -241,7 +241,7 @@ def _whitened_tokens(batch: Batch, advantages: Tensor, std: Std, eps: float) -> 
     return whitened
 
 
-def _finite(batch: Batch, rewards: Tensor, what: str) -> Tensor:
+def finite_rewards(batch: Batch, rewards: Tensor, what: str) -> Tensor:
     bad = (~rewards.isfinite()).nonzero().squeeze(1).tolist()
     if bad:
         uid = batch.group_uids[int(batch.group[bad[0]])]

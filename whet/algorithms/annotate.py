@@ -1,26 +1,28 @@
 """Fills the columns of a batch that the algorithm needs, by forward passes of the learners and by the advantage
 estimator. What nobody needs is not computed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from whet.algorithms.base import Algorithm
 from whet.batch import Batch
 from whet.learner.base import Learner
-
-_FROM_LEARNERS = {"old_logprobs": "policy", "reference_logprobs": "policy", "values": "critic"}
-_COLUMN_OF = {"old_logprobs": "logprobs"}  # the learner's word for it, where that differs
+from whet.types import Group
 
 
-async def annotate(batch: Batch, algorithm: Algorithm, learners: Mapping[str, Learner]) -> Batch:
-    """Fill ``batch`` in place and return it."""
-    wanted: dict[str, set[str]] = {}
-    for column in sorted(algorithm.needs & _FROM_LEARNERS.keys()):
+async def annotate(
+    batch: Batch, algorithm: Algorithm, learners: Mapping[str, Learner], groups: Sequence[Group]
+) -> Batch:
+    """Fill ``batch``, made from ``groups``, in place and return it."""
+    wanted: dict[str, dict[str, str]] = {}
+    for column in sorted(algorithm.needs & algorithm.filled_by.keys()):
         if getattr(batch, column) is None:
-            wanted.setdefault(_FROM_LEARNERS[column], set()).add(column)
+            role, said = algorithm.filled_by[column]
+            wanted.setdefault(role, {})[column] = said
     for role, columns in wanted.items():
-        scored = await learners[role].score(batch, {_COLUMN_OF.get(column, column) for column in columns})
-        for column in columns:
-            setattr(batch, column, scored[_COLUMN_OF.get(column, column)])
+        scored = await learners[role].score(batch, set(columns.values()))
+        for column, said in columns.items():
+            setattr(batch, column, scored[said])
+    await algorithm.consult(batch, groups, learners)
     if algorithm.estimator is not None:
         credit = algorithm.estimator(batch)
         batch.advantages, batch.returns = credit.advantages, credit.returns

@@ -1,6 +1,7 @@
 """What an algorithm is: what it learns from, which losses train which role, how rewards become advantages, what is
 filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -11,12 +12,14 @@ from whet.environments.base import TaskSet
 from whet.learner.config import OptimizerConfig
 from whet.metrics import Metrics
 from whet.rollouts.filters import Filter
-from whet.types import Weighting
+from whet.types import Group, Weighting
 
 if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
+    from whet.learner.base import Learner
     from whet.losses.base import Loss
+    from whet.models.config import ModelConfig
 
 Head = Literal["language", "value"]
 
@@ -28,6 +31,12 @@ class Algorithm(Config):
     """What the section ``data`` may be."""
     heads: ClassVar[dict[str, Head]] = {"policy": "language"}
     """The models that are trained, by role, the main one first, and what each says about tokens."""
+    filled_by: ClassVar[dict[str, tuple[str, str]]] = {
+        "old_logprobs": ("policy", "logprobs"),
+        "reference_logprobs": ("policy", "reference_logprobs"),
+        "values": ("critic", "values"),
+    }
+    """Which role's learner fills a column of the batch, and what the learner calls it."""
 
     epochs: int = Field(1, gt=0)
     """How often each step's groups are learned from."""
@@ -42,6 +51,17 @@ class Algorithm(Config):
         return 0
 
     @property
+    def frozen(self) -> "dict[str, ModelConfig]":
+        """Models that only score, by role: teachers."""
+        return {}
+
+    def check_models(self, model: "ModelConfig") -> None:
+        """Raises ``ConfigError`` where the run's other models don't fit ``model``, the recipe's."""
+
+    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
+        """Fill columns that take more than one model's word, such as teachers', after those of ``filled_by``."""
+
+    @property
     def losses(self) -> "dict[str, Loss]":
         """What trains each role, e.g. ``{"policy": ..., "critic": ...}``."""
         raise NotImplementedError
@@ -54,6 +74,10 @@ class Algorithm(Config):
     def main_role(self) -> str:
         """The role whose metrics carry no prefix, and whose weights are what the run is for."""
         return next(iter(self.heads))
+
+    def model_of(self, role: str, shared: "ModelConfig") -> "ModelConfig":
+        """What a trained role starts from; ``shared`` is the recipe's."""
+        return shared
 
     def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
         """The settings of a role's optimizer; ``shared`` are the recipe's."""

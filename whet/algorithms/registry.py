@@ -10,7 +10,11 @@ ALGORITHMS = {
     "reinforce_plus_plus": "whet.algorithms.reinforce_plus_plus:ReinforcePlusPlus",
     "gdpo": "whet.algorithms.gdpo:GDPO",
     "ppo": "whet.algorithms.ppo:PPO",
+    "prime": "whet.algorithms.prime:PRIME",
     "sft": "whet.algorithms.sft:SFT",
+    "distillation": "whet.algorithms.distillation:Distillation",
+    "on_policy_distillation": "whet.algorithms.on_policy_distillation:OnPolicyDistillation",
     "dpo": "whet.algorithms.dpo:DPO",
+    "online_dpo": "whet.algorithms.online_dpo:OnlineDPO",
     "reward_model": "whet.algorithms.reward_model:RewardModel",
 }

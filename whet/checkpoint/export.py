@@ -1,7 +1,7 @@
-"""A checkpoint becomes an ordinary model folder, which transformers, vLLM and peft load with no whet installed.
+"""A checkpoint becomes an ordinary model folder, which transformers and peft load with no whet installed.
 
 The run's recipe names the base model, the checkpoint holds what training changed; LoRA is merged, or written as a PEFT
-adapter. The folder appears whole or not at all.
+adapter. A reward model becomes a sequence classifier. The folder appears whole or not at all.
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from whet.checkpoint.card import model_card
+from whet.checkpoint.card import Kind, model_card
 from whet.checkpoint.config import CheckpointConfig
-from whet.checkpoint.manifest import CheckpointError
+from whet.checkpoint.policy import load_policy
+from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config.tree import Origin, to_plain
 from whet.config.yaml_text import parse_yaml
@@ -20,8 +21,6 @@ from whet.errors import ConfigError, WhetError
 from whet.metrics.atomic import sync_folder
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from whet.models.config import ModelConfig
 
 ExportType = Literal["float32", "bfloat16", "float16"]
@@ -36,7 +35,7 @@ def export(
     dtype: ExportType | None = None,
     force: bool = False,
 ) -> Checkpoint:
-    """Write the policy of a run's checkpoint to the folder ``out``; returns the checkpoint that it came from.
+    """Write the policy or reward model of a run's checkpoint to the folder ``out``; returns the checkpoint.
 
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is by default that of the base model.
     Raises ``ConfigError`` where ``out`` is a file, or holds something and ``force`` is not set, ``CheckpointError``
@@ -52,14 +51,21 @@ def export(
         raise ConfigError(f"{run} was trained without LoRA, so there is no adapter; export the whole model")
     settings = CheckpointConfig.model_validate(recipe.get("checkpoints", {}))
     checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
+    judges = (checkpoint.folder / ROLE).is_dir()
+    if judges and adapter_only:
+        raise ConfigError(f"{run} trained a reward model, whose head is no part of an adapter; export the whole model")
 
     staging = out.with_name(f".{out.name}.{os.getpid()}")
     out.parent.mkdir(parents=True, exist_ok=True)
     staging.mkdir()
     try:
-        saved_as = _write_model(checkpoint, config, staging, adapter_only, dtype)
-        _write_tokenizer(config, recipe.get("chat_template"), staging)
-        card = model_card(run, recipe, checkpoint, config.path, saved_as, adapter_only=adapter_only)
+        padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
+        model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config)
+        if padding is not None:
+            model.config.pad_token_id = model.config.get_text_config().pad_token_id = padding
+        saved_as = _write_model(model, config, staging, adapter_only, dtype)
+        kind: Kind = "reward model" if judges else "adapter" if adapter_only else "policy"
+        card = model_card(run, recipe, checkpoint, config.path, saved_as, kind)
         (staging / "README.md").write_text(card, encoding="utf-8")
         _flush(staging)
         _put(staging, out)
@@ -68,70 +74,36 @@ def export(
     return checkpoint
 
 
-def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
-    """The checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` where LoRA was trained).
-
-    Raises ``CheckpointError`` where its tensors are not those of the model."""
-    import torch
-
-    from whet.learner.state import load_weights
-    from whet.models.loading import load_model
-
-    path = checkpoint.folder / "policy"
-    if not path.is_dir():
-        raise CheckpointError(f"{checkpoint.folder} holds no policy; reward models can't be exported or evaluated yet")
-    model: Any = load_model(config, dtype=torch.float32, train=True)
-    _copy_into(model, load_weights(path), path, partial=config.lora is not None)
-    return model.eval()
-
-
-def _write_model(
-    checkpoint: Checkpoint, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: ExportType | None
-) -> str:
+def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: ExportType | None) -> str:
     import torch
 
     from whet.models.loading import load_model_config
 
-    model = load_policy(checkpoint, config)
     base = getattr(load_model_config(config), "dtype", None)
     wanted = getattr(torch, dtype) if dtype else base or torch.float32
     if adapter_only:
         model.peft_config["default"].base_model_name_or_path = _portable_name(config)
         model.to(wanted).save_pretrained(staging, save_embedding_layers=False)
     else:
-        if config.lora is not None:
+        if hasattr(model, "merge_and_unload"):
             model = model.merge_and_unload()  # in float32: rounding happens once, after the sum
         model.to(wanted).save_pretrained(staging)
     return str(wanted).removeprefix("torch.")
 
 
-def _copy_into(model: Any, tensors: "dict[str, Tensor]", path: Path, *, partial: bool) -> None:
-    """Copy by name. What is frozen (``partial``) or tied to something copied need not be there."""
-    import torch
-
-    own = model.state_dict()
-    unknown = sorted(tensors.keys() - own.keys())
-    there = {own[name].data_ptr() for name in tensors if name in own}
-    wanted = {name for name, p in model.named_parameters() if p.requires_grad} if partial else own.keys()
-    missing = sorted(name for name in wanted if name not in tensors and own[name].data_ptr() not in there)
-    shapes = sorted(name for name in tensors.keys() & own.keys() if tensors[name].shape != own[name].shape)
-    if unknown or missing or shapes:
-        words = (("unknown", unknown), ("missing", missing), ("of another shape", shapes))
-        what = "; ".join(f"{len(names)} {word}, such as {names[0]}" for word, names in words if names)
-        raise CheckpointError(f"{path} does not fit the model that the run's recipe names: {what}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
-
-
-def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path) -> None:
+def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
+    """Returns the id of the padding token where the model judges, and so depends on it."""
     from whet.data.renderer import Renderer
     from whet.models.loading import load_tokenizer
 
     tokenizer: Any = load_tokenizer(config)
-    if chat_template is not None:
-        tokenizer.chat_template = Renderer(tokenizer, chat_template).template
+    padding = None
+    if chat_template is not None or judges:
+        renderer = Renderer(tokenizer, chat_template)
+        tokenizer.chat_template = renderer.template
+        padding = choose_padding(tokenizer, renderer) if judges else None
     tokenizer.save_pretrained(staging)
+    return padding
 
 
 def _portable_name(config: "ModelConfig") -> str:

@@ -18,7 +18,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a run's model as safetensors that transformers and vLLM load."""
+    """Write a run's model, or reward model, as a folder that transformers loads."""
     from whet.errors import ConfigError
 
     folder = run_folder(run)

@@ -6,6 +6,7 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from whet.data.source import MappedRows
 from whet.seeds import derive_seed
 from whet.types import Group, Message, Span, Task, Trajectory
 
+_CONVERSATION = ("messages", "prompt", "completion", "chosen", "rejected")
 TrainOn = Literal["assistant", "last_assistant", "all"]
 
 
@@ -37,7 +39,7 @@ class Rows(Data):
     columns: dict[str, str] = Field(default={})
     """What the fields are called in the file, where they have other names: ``{prompt: question}``."""
     train_on: TrainOn = "assistant"
-    """Every reply, the last one only, or all tokens but the first."""
+    """Every reply, the last one only, or all tokens but the first. A reward model reads conversations as a whole."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longer rows are left out, and counted."""
     batch_size: int = Field(default=8, gt=0)
@@ -55,11 +57,16 @@ class Rows(Data):
         """The messages that are replied to: rows with the same ones belong to the same split."""
         raise NotImplementedError
 
-    def groups(self, renderer: Renderer, split: Literal["train", "test"] = "train") -> MappedRows[Row]:
-        """One group per row of the split, rendered when drawn. Raises ``DataError`` for a file that can't be read."""
+    def groups(
+        self, renderer: Renderer, split: Literal["train", "test"] = "train", *, judging: bool = False
+    ) -> MappedRows[Row]:
+        """One group per row of the split, rendered when drawn; with ``judging`` laid out for a reward model. Raises
+        ``DataError`` for a file that can't be read."""
 
         def bounded(row: Row) -> Group | str:
             group = self.group(row, renderer)
+            if judging:
+                group = judged(group, renderer)
             longest = max(sum(len(span.tokens) for span in trajectory.spans) for trajectory in group.trajectories)
             too_long = self.max_tokens is not None and longest > self.max_tokens
             return f"longer than {self.max_tokens} tokens" if too_long else group
@@ -130,7 +137,7 @@ def supervised_group(row: Row, renderer: Renderer, train_on: TrainOn = "assistan
     """A group of one. Raises ``DataError`` naming the row and field."""
     messages, name = _supervised_messages(row)
     trajectory = render_conversation(row, name, messages, renderer, train_on)
-    return Group(uid=row.where, task=Task(row.where, messages[:-1]), trajectories=[trajectory])
+    return Group(uid=row.where, task=_task(row, messages[:-1]), trajectories=[trajectory])
 
 
 def preference_group(row: Row, renderer: Renderer, train_on: TrainOn = "last_assistant") -> Group:
@@ -142,7 +149,19 @@ def preference_group(row: Row, renderer: Renderer, train_on: TrainOn = "last_ass
         trajectory = render_conversation(row, name, prompt + answer, renderer, train_on)
         trajectory.reward = reward
         trajectories.append(trajectory)
-    return Group(uid=row.where, task=Task(row.where, prompt), trajectories=trajectories)
+    return Group(uid=row.where, task=_task(row, prompt), trajectories=trajectories)
+
+
+def judged(group: Group, renderer: Renderer) -> Group:
+    """The group as a reward model reads it: each conversation as the chat template writes it, and one token more. That
+    token is the only trained one. It is never seen, as nothing follows it: it holds the place whose predictor is the
+    conversation's last token, where the score is read."""
+    trajectories = []
+    for trajectory in group.trajectories:
+        tokens = renderer.render_whole(trajectory.messages, group.task.data.get("tools"))
+        spans = [Span(tokens, trained=False), Span(tokens[-1:], trained=True)]
+        trajectories.append(replace(trajectory, spans=spans))
+    return replace(group, trajectories=trajectories)
 
 
 def render_conversation(
@@ -176,6 +195,12 @@ def render_conversation(
         first = spans[0].tokens
         spans[:1] = [Span(first[:1], trained=False), Span(first[1:], trained=True)]
     return Trajectory(spans, messages=messages)
+
+
+def _task(row: Row, prompt: list[Message]) -> Task:
+    """What the row holds beside the conversation goes along; ``tools`` only where there are any."""
+    facts = {field: value for field, value in row.values.items() if field not in _CONVERSATION}
+    return Task(row.where, prompt, {field: value for field, value in facts.items() if field != "tools" or value})
 
 
 def _supervised_messages(row: Row) -> tuple[list[Message], str]:

@@ -44,6 +44,7 @@ class Renderer:
         closing = self._encode(self._closing)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_of_turn: int | None = closing[0] if closing and closing[0] in special else None
+        self.closing = tuple(closing) if self.end_of_turn is None else (self.end_of_turn,)  # what a reply ends with
         eos = tokenizer.eos_token_id
         stops = [token for token in (self.end_of_turn, eos) if token is not None]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
@@ -65,6 +66,10 @@ class Renderer:
         if self.end_of_turn is None:
             return self._encode(text + self._closing)
         return [*self._encode(text), self.end_of_turn]
+
+    def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """A finished conversation, as plain ``apply_chat_template`` gives it: what a reward model reads."""
+        return self._encode(self._render(messages, tools=tools))
 
     def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The tokens to append to ``history``, which ends in a sampled reply: the end of the assistant's turn, if the

@@ -12,14 +12,10 @@ parent by more than the CPU seconds of one call. It knows no task set and no rew
 import asyncio
 import contextlib
 import importlib
-import json
 import os
 import pickle
 import resource
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -30,6 +26,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from whet.config import Config
+from whet.environments.child_process import ChildProcess, to_parent
 from whet.errors import DeadlineError, WhetError
 
 OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack
@@ -172,22 +169,11 @@ class GradingPool:
         worker.kill()
 
 
-class _Worker:
-    """One process, and the pipes to it. Requests are pickled, replies are lines of JSON: a worker that was taken over
-    cannot send the parent anything that runs."""
+class _Worker(ChildProcess):
+    """One process that can call functions. Requests are pickled."""
 
     def __init__(self, prepare: Callable[[], None] | None, limits: GradingLimits):
-        quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **quiet},
-            start_new_session=True,  # an interrupt from the keyboard is the parent's to handle
-        )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        os.set_blocking(self.process.stdin.fileno(), False)
+        super().__init__(__name__)
         hello = pickle.dumps((_name(prepare) if prepare else None, int(limits.memory_gib * 2**30)))
         try:
             reply = self.exchange(hello, limits.start_s)
@@ -201,71 +187,10 @@ class _Worker:
             self.kill()
             raise WhetError(f"a grading worker could not start:\n{reply['error']}")
 
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    @property
-    def exit_status(self) -> int | None:
-        return self.process.returncode
-
-    def kill(self) -> None:
-        """Return once the process is gone."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-
-    def exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
-        """Send one request, return the reply. Raises ``EOFError`` when the process dies, ``DeadlineError`` when it
-        takes too long."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        source, sink = self.process.stdout.fileno(), self.process.stdin.fileno()
-        deadline = time.monotonic() + seconds
-        unsent = memoryview(len(request).to_bytes(8, "big") + request)
-        received = bytearray()
-        while not received.endswith(b"\n"):
-            poll = select.poll()
-            poll.register(source, select.POLLIN)
-            if unsent:
-                poll.register(sink, select.POLLOUT)
-            ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
-            if not ready:
-                raise DeadlineError(f"no reply within {seconds:g} s")
-            if sink in ready:
-                try:
-                    unsent = unsent[os.write(sink, unsent) :]
-                except BrokenPipeError:
-                    unsent = memoryview(b"")  # it died; the end of its output says so
-            if source in ready:
-                chunk = os.read(source, 1 << 16)
-                if not chunk:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        self.process.wait(1.0)  # the status says what it died of, if it is not killed too early
-                    raise EOFError
-                received += chunk
-        reply = json.loads(received)
-        assert isinstance(reply, dict)
-        return reply
-
 
 def serve() -> None:
     """The worker's life: prepare, then answer requests until standard input closes."""
-    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # whatever a grader prints must not reach the protocol
-
-    def reply(**message: Any) -> None:
-        replies.write(json.dumps(message).encode() + b"\n")
-        replies.flush()
-
-    def receive() -> Any:
-        size = int.from_bytes(requests.read(8), "big")
-        return pickle.loads(requests.read(size)) if size else None
+    receive, reply = to_parent()
 
     def run(name: tuple[str, str] | None, args: tuple[Any, ...]) -> None:
         try:
@@ -278,11 +203,11 @@ def serve() -> None:
     hello = receive()
     if hello is None:
         return
-    prepare, memory = hello
+    prepare, memory = pickle.loads(hello)
     _limit(resource.RLIMIT_AS, memory)
     run(prepare, ())
     while (request := receive()) is not None:
-        name, args, cpu_s = request
+        name, args, cpu_s = pickle.loads(request)
         # The kernel keeps this limit even while a huge power holds the interpreter, and when the parent is gone.
         _limit(resource.RLIMIT_CPU, int(time.process_time()) + cpu_s + 1)
         run(name, args)

@@ -7,7 +7,7 @@ from whet.environments.problems import BoxedProblems, Problem, Split, split_prob
 
 
 class Math(BoxedProblems):
-    """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, where it is filtered by, ``difficulty``."""
+    """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, where known, ``difficulty``, a number."""
 
     path: str  # a JSONL file
     test_path: str | None = None  # a JSONL file; None: test_size rows of ``path`` are held out
@@ -38,7 +38,10 @@ class Math(BoxedProblems):
             elif not self._difficult_enough(row):
                 tally.drop("outside the difficulty range")
             else:
-                problems.append(Problem(f"math/{split}/{index}", row.text("problem"), row.text("answer")))
+                problem, answer = row.text("problem"), row.text("answer")
+                rated = row.values.get("difficulty")
+                rating = float(rated) if isinstance(rated, int | float) and not isinstance(rated, bool) else None
+                problems.append(Problem(f"math/{split}/{index}", problem, answer, difficulty=rating))
         return problems
 
     def _difficult_enough(self, row: Row) -> bool:

@@ -5,7 +5,7 @@ twice. Knows no file format.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeVar, cast, get_args
 
@@ -30,6 +30,7 @@ class Problem:
     uid: str
     question: str
     answer: str
+    difficulty: float | None = field(default=None, kw_only=True)  # as the data set rates it
 
 
 P = TypeVar("P", bound=Problem)
@@ -87,11 +88,8 @@ class BoxedProblems(TaskSet):
         return conversation
 
     def _task(self, problem: Problem) -> Task:
-        return Task(
-            uid=problem.uid,
-            prompt=self._messages(problem.question),
-            data={"answer": problem.answer},
-        )
+        rated = {} if problem.difficulty is None else {"difficulty": problem.difficulty}
+        return Task(uid=problem.uid, prompt=self._messages(problem.question), data={"answer": problem.answer, **rated})
 
 
 def messages(system: str | None, user: str) -> list[Message]:

@@ -4,5 +4,6 @@ TASK_SETS = {
     "arithmetic": "whet.environments.arithmetic:Arithmetic",
     "gsm8k": "whet.environments.gsm8k:GSM8K",
     "math": "whet.environments.math_dataset:Math",
+    "reward_model": "whet.environments.reward_model:RewardModelTasks",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",
 }

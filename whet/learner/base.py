@@ -9,6 +9,7 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.losses.base import Loss
 from whet.metrics import Metrics
+from whet.models.config import ModelConfig
 
 
 @dataclass(slots=True)
@@ -19,12 +20,27 @@ class Update:
     logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained
 
 
+@dataclass(slots=True, frozen=True)
+class Top:
+    """How many of its likeliest tokens a teacher names at each place."""
+
+    k: int
+    below: int  # only ids below this: a student whose output matrix is shorter has no others
+
+
 class Learner(Protocol):
     """A model that scores batches and, where it has an optimizer, learns. Batches are whole; cutting them up and
     putting columns back in order is the learner's business."""
 
-    async def score(self, batch: Batch, columns: set[str]) -> dict[str, Tensor]:
-        """Forward only. Columns: ``logprobs``, ``entropy``, ``values`` ([N]), ``reference_logprobs`` ([N])."""
+    @property
+    def model(self) -> ModelConfig:
+        """What it was loaded from."""
+        ...
+
+    async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
+        """Forward only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]), ``topk``
+        ([N, K], of the batch's ``teacher_ids``) and, with ``top``, ``teacher_ids`` and ``teacher_logprobs`` ([N, K]).
+        """
         ...
 
     async def update(self, batch: Batch, loss: Loss) -> Update:

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from whet.batch import Batch, ModelOutput
 from whet.errors import WhetError
+from whet.learner.base import Top
 from whet.models.forest_attention import forest_hidden
-from whet.models.head import head_of, ids_logprobs, token_logprobs
+from whet.models.head import head_of, ids_logprobs, token_logprobs, topk_logprobs
 from whet.models.shards import WHOLE, Shards
 from whet.models.values import ValueHead
 
@@ -27,10 +28,7 @@ def forward(
     With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
     zeros flow, so that all ranks of a step take part in the backward pass.
     """
-    hidden = forest_hidden(model, batch, shards.tokens)
-    trained = shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
-    # index_select, because its backward sums the children of one predictor in a fixed order.
-    picked = hidden.index_select(0, batch.predictor.to(hidden.device)[trained])
+    picked, trained = _predicting(model, batch, shards)
 
     def spread(rows: Tensor) -> Tensor:
         return shards.tokens.combine(rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows))
@@ -38,10 +36,8 @@ def forward(
     if value_head is not None:
         values = value_head(picked)
         return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
-    head, vocabulary = head_of(model), shards.vocabulary
-    weight, bias = vocabulary.local(head.weight), None if head.bias is None else vocabulary.local(head.bias)
-    how: dict[str, Any] = {"bias": bias, "scale": head.scale, "softcap": head.softcap, "vocabulary": vocabulary}
-    targets = batch.tokens.to(hidden.device)[trained]
+    weight, how = _head(model, shards)
+    targets = batch.tokens.to(picked.device)[trained]
     logprobs, entropy = token_logprobs(
         picked, weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
     )
@@ -49,6 +45,35 @@ def forward(
     if "topk" in needs:
         if batch.teacher_ids is None:
             raise WhetError("log-probs of the teacher's tokens were asked for, but the batch has no teacher_ids")
-        ids = batch.teacher_ids.to(hidden.device)[trained]
+        ids = batch.teacher_ids.to(picked.device)[trained]
         output.topk = spread(ids_logprobs(picked, weight, ids, batch.distribution, **how))
     return output
+
+
+def likeliest(model: nn.Module, batch: Batch, top: Top, shards: Shards = WHOLE) -> tuple[Tensor, Tensor]:
+    """The ``top.k`` likeliest tokens (all, where there are fewer) at each place and their log-probs under the batch's
+    distribution: ([N, K] int64, [N, K]), likeliest first, 0 where untrained."""
+    picked, trained = _predicting(model, batch, shards)
+    weight, how = _head(model, shards)
+    found = topk_logprobs(picked, weight, top.k, batch.distribution, below=top.below, **how)
+    ids, logprobs = (
+        shards.tokens.combine(rows.new_zeros(len(batch), rows.shape[1]).index_copy(0, trained, rows)) for rows in found
+    )
+    return ids, logprobs
+
+
+def _predicting(model: nn.Module, batch: Batch, shards: Shards) -> tuple[Tensor, Tensor]:
+    """The hidden states that predict trained tokens, [T, H], and where those tokens are, [T]; of tokens that are spread
+    over ranks, this rank's share."""
+    hidden = forest_hidden(model, batch, shards.tokens)
+    trained = shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
+    # index_select, because its backward sums the children of one predictor in a fixed order.
+    return hidden.index_select(0, batch.predictor.to(hidden.device)[trained]), trained
+
+
+def _head(model: nn.Module, shards: Shards) -> tuple[Tensor, dict[str, Any]]:
+    """The output matrix, or the part of it that is here, and what else log-probs depend on."""
+    head, vocabulary = head_of(model), shards.vocabulary
+    bias = None if head.bias is None else vocabulary.local(head.bias)
+    how = {"bias": bias, "scale": head.scale, "softcap": head.softcap, "vocabulary": vocabulary}
+    return vocabulary.local(head.weight), how

@@ -12,10 +12,11 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.errors import WhetError
-from whet.learner.base import Update
+from whet.learner.base import Top, Update
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
+from whet.models.config import ModelConfig
 from whet.packing import MicroBatch, pack
 
 _OF_THE_MODEL = frozenset({"entropy", "topk"})  # needs of a loss that the forward pass fills, not a column
@@ -41,11 +42,15 @@ class WorkerLearner:
             raise
         return cls(group, config, facts)
 
-    async def score(self, batch: Batch, columns: set[str]) -> dict[str, Tensor]:
-        """See ``Learner``. [N] each, ``topk`` [N, K]; 0 where untrained. A column is empty where nothing is trained."""
+    @property
+    def model(self) -> ModelConfig:
+        return self._config.model
+
+    async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
+        """See ``Learner``. 0 where untrained; where nothing is trained, every column is zeros, [N]."""
         part, kept = trained_only(batch, "token")
         shards = self._pack(part, "token")
-        answers = await self._group.scatter("score", shards, frozenset(columns)) if shards else []
+        answers = await self._group.scatter("score", shards, frozenset(columns), top) if shards else []
         micro = [one for shard in shards for one in shard]
         scored = [one for answer in answers for one in answer]
         return {

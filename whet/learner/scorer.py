@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from whet.batch import Batch
+from whet.learner.base import Top
 from whet.learner.config import Precision
-from whet.learner.forward import forward
+from whet.learner.forward import forward, likeliest
 from whet.learner.precision import shrink, weight_dtype
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model
@@ -28,8 +29,12 @@ class Scorer(nn.Module):
         super().__init__()
         self.model, self.value_head, self.shards = model, value_head, shards
 
-    def forward(self, batch: Batch, needs: Set[str]) -> dict[str, Tensor | None]:
-        """The fields of a ``ModelOutput``: hooks find tensors in plain containers only."""
+    def forward(self, batch: Batch, needs: Set[str], top: Top | None = None) -> dict[str, Tensor | None]:
+        """The fields of a ``ModelOutput``, or with ``top`` the columns ``teacher_ids`` and ``teacher_logprobs``. A
+        mapping, because hooks find tensors in plain containers only."""
+        if top is not None:
+            ids, logprobs = likeliest(self.model, batch, top, self.shards)
+            return {"teacher_ids": ids, "teacher_logprobs": logprobs}
         output = forward(self.model, batch, needs, self.value_head, self.shards)
         return {field.name: getattr(output, field.name) for field in fields(output)}
 

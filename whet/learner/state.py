@@ -8,7 +8,6 @@ needs.
 """
 
 import json
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +21,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
+from whet.checkpoint.files import save_tensors
 from whet.errors import DeadlineError, WhetError
-from whet.metrics.atomic import sync_folder, write_atomically
+from whet.metrics.atomic import write_atomically
 from whet.parallel.mesh import Ranks
 
 FACTS = "learner.json"
@@ -212,8 +212,8 @@ def _writer(folder: Path) -> HuggingFaceStorageWriter:
 
 
 def _save_whole(folder: Path, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-    _save_tensors(folder / WEIGHTS, tensors)
-    _save_tensors(folder / MOMENTS, moments)
+    save_tensors(folder / WEIGHTS, tensors)
+    save_tensors(folder / MOMENTS, moments)
 
 
 def _save_facts(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -244,19 +244,3 @@ def _check(folder: Path, found: Mapping[str, tuple[torch.Size, torch.dtype]], ex
             f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}. "
             "Resume with the model, LoRA and precision settings that it was saved with"
         )
-
-
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Beside ``path``, flushed, then renamed; without a second copy in memory."""
-    from safetensors.torch import save_file
-
-    staging = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, staging, {"format": "pt"})
-        with staging.open("rb") as file:
-            os.fsync(file.fileno())
-        staging.chmod(0o644)
-        staging.replace(path)
-    finally:
-        staging.unlink(missing_ok=True)
-    sync_folder(path.parent)

@@ -21,6 +21,7 @@ from whet.cluster.base import Seat
 from whet.config import Config
 from whet.errors import WhetError
 from whet.learner import precision
+from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
 from whet.learner.named_weights import in_buckets, named_weights
@@ -39,7 +40,7 @@ from whet.parallel.parameters import local, squared_norm, whole
 from whet.seeds import derive_seed
 
 COLUMNS = {
-    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs"}),
+    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}),
     "value": frozenset({"values"}),
 }
 """What ``score`` can be asked for, by head."""
@@ -89,6 +90,7 @@ class LearnerWorker:
         hf: Any = self.model.config
         text = hf.get_text_config()
         self.forest = supports_forest(hf)
+        self.vocabulary = int(text.vocab_size)
         inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
         self.matmul_precision = precision.choose_matmul_precision(
             config.learner.matmul_precision, self.precision, self.device, text.hidden_size, int(inner)
@@ -116,24 +118,32 @@ class LearnerWorker:
     # Forward only
 
     @torch.no_grad()
-    def score(self, micro_batches: Sequence[MicroBatch], columns: Set[str]) -> list[dict[str, Tensor]]:
-        """The columns of each micro-batch, [n] (``topk`` [n, K]) on the CPU in float32 or wider."""
+    def score(
+        self, micro_batches: Sequence[MicroBatch], columns: Set[str], top: Top | None = None
+    ) -> list[dict[str, Tensor]]:
+        """The columns of each micro-batch, [n] or [n, K], on the CPU, in float32 or wider."""
         known = COLUMNS[self.config.head]
         if columns - known:
             raise WhetError(
                 f"a learner with a {self.config.head} head scores {sorted(known)}, not {sorted(columns - known)}"
             )
+        of_top = {"teacher_ids", "teacher_logprobs"}
+        if columns & of_top and top is None:
+            raise WhetError("a teacher's likeliest tokens were asked for, but not how many; give top")
         self.model.eval()
         results = []
         for micro in micro_batches:
             batch = micro.batch.to(self.device)
             found: dict[str, Tensor] = {}
-            own = columns - {"reference_logprobs"}
+            own = columns - {"reference_logprobs"} - of_top
             if own:
                 output = self._forward(self.scorer, batch, own)
                 found |= {name: getattr(output, name).cpu() for name in own}
             if "reference_logprobs" in columns:
                 found["reference_logprobs"] = self._reference_logprobs(batch).cpu()
+            if top is not None and columns & of_top:
+                with precision.autocast(self.precision, self.device):
+                    found |= {name: column.cpu() for name, column in self.scorer(batch, set(), top).items()}
             results.append(found)
         reshard(self.scorer)
         return results
@@ -318,6 +328,7 @@ class LearnerWorker:
             "device": str(self.device),
             "ranks": self.seat.ranks,
             "forest": self.forest,
+            "vocabulary": self.vocabulary,
             "steps_done": self.step,
         }
 

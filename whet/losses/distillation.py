@@ -65,18 +65,18 @@ class Distillation(WeightedLoss):
 
 class OnPolicyDistillation(WeightedLoss):
     """-A lp with A = sg(lp_teacher - lp) on the student's own answers: the gradient of KL(student || teacher) at the
-    sampled tokens (Lu, "On-Policy Distillation", 2025). The teacher's log-probs stand in ``reference_logprobs``."""
+    sampled tokens (Lu, "On-Policy Distillation", 2025)."""
 
     clamp: float = Field(10.0, gt=0)
     """Bound of |A|."""
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"reference_logprobs"})
+        return frozenset({"teacher_token_logprobs"})
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)
-        teacher = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        teacher = at_trained(batch, filled(batch.teacher_token_logprobs, "teacher_token_logprobs"))
         gap = teacher - logprobs.detach()
         value = -gap.clamp(-self.clamp, self.clamp) * logprobs
         return value, token_metrics(batch, {"distillation/reverse_kl": -gap})

@@ -23,6 +23,7 @@ LOSSES = {
     "kto": "whet.losses.preference:KTO",
     "bradley_terry": "whet.losses.reward_model:BradleyTerry",
     "score_regression": "whet.losses.reward_model:ScoreRegression",
+    "implicit_reward": "whet.losses.implicit_reward:ImplicitReward",
     "distillation": "whet.losses.distillation:Distillation",
     "on_policy_distillation": "whet.losses.distillation:OnPolicyDistillation",
 }

@@ -1,6 +1,6 @@
-"""Training a scalar head to judge answers. A sequence's score is the value at its last trained token, which is read
-from the hidden state before that token: let the answer's end-of-turn token be trained, and the score has seen all of
-the answer."""
+"""Training a scalar head to judge conversations. A sequence's score is the value at its last trained token, which is
+read from the state of the token before it. In rows laid out by ``whet.data.examples.judged`` that is the last token of
+the rendered conversation, the one that transformers' sequence classifiers read."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.metrics.catalog import duration, show
+from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.metrics.statistics import newcombe, wilson
 
@@ -76,15 +77,17 @@ class Summary:
 
 
 def commands(run_folder: Path) -> dict[str, str]:
-    """What one does with a run folder, as shell commands that can be pasted."""
+    """What one can do with a run folder, as shell commands that can be pasted."""
     folder = shlex.quote(str(run_folder))
     out = shlex.quote(str(run_folder / "export"))
-    return {
-        "resume": f"whet resume {folder}",
-        "evaluate": f"whet eval {folder}",
-        "view": f"whet view {folder}",
-        "export": f"whet export {folder} --out {out}",
-    }
+    sampled = bool(rollout_steps(run_folder))
+    measured = any(line.get("kind") == "evaluation" for line in read_metrics(run_folder / FILE))
+    found = {"resume": f"whet resume {folder}"}
+    if sampled or measured:  # rows of which none is held out can't be measured
+        found["evaluate"] = f"whet eval {folder}"
+    if sampled:
+        found["view"] = f"whet view {folder}"
+    return found | {"export": f"whet export {folder} --out {out}"}
 
 
 def print_summary(

@@ -94,16 +94,20 @@ def topk_logprobs(
     bias: Tensor | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
+    below: int | None = None,
     chunk: int = 128,
     vocabulary: Vocabulary = WHOLE.vocabulary,
 ) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, k] int64, [T, k])"""
+    """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, K] int64, [T, K])
+
+    Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
     how, ids, logprobs = HeadSettings(distribution, scale, softcap), [], []
     for piece in hidden.split(chunk):
         logits = vocabulary.join(how.finish(_product(piece, weight), bias)[0])
         if truncates(distribution):
             logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
-        values, places = logits.topk(k, dim=-1)
+        named = logits[:, :below]
+        values, places = named.topk(min(k, named.shape[1]), dim=-1)
         ids.append(places)
         logprobs.append(values - logits.logsumexp(-1, keepdim=True))
     return torch.cat(ids), torch.cat(logprobs)

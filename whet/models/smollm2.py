@@ -9,6 +9,8 @@ import logging
 import os
 import shutil
 import time
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 from whet.errors import DeadlineError, WhetError
@@ -67,7 +69,6 @@ def _convert(gguf: Path, folder: Path) -> None:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-
     print(f"converting {NAME} into {folder} (once, about half a minute) ...", flush=True)
     started = time.monotonic()
     staging = folder.parent / f".{NAME}-{os.getpid()}"
@@ -75,12 +76,13 @@ def _convert(gguf: Path, folder: Path) -> None:
     staging.mkdir()
     try:
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent,
-            gguf_file=gguf.name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
-        )
+        with redirect_stderr(StringIO()):  # a progress bar that ignores disable_progress_bar
+            model = AutoModelForCausalLM.from_pretrained(
+                gguf.parent,
+                gguf_file=gguf.name,
+                dtype=torch.float32,
+                quantization_config=GgufConfig(dequantize=True),
+            )
         # Many of the file's numbers lie half-way between two of bfloat16's. Kept so, the smallest update would tip
         # their rounding and move them by a whole step of bfloat16 wherever a model computes in it.
         model.to(torch.bfloat16).save_pretrained(staging)

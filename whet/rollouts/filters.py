@@ -4,15 +4,18 @@ would bias the baseline."""
 
 from dataclasses import replace
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.config import Config
+from whet.rollouts.pass_rate import pass_rate
 from whet.types import Group, Span, Status, Trajectory
 
 FILTERS = {
     "dynamic_sampling": "whet.rollouts.filters:DynamicSampling",
+    "pass_rate": "whet.rollouts.filters:PassRate",
     "overlong_shaping": "whet.rollouts.filters:OverlongShaping",
     "overlong_filter": "whet.rollouts.filters:OverlongFilter",
+    "best_and_worst": "whet.rollouts.filters:BestAndWorst",
 }
 
 
@@ -30,6 +33,24 @@ class DynamicSampling(Filter):
     def __call__(self, group: Group) -> Group | None:
         rewards = {trajectory.reward for trajectory in group.trajectories}
         return group if len(rewards) > 1 else None
+
+
+class PassRate(Filter):
+    """Keep tasks of medium difficulty: groups whose share of right answers is in ``low`` .. ``high`` (PRIME, arXiv
+    2502.01456). Right is an answer whose score ``correct``, or else reward, is above ``threshold``."""
+
+    low: float = Field(0.2, ge=0, le=1)
+    high: float = Field(0.8, ge=0, le=1)
+    threshold: float = 0.5
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PassRate":
+        if self.low > self.high:
+            raise ValueError("low must not exceed high")
+        return self
+
+    def __call__(self, group: Group) -> Group | None:
+        return group if self.low <= pass_rate(group, self.threshold) <= self.high else None
 
 
 class OverlongShaping(Filter):
@@ -58,6 +79,18 @@ class OverlongFilter(Filter):
     def __call__(self, group: Group) -> Group | None:
         masked = [_untrained(t) if t.status is Status.TRUNCATED else t for t in group.trajectories]
         return replace(group, trajectories=masked)
+
+
+class BestAndWorst(Filter):
+    """Keep the answer with the highest reward and the one with the lowest, the first of equals, as a preference pair;
+    drop groups without spread (online DPO, arXiv 2402.04792)."""
+
+    def __call__(self, group: Group) -> Group | None:
+        best = max(group.trajectories, key=lambda trajectory: trajectory.reward)
+        worst = min(group.trajectories, key=lambda trajectory: trajectory.reward)
+        if best.reward == worst.reward:
+            return None
+        return replace(group, trajectories=[best, worst])
 
 
 def _untrained(trajectory: Trajectory) -> Trajectory:

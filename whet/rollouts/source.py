@@ -13,18 +13,19 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from whet.config import Config
+from whet.config import Component, Config
 from whet.data.order import TaskOrder
 from whet.data.renderer import Renderer
 from whet.environments.base import TaskSet, finite
-from whet.errors import DataError, DeadlineError, WhetError
+from whet.errors import ConfigError, DataError, DeadlineError, WhetError
 from whet.generators.base import Generator
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
+from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws
 from whet.rollouts.episode import Sampling, play
 from whet.rollouts.filters import Filter
 from whet.rollouts.permits import Permits
@@ -39,6 +40,8 @@ class RolloutConfig(Config):
 
     prompts_per_step: int = Field(8, gt=0)
     """Groups that one step learns from."""
+    curriculum: Annotated[Curriculum, Component(CURRICULA)] | None = None
+    """Which task comes next; None: all of them in turn, shuffled anew each epoch."""
     max_staleness: int = Field(0, ge=0)
     """How many weight versions behind a rollout may have started. 0: synchronous; 1: one step off; n: n steps off."""
     concurrency: int = Field(256, gt=0)
@@ -97,6 +100,7 @@ class RolloutSource:
         if not self.tasks:
             raise DataError(f"{type(taskset).__name__} has no training tasks")
         self.order = TaskOrder(len(self.tasks), seed)
+        self.curriculum = config.curriculum.over(self.tasks, seed) if config.curriculum else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self._next_ticket = 0
@@ -132,7 +136,10 @@ class RolloutSource:
             group = await self._finish(ticket)
             self._tickets.popleft()
             sampled += 1
-            if any(t.status is Status.FAILED for t in group.trajectories):
+            lost = any(t.status is Status.FAILED for t in group.trajectories)
+            if self.curriculum is not None:
+                self.curriculum.measured(ticket.task, None if lost else group, self.version)
+            if lost:
                 failed += 1
                 self._check_failures(group, failed)
             else:
@@ -146,6 +153,8 @@ class RolloutSource:
                 self._issue()
         self._tally.metrics.sum("groups/kept", len(groups)).sum("groups/dropped", sampled - failed - len(groups))
         self._tally.metrics.sum("groups/failed", failed)
+        if self.curriculum is not None:
+            self._tally.metrics.merge(self.curriculum.metrics())
         self._owed = len(groups)
         return groups
 
@@ -182,11 +191,18 @@ class RolloutSource:
                     "trajectories": [asdict(t) for t in group.trajectories] if group else None,
                 }
             )
-        return {"order": self.order.state(), "next_ticket": self._next_ticket, "pending": pending}
+        name, position = self._position
+        return {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
 
     def load_state(self, state: dict[str, Any], version: int) -> None:
         """Go on from ``state`` under weights ``version``. What was under way is sampled by the next ``next_groups``."""
-        self.order.load_state(state["order"])
+        name, position = self._position
+        if name not in state:
+            made = "with" if self.curriculum is None else "without"
+            raise ConfigError(
+                f"the checkpoint was made {made} rollouts.curriculum: resume with the same setting, or start anew"
+            )
+        position.load_state(state[name])
         self.version, self._next_ticket = version, state["next_ticket"]
         for saved in state["pending"]:
             ticket = _Ticket(saved["number"], saved["task"], saved["version"])
@@ -202,10 +218,20 @@ class RolloutSource:
             if ticket.job is None and ticket.group is None:
                 ticket.job = asyncio.create_task(self._run_group(ticket))
         while self.permits.take():
-            ticket = _Ticket(self._next_ticket, self.order.next(), self.version)
+            ticket = _Ticket(self._next_ticket, self._draw(), self.version)
             self._next_ticket += 1
             ticket.job = asyncio.create_task(self._run_group(ticket))
             self._tickets.append(ticket)
+
+    def _draw(self) -> int:
+        if self.curriculum is None:
+            return self.order.next()
+        return self.curriculum.draw(self.version, {ticket.task for ticket in self._tickets})
+
+    @property
+    def _position(self) -> tuple[str, TaskOrder | Draws]:
+        """What says which task comes next, and its name in a checkpoint."""
+        return ("order", self.order) if self.curriculum is None else ("curriculum", self.curriculum)
 
     async def _finish(self, ticket: _Ticket) -> Group:
         if ticket.group is not None:

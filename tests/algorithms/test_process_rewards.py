@@ -1,0 +1,108 @@
+"""PRIME's advantages by hand, and the algorithm that is made of them."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from tests.algorithms.test_advantages import group_of, make, per_row
+from tests.tiny import tiny_tokenizer
+from whet.algorithms.advantage_registry import ADVANTAGES
+from whet.algorithms.advantages import GroupAdvantage
+from whet.algorithms.prime import PRIME
+from whet.algorithms.process_rewards import ProcessRewards
+from whet.batch import Batch
+from whet.errors import ConfigError, DataError
+from whet.learner.config import OptimizerConfig
+from whet.models.config import ModelConfig
+from whet.types import Group
+
+
+def judged(groups: list[Group], ratios: list[float]) -> Batch:
+    """With the reward model's log-ratio of each trained token, in order; nan elsewhere."""
+    batch = Batch.from_groups(groups)
+    batch.reward_reference_logprobs = torch.where(batch.trained, -2.0, math.nan).double()
+    batch.reward_logprobs = batch.reward_reference_logprobs.clone()
+    batch.reward_logprobs[batch.trained] += torch.tensor(ratios).double()
+    return batch
+
+
+def test_process_rewards_of_two_answers_by_hand() -> None:
+    batch = judged([group_of([1.0, 0.0])], [4.0, 2.0, -1.0, 1.0])
+    advantages = ProcessRewards(beta=0.5, gamma=0.5)(batch).advantages[batch.trained].tolist()
+    # Process rewards 2, 1 and -0.5, 0.5 with baselines 0 and 1.5, outcomes +1 and -1.
+    assert advantages == pytest.approx([2 + 0.5 * 1 + 1, 1 + 1, -2 + 0.5 * -1 - 1, -1 - 1])
+
+
+def test_before_the_reward_model_has_moved_process_rewards_are_rloo() -> None:
+    batch = judged([group_of([1.0, 0.0, 0.3]), group_of([5.0], "h")], [0.0] * 8)
+    rloo = GroupAdvantage(baseline="leave_one_out", divide_by_std=False)
+    torch.testing.assert_close(ProcessRewards()(batch).advantages, rloo(batch).advantages)
+
+
+def test_equal_outcomes_leave_the_process_to_teach() -> None:
+    batch = judged([group_of([0.1] * 3)], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    advantages = ProcessRewards(beta=1.0)(batch).advantages[batch.trained].tolist()
+    assert advantages == pytest.approx([1.0, 0.0, -0.5, -0.25, -0.5, -0.25])
+
+
+def test_process_of_a_group_of_one_is_not_compared_with_anything() -> None:
+    batch = judged([group_of([5.0])], [3.0, -3.0])
+    assert (ProcessRewards()(batch).advantages == 0).all()
+
+
+def test_process_rewards_of_an_empty_answer_are_nobodys_baseline_but_its_outcome_counts() -> None:
+    group = group_of([0.0, 1.0, 0.5])
+    group.trajectories[1].spans[1].trained = False
+    batch = judged([group], [1.0, 1.0, 3.0, 3.0])
+    # Outcomes 0 - 0.75 and 0.5 - 0.5; process baselines 3 and 1, of the only other answer that has any.
+    assert ProcessRewards(beta=1.0)(batch).advantages[batch.trained].tolist() == pytest.approx([-4.75, -2.75, 4.0, 2.0])
+
+
+def test_process_rewards_with_only_empty_partners_are_the_outcome_alone() -> None:
+    group = group_of([0.0, 1.0])
+    group.trajectories[1].spans[1].trained = False
+    assert per_row(judged([group], [9.0, 9.0]), ProcessRewards()(judged([group], [9.0, 9.0])).advantages) == [-1.0]
+
+
+@pytest.mark.parametrize("column", ["reward_logprobs", "reward_reference_logprobs"])
+def test_a_process_column_that_nobody_filled_is_named(column: str) -> None:
+    with pytest.raises(DataError, match=f"'{column}'"):
+        ProcessRewards()(replace(make(0), **{column: None}))
+
+
+def test_process_rewards_are_registered_with_these_defaults_and_limits() -> None:
+    assert ADVANTAGES["process_rewards"] == "whet.algorithms.process_rewards:ProcessRewards"
+    assert ProcessRewards() == ProcessRewards(beta=0.05, gamma=1.0)
+    assert ProcessRewards(beta=0.0, gamma=0.0).needs == {"reward_logprobs", "reward_reference_logprobs"}
+    settings: dict[str, Any]
+    for settings in ({"beta": -0.01}, {"gamma": 1.01}, {"gamma": -0.01}):
+        with pytest.raises(ValidationError):
+            ProcessRewards(**settings)
+
+
+def test_prime_trains_a_reward_model_beside_the_policy() -> None:
+    prime, shared = PRIME(reward_lr=0.5), OptimizerConfig(lr=0.1)
+    assert prime.main_role == "policy"
+    assert prime.losses.keys() == prime.heads.keys() == {"policy", "implicit_reward"}
+    assert prime.needs <= prime.fills
+    assert [prime.optimizer(role, shared).lr for role in prime.heads] == [0.1, 0.5]
+    assert [PRIME().optimizer(role, shared).lr for role in prime.heads] == [0.1, 0.1]
+    own, model = ModelConfig(path="own"), ModelConfig(path="shared")
+    assert [PRIME(reward_model=own).model_of(role, model) for role in prime.heads] == [model, own]
+    assert [prime.model_of(role, model) for role in prime.heads] == [model, model]
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["more"])
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
+    model = ModelConfig(path=str(tiny_model))
+    PRIME(reward_model=model).check_models(model)
+    with pytest.raises(ConfigError, match=r"algorithm\.reward_model = .* another tokenizer"):
+        PRIME(reward_model=ModelConfig(path=str(tmp_path))).check_models(model)

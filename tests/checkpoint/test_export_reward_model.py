@@ -1,0 +1,183 @@
+"""An exported reward model is a plain sequence classifier: transformers alone gives the learner's scores."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from tests.tiny import VOCAB, tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
+from whet.batch import Batch
+from whet.checkpoint.export import export
+from whet.checkpoint.files import load_tensors
+from whet.checkpoint.store import CheckpointStore
+from whet.config import dump_yaml
+from whet.data.examples import judged
+from whet.data.renderer import Renderer
+from whet.errors import ConfigError, WhetError
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.forward import forward
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.losses.reward_model import sequence_scores
+from whet.models.config import LoraSettings, ModelConfig
+from whet.types import Group, Message, Task, Trajectory
+
+CONVERSATIONS: list[list[Message]] = [
+    [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}],
+    [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "it is \\boxed{5}, I am sure of that\n"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "hi"},
+        {"role": "user", "content": "and now?"},
+        {"role": "assistant", "content": "bye, " * 20},
+    ],
+]
+
+# Runs where whet can't be imported; prints for each folder the scores of each conversation alone and of all at once.
+READER = """
+import json, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "whet":
+            raise ImportError("whet is blocked")
+
+sys.meta_path.insert(0, Blocked())
+import torch, transformers
+
+found = []
+for folder in json.loads(sys.argv[1]):
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype="auto").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    render = lambda talks, **how: tokenizer.apply_chat_template(talks, return_tensors="pt", return_dict=True, **how)
+    talks = json.loads(sys.argv[2])
+    with torch.no_grad():
+        alone = [model(**render([talk])).logits[0, 0].item() for talk in talks]
+        together = model(**render(talks, padding=True)).logits[:, 0].tolist()
+    config = model.config
+    found.append({"alone": alone, "together": together, "labels": config.num_labels, "problem": config.problem_type})
+print(json.dumps(found))
+"""
+
+
+def read_back(*exported: Path) -> list[dict[str, Any]]:
+    arguments = [json.dumps([str(folder) for folder in exported]), json.dumps(CONVERSATIONS)]
+    done = subprocess.run(
+        [sys.executable, "-c", READER, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=exported[0],
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: list[dict[str, Any]] = json.loads(done.stdout)
+    return result
+
+
+def make_run(
+    folder: Path, base: Any, *, tokenizer: Any = None, template: str | None = None, lora: LoraSettings | None = None
+) -> tuple[Path, list[float]]:
+    """(a run with one checkpoint of a reward model, saved by a real learner; that learner's scores)."""
+    tokenizer = tokenizer or tiny_tokenizer()
+    base.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    model = ModelConfig(path=str(folder / "base"), lora=lora)
+    learner = LearnerConfig(matmul_precision="highest")
+    worker = LearnerWorker(WorkerConfig(model=model, learner=learner, optimizer=OptimizerConfig(), head="value"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in worker._parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    run = folder / "run"
+    run.mkdir()
+    recipe = {"steps": 1, "model": model.model_dump(mode="json"), "algorithm": {"type": "reward_model"}}
+    (run / "recipe.yaml").write_text(dump_yaml(recipe | {"chat_template": template}))
+
+    def write(staging: Path) -> None:
+        (staging / "reward_model").mkdir()
+        worker.save(staging / "reward_model")
+
+    asyncio.run(CheckpointStore(run / "checkpoints").save(1, write, {}))
+    group = Group("g", Task("t", []), [Trajectory([], messages=messages) for messages in CONVERSATIONS])
+    batch = Batch.from_groups([judged(group, Renderer(tokenizer, template))])
+    worker.model.eval()
+    with torch.no_grad():
+        scores = sequence_scores(forward(worker.model, batch, frozenset({"values"}), worker.value_head), batch)
+    assert scores.std() > 0.01
+    return run, scores.tolist()
+
+
+def ends_in_its_padding() -> Any:
+    """A tokenizer whose padding token is the one that turns end with, and a template that ends in it."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = "<|im_end|>"
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>\n", "<|im_end|>")
+    return tokenizer
+
+
+def test_transformers_gives_the_scores_of_the_learner_alone_and_in_a_batch(tmp_path: Path) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "untied": {"base": tiny_llama()},
+        "tied": {"base": tiny_qwen3()},
+        "sliding window": {"base": tiny_gemma()},
+        "lora": {"base": tiny_llama(), "lora": LoraSettings(rank=4)},
+        "another template": {"base": tiny_llama(), "template": "plain"},
+        "ends in its padding": {"base": tiny_llama(), "tokenizer": ends_in_its_padding()},
+    }
+    expected, folders = [], []
+    for name, how in kinds.items():
+        (tmp_path / name).mkdir()
+        run, scores = make_run(tmp_path / name, **how)
+        folders.append(tmp_path / name / "out")
+        assert export(run, folders[-1]).step == 1
+        config = (folders[-1] / "config.json").read_text()
+        assert not any(word in config for word in ("forest", "whet", str(tmp_path)))
+        expected.append(scores)
+    for name, found, scores in zip(kinds, read_back(*folders), expected, strict=True):
+        assert found["alone"] == pytest.approx(scores, abs=1e-5), name
+        assert found["together"] == pytest.approx(scores, abs=1e-5), name
+        assert (found["labels"], found["problem"]) == (1, "regression")
+    assert "AutoModelForSequenceClassification" in (folders[0] / "README.md").read_text()
+
+
+def test_the_type_is_that_of_the_base_model(tmp_path: Path) -> None:
+    run, scores = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16))
+    export(run, tmp_path / "out")
+    written = load_tensors(tmp_path / "out" / "model.safetensors").values()
+    assert {tensor.dtype for tensor in written} == {torch.bfloat16}
+    (found,) = read_back(tmp_path / "out")
+    assert found["alone"] == pytest.approx(scores, abs=0.05)
+
+
+def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "lora").mkdir()
+    run, _ = make_run(tmp_path / "lora", tiny_llama(), lora=LoraSettings(rank=4))
+    with pytest.raises(ConfigError, match="no part of an adapter"):
+        export(run, tmp_path / "out", adapter_only=True)
+
+    (tmp_path / "no padding").mkdir()
+    words = Tokenizer(models.WordLevel({"x": 0, "[END]": 1}, unk_token="x"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="[END]")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}[END]{% endfor %}"
+    run, _ = make_run(tmp_path / "no padding", tiny_llama(), tokenizer=tokenizer)
+    with pytest.raises(WhetError, match="nothing can be padded with"):
+        export(run, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lora", "no padding"]
+
+
+def test_an_architecture_that_learned_positions_is_exported_too(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, n_positions=512)
+    torch.manual_seed(0)
+    run, scores = make_run(tmp_path, GPT2LMHeadModel(config))
+    export(run, tmp_path / "out")
+    (found,) = read_back(tmp_path / "out")
+    assert found["alone"] == pytest.approx(scores, abs=1e-5)

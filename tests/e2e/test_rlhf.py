@@ -1,0 +1,62 @@
+"""The whole way of RLHF with a tiny model: scored answers, a reward model, its export, a policy that learns from it."""
+
+import random
+from pathlib import Path
+from string import ascii_lowercase
+
+import pytest
+
+from tests.e2e.test_learning import lines
+from tests.e2e.test_resume import whet
+from tests.rows import rows_recipe, write_rows
+from tests.toy import toy_recipe
+from whet import run
+from whet.checkpoint.export import export
+from whet.config import load
+from whet.errors import WhetError
+from whet.recipe import Recipe
+
+OTHER = "0123456789 .,;:!?()[]{}<>+-*/=#%&$@ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def train_judge(tiny_model: Path, folder: Path) -> Path:
+    """A reward model that has learned from examples what share of a text is lower-case letters, exported."""
+    dice, rows = random.Random(0), []
+    for i in range(300):
+        share = dice.random()
+        text = "".join(dice.choice(ascii_lowercase if dice.random() < share else OTHER) for _ in range(8))
+        score = sum(letter in ascii_lowercase for letter in text) / 8
+        rows.append({"prompt": f"{'re'[i % 2]}{i % 12} write letters", "completion": text, "score": score})
+    path = write_rows(folder / "scored.jsonl", rows)
+    algorithm = {"type": "reward_model", "loss": "score_regression"}
+    changes = {"steps": 60, "checkpoints": {"every": 60}}
+    trained = run.start(rows_recipe(tiny_model, "scored", path, algorithm, **changes), folder / "judge-run")
+    export(trained, folder / "judge")
+    return folder / "judge"
+
+
+def test_a_policy_learns_from_a_reward_model_and_is_measured_by_the_grader(tiny_model: Path, tmp_path: Path) -> None:
+    judge = train_judge(tiny_model, tmp_path)
+    data = {"type": "reward_model", "taskset": {"type": "tests.toy:Lowercase"}, "model": str(judge), "clamp": 10.0}
+    recipe = toy_recipe(tiny_model, steps=25, data=data, checkpoints={"every": 25})
+    folder = run.start(recipe, tmp_path / "run")
+    before, after = lines(folder, "evaluation")
+    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    assert after["evaluation/accuracy"] > before["evaluation/accuracy"]
+    trained = lines(folder, "train")[1:]
+    assert trained[-1]["scores/grade"] > trained[0]["scores/grade"]
+    assert all(line["reward/mean"] == pytest.approx(line["scores/reward_model"], abs=1e-6) for line in trained)
+    assert all(0 <= line["accuracy"] <= 1 for line in trained)
+    scored = whet("eval", str(folder), "--json")
+    assert scored.returncode == 0, scored.stderr
+    assert '"accuracy"' in scored.stdout
+
+
+def test_a_run_whose_reward_model_can_not_be_loaded_stops_and_says_so(tiny_model: Path, tmp_path: Path) -> None:
+    data = {"type": "reward_model", "taskset": {"type": "tests.toy:Lowercase"}, "model": str(tiny_model)}
+    with pytest.raises(WhetError, match="is no reward model"):
+        run.start(toy_recipe(tiny_model, steps=2, data=data), tmp_path / "run")
+
+
+def test_the_recipe_poses_the_tasks_of_the_quickstart() -> None:
+    assert load(Recipe, "rlhf-quickstart").value.data.taskset == load(Recipe, "quickstart").value.data

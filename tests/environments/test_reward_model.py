@@ -1,0 +1,247 @@
+"""A real reward model in a real child process: its scores are what transformers gives, and its failures are loud."""
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.checkpoint.test_export_reward_model import make_run
+from tests.tiny import tiny_llama
+from whet.checkpoint.export import export
+from whet.environments.base import Observation, Step, TaskSet
+from whet.environments.judge import Judge, JudgeProcess
+from whet.environments.reward_model import RewardModelTasks
+from whet.errors import DataError, WhetError
+from whet.types import Group, Message, Task
+
+TOLERANCE = 1e-5  # scores of size 1, float32 on a CPU, however they are batched
+T = TypeVar("T")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An exported reward model."""
+    folder = tmp_path_factory.mktemp("judge")
+    run, _ = make_run(folder, tiny_llama(max_position_embeddings=512))
+    export(run, folder / "model")
+    return folder / "model"
+
+
+def talk(answer: str, question: str = "how much?") -> list[Message]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+ANSWERS = ["5", "five " * 30, "\\boxed{5}", *(f"it is {i}, " * (i + 1) for i in range(20))]
+
+
+def expected(model: Path, answers: list[str]) -> list[float]:
+    judge = AutoModelForSequenceClassification.from_pretrained(model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    with torch.no_grad():
+        rows = [tokenizer.apply_chat_template(talk(a), return_tensors="pt", return_dict=True) for a in answers]
+        return [judge(**row).logits.item() for row in rows]
+
+
+def with_judge(model: Path | str, calls: Callable[[Judge], Awaitable[T]], **settings: Any) -> tuple[T, Judge]:
+    """The result of ``calls(judge)`` and the judge, closed."""
+    judge = Judge(str(model), None, JudgeProcess(**settings))
+    try:
+        return asyncio.run(calls(judge)), judge  # type: ignore[arg-type]
+    finally:
+        judge.close()
+
+
+async def all_at_once(judge: Judge) -> list[float]:
+    return await asyncio.gather(*(judge.score(talk(answer)) for answer in ANSWERS))
+
+
+def test_scores_are_those_of_transformers_however_they_are_batched(model: Path) -> None:
+    alone = expected(model, ANSWERS)
+    assert max(alone) - min(alone) > 0.1
+    for size, most in ((16, 4), (4, 12), (1, 23)):
+        scores, judge = with_judge(model, all_at_once, batch_size=size)
+        assert scores == pytest.approx(alone, abs=TOLERANCE), size
+        assert len(ANSWERS) / size <= judge.batches <= most, "what waits is scored together"
+        assert judge.restarts == 0
+
+
+def test_in_batches_of_one_scores_are_the_same_to_the_last_bit(model: Path) -> None:
+    async def one_by_one(judge: Judge) -> list[float]:
+        return [await judge.score(talk(answer)) for answer in reversed(ANSWERS)]
+
+    assert with_judge(model, all_at_once, batch_size=1)[0] == with_judge(model, one_by_one, batch_size=1)[0][::-1]
+
+
+def test_a_process_that_dies_is_replaced_loudly_and_costs_nobody_a_reward(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def calls(judge: Judge) -> list[float]:
+        first = await judge.score(talk("5"))
+        assert judge._child is not None
+        os.kill(judge._child.process.pid, signal.SIGKILL)
+        return [first, await judge.score(talk("5"))]
+
+    with caplog.at_level(logging.WARNING, "whet"):
+        (before, after), judge = with_judge(model, calls)
+    assert before == after
+    assert judge.restarts == 1
+    assert "started again: it died with exit status -9" in caplog.text
+
+
+def test_a_process_that_is_too_slow_twice_is_an_error_and_never_a_reward(model: Path) -> None:
+    async def calls(judge: Judge) -> list[Any]:
+        return await asyncio.gather(*(judge.score(talk(a)) for a in ANSWERS[:3]), return_exceptions=True)
+
+    results, judge = with_judge(model, calls, deadline_s=1e-4)
+    assert all(isinstance(result, WhetError) and not isinstance(result, DataError) for result in results)
+    assert "failed twice" in str(results[0])
+    assert judge.restarts >= 2
+
+
+def test_what_is_no_reward_model_is_refused_before_it_scores(model: Path, tmp_path: Path) -> None:
+    from tests.toy import save_tiny_model
+
+    for path, why in ((save_tiny_model(tmp_path / "policy"), r"is no reward model: it lacks score\.weight"),
+                      (tmp_path / "nothing", "there is no such folder")):  # fmt: skip
+        with pytest.raises(WhetError, match=why):
+            with_judge(path, lambda judge: judge.score(talk("5")))
+    with pytest.raises(WhetError, match=r"could not start: no reply within 0\.001 s"):
+        with_judge(model, lambda judge: judge.score(talk("5")), start_s=0.001)
+
+
+def test_one_conversation_that_is_too_long_does_not_spoil_the_batch(model: Path) -> None:
+    async def calls(judge: Judge) -> list[Any]:
+        answers = ["5", "x" * 600, "6"]
+        return await asyncio.gather(*(judge.score(talk(answer)) for answer in answers), return_exceptions=True)
+
+    (first, long, last), _ = with_judge(model, calls)
+    assert isinstance(long, DataError)
+    assert "reads at most 512" in str(long)
+    assert [first, last] == pytest.approx(expected(model, ["5", "6"]), abs=TOLERANCE)
+
+
+def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:
+    async def calls(judge: Judge) -> tuple[int, list[Any]]:
+        await judge.score(talk("5"))
+        assert judge._child is not None
+        pid = judge._child.process.pid
+        os.kill(pid, signal.SIGSTOP)  # it hangs
+        waiting = [asyncio.create_task(judge.score(talk(answer))) for answer in ANSWERS]
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(judge.close)
+        return pid, await asyncio.gather(*waiting, return_exceptions=True)
+
+    (pid, results), _ = with_judge(model, calls)
+    assert all(isinstance(result, WhetError) for result in results)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+# The task set
+
+
+class Poses(TaskSet):
+    """Only poses tasks."""
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"poses/{split}/0", [{"role": "user", "content": "how much?"}])]
+
+
+class Five(Poses):
+    """Two points for a 5."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return {"reward": 2.0 * (answer == "5"), "correct": float(answer == "5"), "format": 1.0}
+
+
+class TwoTurns(Poses):
+    """Asks twice; pays half a point each time."""
+
+    def make(self, task: Task) -> Any:
+        class Episode:
+            turns = 0
+
+            async def start(self) -> Observation:
+                return Observation(task.prompt)
+
+            async def step(self, reply: Message) -> Step:
+                self.turns += 1
+                again: list[Message] = [{"role": "user", "content": "sure?"}]
+                return Step(0.5, done=self.turns == 2, messages=[] if self.turns == 2 else again)
+
+            async def close(self) -> None:
+                pass
+
+        return Episode()
+
+
+class Relative(Five):
+    async def score_group(self, task: Task, group: Group) -> None:
+        """Relative rewards."""
+
+
+HERE = "tests.environments.test_reward_model"
+
+
+def tasks(model: Path, taskset: str, **settings: Any) -> RewardModelTasks:
+    return RewardModelTasks.model_validate({"taskset": {"type": f"{HERE}:{taskset}"}, "model": str(model), **settings})
+
+
+def play(taskset: RewardModelTasks, *replies: str) -> list[Step]:
+    async def go() -> list[Step]:
+        episode = taskset.make(taskset.tasks("train")[0])
+        await episode.start()
+        try:
+            return [await episode.step({"role": "assistant", "content": reply}) for reply in replies]
+        finally:
+            await episode.close()
+            await taskset.close()
+
+    return asyncio.run(go())
+
+
+def test_the_reward_is_the_scaled_score_and_the_grade_stays_visible(model: Path) -> None:
+    right, wrong = expected(model, ["5", "six"])
+    (step,) = play(tasks(model, "Five"), "5")
+    assert step.reward == pytest.approx(right, abs=TOLERANCE)
+    assert step.scores == {
+        "reward_model": pytest.approx(right, abs=TOLERANCE), "correct": 1.0, "format": 1.0, "grade": 2.0
+    }  # fmt: skip
+    (step,) = play(tasks(model, "Five", shift=0.25, scale=-2.0, grade_weight=0.1), "5")
+    assert step.reward == pytest.approx(-2 * (right - 0.25) + 0.2, abs=1e-4)
+    (step,) = play(tasks(model, "Five", scale=1000.0, clamp=1.5), "six")
+    assert step.reward == pytest.approx(1.5 if wrong > 0 else -1.5)
+    assert step.scores["correct"] == step.scores["grade"] == 0
+
+
+def test_a_task_set_that_only_poses_tasks_will_do(model: Path) -> None:
+    (step,) = play(tasks(model, "Poses"), "5")
+    assert step.scores == {"reward_model": pytest.approx(step.reward)}
+    with pytest.raises(ValueError, match="Poses grades nothing"):
+        tasks(model, "Poses", grade_weight=1.0)
+    with pytest.raises(ValueError, match="Relative changes rewards in view of the group"):
+        tasks(model, "Relative")
+
+
+def test_rewards_of_several_turns_add_up_to_the_score_of_the_whole(model: Path) -> None:
+    taskset = tasks(model, "TwoTurns", grade_weight=0.5)
+    steps = play(taskset, "yes", "quite")
+    whole = [*talk("yes"), *talk("quite", "sure?")]
+    score = with_judge(model, lambda judge: judge.score(whole))[0]
+    assert [step.done for step in steps] == [False, True]
+    assert sum(step.reward for step in steps) == pytest.approx(score + 0.5, abs=1e-4)
+    assert steps[-1].scores["reward_model"] == pytest.approx(score, abs=TOLERANCE)
+    assert (steps[-1].scores["grade"], steps[-1].scores["correct"]) == (1.0, 1.0)
+
+
+def test_a_closed_task_set_can_be_used_again(model: Path) -> None:
+    taskset = tasks(model, "Five")
+    first, again = play(taskset, "5"), play(taskset, "5")
+    assert first[0].reward == again[0].reward

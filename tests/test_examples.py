@@ -1,0 +1,117 @@
+"""The scripts in examples/: every row that goes in comes out or is counted, and no problem is in both splits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import rows_recipe
+from whet.data.renderer import Renderer
+from whet.metrics.rollout_file import RolloutRecord, write_rollouts
+
+ROOT = Path(__file__).parent.parent
+
+
+def script(name: str, *words: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def problem(index: int, *right: bool) -> dict[str, Any]:
+    names = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
+    given = {n: {"is_correct": r, "solution": f"{n} says {r}"} for n, r in zip(names, right, strict=True)}
+    return {"question": f"Problem {index}?", "ground_truth": "A: 1", **given}
+
+
+@pytest.fixture
+def solutions(tmp_path: Path) -> Path:
+    rows = [problem(i, True, i % 2 == 0, False, False) for i in range(60)]
+    rows += [problem(60, True, True, True, True), problem(61, False, False, False, False)]
+    rows[0]["6b_verification"]["solution"] = rows[0]["6b_finetuning"]["solution"]
+    path = tmp_path / "solutions.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_right_solutions_stand_above_wrong_ones_and_problems_are_split(solutions: Path, tmp_path: Path) -> None:
+    done = script("gsm8k_pairs.py", solutions, tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "248 solutions: 247 used, dropped: 1 that" in done.stdout
+    assert "62 problems: 60 used, dropped: 1 with solutions that are all right, 1 with" in done.stdout
+    train, test = read(tmp_path / "out" / "train.jsonl"), read(tmp_path / "out" / "test.jsonl")
+    assert f"{len(train)} rows in train.jsonl, {len(test)} in test.jsonl" in done.stdout
+    assert len(train) + len(test) == 30 * 4 + 30 * 3 - 2 * 1, "all right ones above all wrong ones, once"
+    assert all("True" in row["chosen"] and "False" in row["rejected"] for row in train + test)
+    assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
+    assert train
+    assert test
+
+
+def test_every_solution_is_scored(solutions: Path, tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoTokenizer
+
+    done = script("gsm8k_pairs.py", solutions, tmp_path / "out", "--form", "scored")
+    assert done.returncode == 0, done.stderr
+    rows = read(tmp_path / "out" / "train.jsonl") + read(tmp_path / "out" / "test.jsonl")
+    assert len(rows) == 247
+    assert all(row["score"] == ("True" in row["completion"]) for row in rows)
+    algorithm = {"type": "reward_model", "loss": "score_regression"}
+    recipe = rows_recipe(tiny_model, "scored", tmp_path / "out" / "train.jsonl", algorithm)
+    renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
+    assert {group.trajectories[0].reward for group in recipe.rows.groups(renderer, judging=True)} == {0.0, 1.0}
+
+
+def test_a_file_of_another_kind_is_refused_with_its_line(solutions: Path, tmp_path: Path) -> None:
+    solutions.write_text(json.dumps({"question": "x?", "answer": "1"}))
+    done = script("gsm8k_pairs.py", solutions, tmp_path / "out")
+    assert done.returncode == 1
+    assert "error: " in done.stderr
+    assert "solutions.jsonl:1: field '6b_finetuning' is missing" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def record(task: str, answer: str, correct: float, status: str = "completed") -> RolloutRecord:
+    talk = [{"role": "user", "content": f"ask {task}"}, {"role": "assistant", "content": answer}]
+    return RolloutRecord(
+        step=1, uid=f"1:{task}", task=task, sample=0, prompt="", answer=answer, messages=talk, reward=correct,
+        scores={"correct": correct}, status=status,
+    )  # fmt: skip
+
+
+def test_answers_of_a_run_become_pairs_texts_or_scored_rows(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    write_rollouts(run, 1, [record("a", "1", 1), record("a", "2", 0), record("a", "3", 0), record("a", "2", 0)])
+    write_rollouts(
+        run, 2, [record("a", "4", 1), record("b", "5", 1), record("b", " ", 0), record("b", "6", 0, "failed")]
+    )
+    write_rollouts(run, 3, [record("c", text, float(text == "7")) for text in "789"])
+    found = {}
+    for form, account in {
+        "pairs": "11 answers to 3 tasks: 7 used, dropped: 1 empty, 1 failed, 1 given before, 1 without a counterpart",
+        "texts": "11 answers to 3 tasks: 4 used, dropped: 1 empty, 1 failed, 1 given before, 4 wrong",
+        "scored": "11 answers to 3 tasks: 8 used, dropped: 1 empty, 1 failed, 1 given before",
+    }.items():
+        done = script("rollouts_to_rows.py", run, tmp_path / f"{form}.jsonl", "--form", form)
+        assert done.returncode == 0, done.stderr
+        assert account in done.stdout
+        found[form] = read(tmp_path / f"{form}.jsonl")
+    pairs = [(row["prompt"][0]["content"][-1], row["chosen"], row["rejected"]) for row in found["pairs"]]
+    assert len(pairs) == 4
+    assert {chosen for task, chosen, _ in pairs if task == "a"} == {"1", "4"}
+    assert {rejected for task, _, rejected in pairs if task == "a"} == {"2", "3"}
+    assert {pair for pair in pairs if pair[0] == "c"} == {("c", "7", "8"), ("c", "7", "9")}
+    assert [row["completion"] for row in found["texts"]] == ["1", "4", "5", "7"]
+    scores = {row["completion"]: row["score"] for row in found["scored"]}
+    assert scores == {"1": 1, "2": 0, "3": 0, "4": 1, "5": 1, "7": 1, "8": 0, "9": 0}
+
+
+def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
+    done = script("rollouts_to_rows.py", tmp_path, tmp_path / "out.jsonl")
+    assert (done.returncode, done.stderr.startswith(f"error: {tmp_path} recorded no rollouts")) == (1, True)

@@ -1,0 +1,130 @@
+"""The tasks of another task set, rewarded by a reward model: reinforcement learning from (human) feedback.
+
+What is paid is ``(score - shift) x scale``, held within ``clamp``, plus ``grade_weight`` times the reward of the task
+set's own grader. The scores keep all parts apart, and ``correct`` stays that of the grader: whoever learns to please
+the model without getting better is found out.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from whet.config import Component
+from whet.environments.base import Environment, Observation, Step, TaskSet, finite
+from whet.environments.judge import Judge, JudgeProcess
+from whet.environments.registry import TASK_SETS
+from whet.types import Message, Task
+
+
+class RewardModelTasks(TaskSet):
+    """Tasks of ``taskset``, rewards of ``model``."""
+
+    taskset: Annotated[TaskSet, Component(TASK_SETS)]
+    """Which tasks are posed."""
+    model: str
+    """A folder that ``whet export`` wrote, or a sequence classifier with one label on the Hugging Face Hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
+    scale: float = 1.0
+    shift: float = 0.0
+    """A score that is worth nothing."""
+    clamp: float | None = Field(None, gt=0)
+    """Scaled scores beyond plus or minus this are cut off: far out, a reward model knows nothing."""
+    grade_weight: float = 0.0
+    """Adds this times the task set's own reward."""
+    process: JudgeProcess = JudgeProcess()
+    """How the reward model runs."""
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, model: str) -> str:
+        """A run may be resumed from another working folder."""
+        folder = Path(model).expanduser()
+        return str(folder.resolve()) if folder.is_dir() else model
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "RewardModelTasks":
+        name = type(self.taskset).__name__
+        if type(self.taskset).score_group is not TaskSet.score_group:
+            raise ValueError(f"{name} changes rewards in view of the group, which a reward model would overrule")
+        if self.grade_weight and not self.grades:
+            raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
+        return self
+
+    @property
+    def grades(self) -> bool:
+        """Whether the task set has rewards of its own; one that only poses tasks will do."""
+        kind = type(self.taskset)
+        return kind.grade is not TaskSet.grade or kind.make is not TaskSet.make
+
+    @cached_property
+    def judge(self) -> Judge:
+        return Judge(self.model, self.revision, self.process)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self.taskset.tasks(split)
+
+    def make(self, task: Task) -> Environment:
+        return JudgedEpisode(self, self.taskset.make(task) if self.grades else _Ungraded(task))
+
+    def paid(self, score: float) -> float:
+        """What a score of the model is worth."""
+        value = (finite(score, f"the score of the reward model {self.model}") - self.shift) * self.scale
+        return value if self.clamp is None else max(-self.clamp, min(self.clamp, value))
+
+    async def close(self) -> None:
+        judge = self.__dict__.pop("judge", None)
+        if judge is not None:
+            judge.close()
+        await self.taskset.close()
+
+
+class JudgedEpisode:
+    """An episode of the task set. The conversation is judged after every reply and the difference is paid, so that the
+    rewards add up to what the conversation is worth, wherever it ends."""
+
+    def __init__(self, tasks: RewardModelTasks, inner: Environment) -> None:
+        self.tasks, self.inner = tasks, inner
+        self.seen = Observation([])
+        self.paid = self.graded = 0.0
+
+    async def start(self) -> Observation:
+        observation = await self.inner.start()
+        self.seen = Observation(list(observation.messages), observation.tools)
+        return observation
+
+    async def step(self, reply: Message) -> Step:
+        step = await self.inner.step(reply)
+        self.seen.messages.append(reply)
+        score = await self.tasks.judge.score(self.seen.messages, self.seen.tools)
+        self.seen.messages += step.messages
+        value = self.tasks.paid(score)
+        reward = value - self.paid + self.tasks.grade_weight * step.reward
+        self.paid = value
+        self.graded += step.reward
+        scores = {"reward_model": score, **step.scores}
+        if self.tasks.grades:
+            scores = {"correct": float(self.graded > 0), **scores, "grade": self.graded}
+        return Step(reward, step.done, step.messages, scores)
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+
+class _Ungraded:
+    """One turn, and nobody but the reward model to say what it was worth."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    async def start(self) -> Observation:
+        return Observation(list(self.task.prompt))
+
+    async def step(self, reply: Message) -> Step:
+        return Step()
+
+    async def close(self) -> None:
+        """Nothing is held."""

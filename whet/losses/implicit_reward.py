@@ -1,0 +1,78 @@
+"""Training a language model to be a reward model by its log-ratio to where it started. It learns from the outcome of
+whole answers only; read token by token, the same log-ratio is a process reward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from whet.errors import DataError
+from whet.lazy import lazy_import
+from whet.losses.base import Unit
+from whet.losses.weighted import WeightedLoss, filled
+from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from whet.batch import Batch, ModelOutput
+else:
+    torch = lazy_import("torch")
+
+
+class ImplicitReward(WeightedLoss):
+    """-o log sigmoid(r) - (1 - o) log sigmoid(-r), with o the outcome of an answer, in [0, 1], and r its reward, beta x
+    the sum over its tokens of lp - lp of the frozen start (arXiv 2412.01981, 2502.01456). Weigh by sequence: an answer
+    is one label, however long."""
+
+    beta: float = Field(0.05, gt=0)
+    outcome: str | None = None
+    """The name of the score that is the outcome; None: the reward."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"reward_reference_logprobs"})
+
+    @property
+    def unit(self) -> Unit:
+        return "sequence"
+
+    def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
+        """Raises DataError for an outcome that is missing or outside [0, 1]."""
+        outcomes = self._outcomes(batch)
+        gain = output.logprobs - filled(batch.reward_reference_logprobs, "reward_reference_logprobs")
+        reward = self.beta * batch.per_sequence(gain)
+        logsigmoid = torch.nn.functional.logsigmoid
+        value = -outcomes * logsigmoid(reward) - (1 - outcomes) * logsigmoid(-reward)
+        return batch.per_token(value), _metrics(batch, reward, outcomes)
+
+    def _outcomes(self, batch: Batch) -> Tensor:
+        """[S]"""
+        outcomes = batch.reward if self.outcome is None else batch.scores.get(self.outcome)
+        if outcomes is None:
+            known = ", ".join(batch.scores) or "none"
+            raise DataError(
+                f"no answer carries the score {self.outcome!r}, its outcome; scores that are there: {known}"
+            )
+        fits = (outcomes >= 0) & (outcomes <= 1)
+        for row in ((batch.trained_per_sequence > 0) & ~fits).nonzero().squeeze(1).tolist():
+            what = "reward" if self.outcome is None else f"score {self.outcome!r}"
+            raise DataError(
+                f"group {batch.group_uids[int(batch.group[row])]!r}: the {what} of an answer is "
+                f"{outcomes[row].item()}, but an outcome is in 0 .. 1; name another score in "
+                "algorithm.reward_loss.outcome"
+            )
+        return outcomes
+
+
+def _metrics(batch: Batch, reward: Tensor, outcomes: Tensor) -> Metrics:
+    """``outcome/accuracy``: share of answers whose reward has the sign of their outcome; ``outcome/right_reward`` and
+    ``outcome/wrong_reward``: mean rewards of right and wrong answers."""
+    trains, right = batch.trained_per_sequence > 0, outcomes > 0.5
+    told = (reward * (outcomes - 0.5) > 0)[trains]
+    metrics = Metrics().mean("outcome/accuracy", told.sum().item(), told.numel())
+    for name, rows in (("right", trains & right), ("wrong", trains & ~right)):
+        metrics.mean(f"outcome/{name}_reward", reward[rows].sum().item(), int(rows.sum()))
+    return metrics

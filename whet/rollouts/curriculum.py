@@ -1,0 +1,164 @@
+"""Which task comes next, by how often it is solved. A curriculum is a setting; ``Draws`` is what it keeps of one run.
+Draws and measurements happen in the order of tickets, so both are a function of the seed and of what was measured."""
+
+import math
+import random
+from collections.abc import Container, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.errors import ConfigError
+from whet.metrics import Metrics
+from whet.rollouts.pass_rate import pass_rate
+from whet.seeds import derive_seed
+from whet.types import Group, Task
+
+CURRICULA = {"pass_rate": "whet.rollouts.curriculum:PassRateCurriculum"}
+
+
+class Draws(Protocol):
+    """What a curriculum knows of a run's tasks, by their indices. ``step`` counts published weights."""
+
+    def draw(self, step: int, busy: Container[int]) -> int:
+        """The next task; never runs out. ``busy`` are those under way."""
+        ...
+
+    def measured(self, task: int, group: Group | None, step: int) -> None:
+        """A drawn task came back, before any filter; None: its group was lost to failures."""
+        ...
+
+    def metrics(self) -> Metrics: ...
+
+    def state(self) -> dict[str, Any]:
+        """JSON values for a checkpoint."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from there. Raises ``ConfigError`` when the number of tasks is another than it was."""
+        ...
+
+
+class Curriculum(Config):
+    """Base of all curricula; subclass it for your own and name it by its dotted path."""
+
+    def over(self, tasks: Sequence[Task], seed: int) -> Draws:
+        """A fresh run over the tasks."""
+        raise NotImplementedError
+
+
+class PassRateCurriculum(Curriculum):
+    """Prefer tasks that are sometimes solved: groups that are all right or all wrong teach nothing. A measured task
+    with pass rate p is drawn in proportion to p^2t (1 - p)^2(1 - t), with t the ``target``: p (1 - p), the variance of
+    the outcome, where t is 0.5. New tasks come easiest first where the task set gives a number ``difficulty`` in the
+    tasks' data, otherwise shuffled."""
+
+    target: float = Field(0.5, gt=0, lt=1)
+    """The pass rate that is drawn most."""
+    threshold: float = 0.5
+    """Right is an answer whose score ``correct``, or where there is none whose reward, is above this."""
+    explore: float = Field(0.5, gt=0, le=1)
+    """Share of draws for tasks that are new, or due to be measured again, while there are any."""
+    newest: float = Field(0.5, gt=0, le=1)
+    """Weight of a task's newest visit in its running pass rate, or 1 / visits where that is more."""
+    retire_after: int = Field(2, gt=0)
+    """A task rests after so many visits in a row with every answer right, or with every answer wrong."""
+    recheck_after: int = Field(50, gt=0)
+    """Steps after which a task that rests is due to be measured again."""
+
+    def over(self, tasks: Sequence[Task], seed: int) -> "PassRateDraws":
+        return PassRateDraws(self, tasks, seed)
+
+    def weight(self, rate: float) -> float:
+        """Positive also at 0 and 1: one visit is no proof."""
+        rate = 0.05 + 0.9 * rate
+        return float(rate ** (2 * self.target) * (1 - rate) ** (2 * (1 - self.target)))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A task that was drawn."""
+
+    drawn: int  # step of the last draw
+    visits: int = 0
+    rate: float = 0.0  # running pass rate
+    streak: int = 0  # visits in a row with all answers right, or, negative, all wrong
+    rests_until: int | None = None  # step
+
+    @property
+    def active(self) -> bool:
+        return self.visits > 0 and self.rests_until is None
+
+
+class PassRateDraws:
+    """See ``Draws``."""
+
+    def __init__(self, config: PassRateCurriculum, tasks: Sequence[Task], seed: int) -> None:
+        self.config, self.seed = config, seed
+        self.seen: dict[int, _Seen] = {}
+        self._draws = 0
+        self._new = list(range(len(tasks)))  # in the order in which they come
+        random.Random(derive_seed(seed, "curriculum")).shuffle(self._new)
+        self._new.sort(key=lambda index: _difficulty(tasks[index]))
+
+    def draw(self, step: int, busy: Container[int]) -> int:
+        dice = random.Random(derive_seed(self.seed, "curriculum", self._draws))
+        self._draws += 1
+        free = {task: seen for task, seen in self.seen.items() if seen.drawn < step and task not in busy}
+        active = [task for task, seen in free.items() if seen.active]
+        due = [(seen.rests_until, task) for task, seen in free.items() if (seen.rests_until or math.inf) <= step]
+        ahead = [min(due)[1]] if due else []
+        if len(self.seen) < len(self._new):
+            ahead.append(self._new[len(self.seen)])
+        if ahead and (not active or dice.random() < self.config.explore):
+            task = dice.choice(ahead)
+        elif active:
+            task = dice.choices(active, [self.config.weight(self.seen[one].rate) for one in active])[0]
+        else:
+            task = min(self.seen, key=lambda one: (one in busy, self.seen[one].drawn, one))
+        self.seen.setdefault(task, _Seen(step)).drawn = step
+        return task
+
+    def measured(self, task: int, group: Group | None, step: int) -> None:
+        seen, config = self.seen[task], self.config
+        if group is not None:
+            rate = pass_rate(group, config.threshold)
+            seen.visits += 1
+            seen.rate += (rate - seen.rate) * max(1 / seen.visits, config.newest)
+            sign = (rate == 1) - (rate == 0)
+            seen.streak = sign * (1 + max(0, sign * seen.streak))
+        rests = group is None or abs(seen.streak) >= config.retire_after
+        seen.rests_until = step + config.recheck_after if rests else None
+
+    def metrics(self) -> Metrics:
+        """``curriculum/solved``, ``/unsolved`` (tasks that rest), ``/active`` (others that are measured) and
+        ``/pass_rate`` (mean over all that are measured)."""
+        known = [seen for seen in self.seen.values() if seen.visits]
+        resting = [seen.streak for seen in known if not seen.active]
+        least = self.config.retire_after  # what rests for a failure alone is neither
+        metrics = Metrics().mean("curriculum/solved", sum(streak >= least for streak in resting))
+        metrics.mean("curriculum/unsolved", sum(-streak >= least for streak in resting))
+        metrics.mean("curriculum/active", len(known) - len(resting))
+        return metrics.mean("curriculum/pass_rate", sum(seen.rate for seen in known), len(known))
+
+    def state(self) -> dict[str, Any]:
+        seen = [[task, *astuple(seen)] for task, seen in self.seen.items()]
+        return {"count": len(self._new), "draws": self._draws, "seen": seen}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if state["count"] != len(self._new):
+            raise ConfigError(
+                f"the checkpoint was made with {state['count']} tasks, now there are {len(self._new)}: "
+                "resume with the same data, or start anew"
+            )
+        self._draws = state["draws"]
+        self.seen = {task: _Seen(*values) for task, *values in state["seen"]}
+
+
+def _difficulty(task: Task) -> float:
+    """What the task set says of it; unknown: harder than all others."""
+    value = task.data.get("difficulty")
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if known and value is not None else math.inf
