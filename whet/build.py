@@ -73,6 +73,7 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
     config = WorkerConfig(
         model=algorithm.model_of(role, recipe.model) if trained else algorithm.frozen[role],
         learner=recipe.learner,
+        parallel=recipe.parallel,
         optimizer=algorithm.optimizer(role, recipe.optimizer) if trained else None,
         head=algorithm.heads.get(role, "language"),
         steps=algorithm.updates(role, recipe.steps),

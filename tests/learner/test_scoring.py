@@ -162,15 +162,6 @@ def test_dropout_depends_on_seed_and_step_alone(qwen):
     assert_same(weights(one), weights(two))
 
 
-def test_more_than_one_rank_is_refused():
-    from whet.cluster.base import Seat
-    from whet.learner.worker import LearnerWorker, WorkerConfig
-    from whet.models.config import ModelConfig
-
-    with pytest.raises(WhetError, match="only one rank"):
-        LearnerWorker(WorkerConfig(model=ModelConfig()), Seat(0, 2, 0, 2))
-
-
 def test_a_batch_laid_out_whole_is_scored_like_one_with_shared_prompts(qwen):
     learner = worker(qwen)
     shared: Batch = some_batch()

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.checkpoint.files import load_tensors
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint
 
@@ -19,13 +18,14 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
     Raises ``CheckpointError`` where its tensors are not those of the model."""
     import torch
 
+    from whet.learner.state import load_weights
     from whet.models.loading import load_model
 
-    path = checkpoint.folder / "policy" / "model.safetensors"
-    if not path.parent.is_dir():
+    path = checkpoint.folder / "policy"
+    if not path.is_dir():
         raise CheckpointError(f"{checkpoint.folder} holds no policy")
     model: Any = load_model(config, dtype=torch.float32, train=True)
-    copy_into(model, load_tensors(path), path, partial=config.lora is not None)
+    copy_into(model, load_weights(path), path, partial=config.lora is not None)
     return model.eval()
 
 

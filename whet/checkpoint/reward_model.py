@@ -4,7 +4,6 @@ head as its ``score``, and a token to pad with that no conversation ends in. Kno
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.checkpoint.files import load_tensors
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.policy import copy_into
 from whet.errors import WhetError
@@ -28,10 +27,11 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
     """
     import torch
 
+    from whet.learner.state import load_weights
     from whet.models.loading import load_model
 
-    path = folder / ROLE / "model.safetensors"
-    tensors = load_tensors(path)
+    path = folder / ROLE
+    tensors = load_weights(path)
     head = tensors.pop(HEAD, None)
     if head is None:
         raise CheckpointError(f"{path} has no {HEAD}, so it is no reward model that this version can read")

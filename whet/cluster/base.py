@@ -41,6 +41,7 @@ class Seat:
     ranks: int = 1
     shard: int = 0  # its data-parallel rank
     shards: int = 1
+    rendezvous: str = ""  # host:port where the ranks of this group can meet: rank 0 may listen there, nobody else does
 
 
 class WorkerGroup(Protocol):

@@ -10,12 +10,17 @@ from whet.batch import Batch, ModelOutput
 from whet.errors import WhetError
 from whet.learner.base import Top
 from whet.models.forest_attention import forest_hidden
-from whet.models.head import Head, head_of, ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.head import head_of, ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.shards import WHOLE, Shards
 from whet.models.values import ValueHead
 
 
 def forward(
-    model: nn.Module, batch: Batch, needs: Set[str] = frozenset(), value_head: ValueHead | None = None
+    model: nn.Module,
+    batch: Batch,
+    needs: Set[str] = frozenset(),
+    value_head: ValueHead | None = None,
+    shards: Shards = WHOLE,
 ) -> ModelOutput:
     """What ``model`` says about the batch's N tokens, on its device; every column is 0 where untrained.
 
@@ -23,46 +28,52 @@ def forward(
     With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
     zeros flow, so that all ranks of a step take part in the backward pass.
     """
-    picked, trained = _predicting(model, batch)
+    picked, trained = _predicting(model, batch, shards)
 
     def spread(rows: Tensor) -> Tensor:
-        return rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
+        return shards.tokens.combine(rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows))
 
     if value_head is not None:
         values = value_head(picked)
         return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
-    head = head_of(model)
-    how = _settings(head)
+    weight, how = _head(model, shards)
     targets = batch.tokens.to(picked.device)[trained]
     logprobs, entropy = token_logprobs(
-        picked, head.weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
+        picked, weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
     )
     output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
     if "topk" in needs:
         if batch.teacher_ids is None:
             raise WhetError("log-probs of the teacher's tokens were asked for, but the batch has no teacher_ids")
         ids = batch.teacher_ids.to(picked.device)[trained]
-        output.topk = spread(ids_logprobs(picked, head.weight, ids, batch.distribution, **how))
+        output.topk = spread(ids_logprobs(picked, weight, ids, batch.distribution, **how))
     return output
 
 
-def likeliest(model: nn.Module, batch: Batch, top: Top) -> tuple[Tensor, Tensor]:
+def likeliest(model: nn.Module, batch: Batch, top: Top, shards: Shards = WHOLE) -> tuple[Tensor, Tensor]:
     """The ``top.k`` likeliest tokens (all, where there are fewer) at each place and their log-probs under the batch's
     distribution: ([N, K] int64, [N, K]), likeliest first, 0 where untrained."""
-    picked, trained = _predicting(model, batch)
-    head = head_of(model)
-    found = topk_logprobs(picked, head.weight, top.k, batch.distribution, below=top.below, **_settings(head))
-    ids, logprobs = (rows.new_zeros(len(batch), rows.shape[1]).index_copy(0, trained, rows) for rows in found)
+    picked, trained = _predicting(model, batch, shards)
+    weight, how = _head(model, shards)
+    found = topk_logprobs(picked, weight, top.k, batch.distribution, below=top.below, **how)
+    ids, logprobs = (
+        shards.tokens.combine(rows.new_zeros(len(batch), rows.shape[1]).index_copy(0, trained, rows)) for rows in found
+    )
     return ids, logprobs
 
 
-def _predicting(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """The hidden states that predict trained tokens, [T, H], and where those tokens are, [T]."""
-    hidden = forest_hidden(model, batch)
-    trained = batch.trained.to(hidden.device).nonzero().squeeze(1)
+def _predicting(model: nn.Module, batch: Batch, shards: Shards) -> tuple[Tensor, Tensor]:
+    """The hidden states that predict trained tokens, [T, H], and where those tokens are, [T]; of tokens that are spread
+    over ranks, this rank's share."""
+    hidden = forest_hidden(model, batch, shards.tokens)
+    trained = shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
     # index_select, because its backward sums the children of one predictor in a fixed order.
     return hidden.index_select(0, batch.predictor.to(hidden.device)[trained]), trained
 
 
-def _settings(head: Head) -> dict[str, Any]:
-    return {"bias": head.bias, "scale": head.scale, "softcap": head.softcap}
+def _head(model: nn.Module, shards: Shards) -> tuple[Tensor, dict[str, Any]]:
+    """The output matrix, or the part of it that is here, and what else log-probs depend on."""
+    head, vocabulary = head_of(model), shards.vocabulary
+    bias = None if head.bias is None else vocabulary.local(head.bias)
+    how = {"bias": bias, "scale": head.scale, "softcap": head.softcap, "vocabulary": vocabulary}
+    return vocabulary.local(head.weight), how

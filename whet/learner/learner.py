@@ -31,8 +31,9 @@ class WorkerLearner:
 
     @classmethod
     async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
-        """Build the workers. By default one, with the learner's deadline."""
-        placement = placement or Placement(deadline=config.learner.deadline)
+        """Build the workers. By default as many as the sizes of ``parallel`` ask for, with the learner's deadline."""
+        sizes = config.parallel
+        placement = placement or Placement(sizes.ranks, sizes.ranks_per_shard, config.learner.deadline)
         group = cluster.launch(LearnerWorker, config, placement)
         try:
             facts = (await group.call("describe"))[0]

@@ -1,7 +1,7 @@
 """The full current weights of a model under the names that the plain Hugging Face model has. LoRA is merged on the way
 out, one matrix at a time: the model itself is never changed. Knows no generator."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,14 +12,17 @@ from whet.errors import WhetError
 _LORA = ("lora_A.", "lora_B.")
 
 
-@torch.no_grad()
-def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def named_weights(
+    model: nn.Module, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of every parameter and persistent buffer, a tied head included, detached and unchanged in type.
 
-    With LoRA, W + scaling B A. The tensors may be the model's own: copy what must outlive the next step.
+    With LoRA, W + scaling B A. ``whole`` makes all of a tensor out of the part that is here; it is called when its turn
+    comes. The tensors may be the model's own: copy what must outlive the next step.
     """
     if not hasattr(model, "peft_config"):
-        yield from model.state_dict().items()
+        for name, tensor in model.state_dict().items():
+            yield name, whole(tensor)
         return
     from peft.tuners.lora import LoraLayer
 
@@ -29,17 +32,35 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, tensor in plain.state_dict().items():
         owner, _, inside = name.partition(".base_layer.")
         if owner in layers and inside:
-            yield f"{owner}.{inside}", _merged(layers[owner], tensor) if inside == "weight" else tensor
+            yield f"{owner}.{inside}", _merged(layers[owner], tensor, whole) if inside == "weight" else whole(tensor)
         elif not any(f".{part}" in name for part in _LORA):
             if "lora_" in name or "modules_to_save" in name:
                 raise WhetError(
                     f"{name}: this kind of adapter can't be merged on the fly; use plain LoRA on linear layers"
                 )
-            yield name, tensor
+            yield name, whole(tensor)
 
 
-def _merged(layer: Any, weight: Tensor) -> Tensor:
+@torch.no_grad()
+def _merged(layer: Any, weight: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
+    weight = whole(weight)
     for adapter in layer.active_adapters:
         if adapter in layer.lora_A:
-            weight = weight + layer.get_delta_weight(adapter).to(weight.dtype)
+            a, b = whole(layer.lora_A[adapter].weight.detach()), whole(layer.lora_B[adapter].weight.detach())
+            delta = (b @ a).T if layer.fan_in_fan_out else b @ a
+            weight = weight + (delta * layer.scaling[adapter]).to(weight.dtype)
     return weight
+
+
+def in_buckets(named: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """The same, several at a time: as many as ``max_bytes`` hold, and at least one."""
+    bucket: list[tuple[str, Tensor]] = []
+    room = max_bytes
+    for name, tensor in named:
+        if bucket and tensor.nbytes > room:
+            yield bucket
+            bucket, room = [], max_bytes
+        bucket.append((name, tensor))
+        room -= tensor.nbytes
+    if bucket:
+        yield bucket

@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from whet.learner.config import OptimizerConfig
+from whet.parallel.parameters import local
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
@@ -26,13 +28,17 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the parameters that ask for a gradient, decaying those of two or more dimensions."""
-    trained = [p for p in parameters if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
-    ]
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for p in sorted((p for p in parameters if p.requires_grad), key=lambda p: p.dim() < 2):
+        mesh = getattr(p, "device_mesh", None)  # what is updated in one go must be spread over the same ranks
+        groups.setdefault((p.dim() >= 2, mesh), []).append(p)
+    decay = {True: config.weight_decay, False: 0.0}
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+        [{"params": members, "weight_decay": decay[matrix]} for (matrix, _), members in groups.items()],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        fused=True,
     )
 
 
@@ -43,4 +49,4 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients, in place."""
-    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+    torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], factor)

@@ -1,21 +1,35 @@
-"""A learner's state on disk: ``model.safetensors``, ``optimizer.safetensors``, ``learner.json``. Loading is bit-exact,
-and checks every name, shape and type before it changes anything. Knows parameters and files, no loss and no batch."""
+"""A learner's state on disk: safetensors and ``learner.json``. Loading is bit-exact, and checks every name, shape and
+type before it changes anything. Knows parameters and files, no loss and no batch.
+
+One rank writes ``model.safetensors`` and ``optimizer.safetensors``. Of several, each writes its pieces of every tensor
+into a file of its own (``shard-...``), which says where in the tensor they belong; this is torch's distributed
+checkpoint in safetensors. Either can be read by any number of ranks, however they share the model: a rank reads what it
+needs.
+"""
 
 import json
-from collections.abc import Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from whet.checkpoint.files import save_tensors
-from whet.errors import WhetError
+from whet.errors import DeadlineError, WhetError
 from whet.metrics.atomic import write_atomically
+from whet.parallel.mesh import Ranks
 
 FACTS = "learner.json"
 WEIGHTS = "model.safetensors"
 MOMENTS = "optimizer.safetensors"
+_KINDS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW's state, as "KIND/PARAMETER"
 
 
 def changing(modules: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
@@ -35,44 +49,175 @@ def changing(modules: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
 
 
 def save_state(
-    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, facts: Mapping[str, Any]
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    facts: Mapping[str, Any],
+    ranks: Ranks | None = None,
 ) -> None:
-    """Write into an existing folder, each file at once; the facts (JSON values) come last."""
-    save_tensors(folder / WEIGHTS, tensors)
-    save_tensors(folder / MOMENTS, _moments(tensors, optimizer))
-    write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1).encode())
+    """Write into an existing folder, which all ranks see; the facts (JSON values) come last. Raises on every rank where
+    one of them fails."""
+    moments = _moments(tensors, optimizer)
+    if ranks is None:
+        _save_whole(folder, tensors, moments)
+        _save_facts(folder, facts)
+        return
+    with _said_plainly():
+        dcp.save({**tensors, **moments}, storage_writer=_writer(folder), process_group=ranks.messages)
+    with ranks.together("saving"):
+        if ranks.seat.rank == 0:
+            _save_facts(folder, facts)
 
 
-def load_state(folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+class SaveUnderWay:
+    """``save_state`` behind training's back: what is written is a copy, made while this is built. Of several ranks the
+    writing threads speak in a process group of their own, because their messages would mix with training's."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tensors: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer | None,
+        facts: Mapping[str, Any],
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._folder, self._facts, self._ranks = folder, dict(facts), ranks
+        weights, moments = (
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()}
+            for some in (tensors, _moments(tensors, optimizer))
+        )
+        self._result: Future[Any]
+        if ranks is None:
+            self._result = _in_thread(_save_whole, folder, weights, moments)
+        else:
+            both, group = {**weights, **moments}, ranks.background
+            self._result = _in_thread(dcp.save, both, storage_writer=_writer(folder), process_group=group)
+
+    def finish(self, deadline: float) -> None:
+        """Wait for the end, up to ``deadline`` seconds. Raises on every rank where one of them failed."""
+        error: Exception | None = None
+        try:
+            with _said_plainly():
+                self._result.result(deadline)
+        except TimeoutError:
+            error = DeadlineError(f"writing {self._folder} took longer than {deadline:g} s")
+        except Exception as caught:
+            error = caught
+        with self._ranks.together("saving") if self._ranks is not None else nullcontext():
+            if error is not None:
+                raise error
+            if self._ranks is None or self._ranks.seat.rank == 0:
+                _save_facts(self._folder, self._facts)
+
+
+def _in_thread(work: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work(*args, **named))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="save", daemon=True).start()  # a disk that hangs must not keep a process alive
+    return result
+
+
+def load_state(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    optimizer: torch.optim.Optimizer | None,
+    ranks: Ranks | None = None,
+) -> dict[str, Any]:
     """Copy into the tensors and the optimizer in place; returns the facts. Raises ``WhetError`` where the files belong
-    to another model, or are missing."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
-        weights, moments = load_file(folder / WEIGHTS), load_file(folder / MOMENTS)
-    except (OSError, ValueError, SafetensorError) as error:
-        raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
-    expected: dict[str, Tensor] = {}
-    if moments:
-        for name, tensor in tensors.items():
-            if optimizer is not None and tensor.requires_grad:
-                expected |= {f"exp_avg/{name}": tensor, f"exp_avg_sq/{name}": tensor, f"step/{name}": torch.zeros(())}
-    _check(folder / WEIGHTS, weights, tensors)
-    _check(folder / MOMENTS, moments, expected)
-
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            tensor.copy_(weights[name])
+    to another model, or are missing; then nothing is changed on any rank."""
+    with ranks.together("loading") if ranks is not None else nullcontext():
+        facts, moments = _check_state(folder, tensors, optimizer)
+    _fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, ranks)
     if optimizer is not None:
         optimizer.state.clear()
         for name in (key.removeprefix("step/") for key in moments if key.startswith("step/")):
-            parameter = tensors[name]
-            optimizer.state[parameter] = {
-                kind: moments[f"{kind}/{name}"].to(parameter.device) for kind in ("step", "exp_avg", "exp_avg_sq")
-            }
+            optimizer.state[tensors[name]] = {kind: moments[f"{kind}/{name}"] for kind in _KINDS}
     return facts
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """The whole tensors of a saved learner, without its optimizer's."""
+    found = _found(folder)
+    weights = {
+        name: torch.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in found.items()
+        if name.partition("/")[0] not in _KINDS
+    }
+    _fill(weights, folder)
+    return weights
+
+
+def _check_state(
+    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The facts, and the moments to be filled. Raises where the files don't fit."""
+    try:
+        facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
+    except (OSError, ValueError) as error:
+        raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
+    found = _found(folder)
+    moments: dict[str, Tensor] = {}
+    if optimizer is not None and any(name.startswith("step/") for name in found):
+        for name, tensor in tensors.items():
+            if tensor.requires_grad:
+                moments[f"step/{name}"] = torch.zeros((), device=tensor.device)
+                moments |= {f"{kind}/{name}": torch.zeros_like(tensor.detach()) for kind in _KINDS[1:]}
+    _check(folder, found, {**tensors, **moments})
+    return facts, moments
+
+
+def _found(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of every tensor in the folder's files, by name."""
+    from safetensors import SafetensorError
+
+    try:
+        if not any(folder.glob("*.safetensors")):
+            raise FileNotFoundError(f"{folder} has no *.safetensors file")
+        described: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
+    for name, tensor in described.items():
+        there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+        if there != tensor.size.numel():  # or torch would leave the rest as it is
+            raise WhetError(f"{folder} is incomplete: {there} of the {tensor.size.numel()} numbers of {name} are there")
+    return {name: (tensor.size, tensor.properties.dtype) for name, tensor in described.items()}
+
+
+def _fill(wanted: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:
+    """Read into the tensors, each rank what it holds of them."""
+    reader, group = HuggingFaceStorageReader(str(folder)), None if ranks is None else ranks.messages
+    with _said_plainly(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(wanted, storage_reader=reader, process_group=group, no_dist=ranks is None)
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """What torch's distributed checkpoint does on all ranks fails on all of them; the first failure is named."""
+    try:
+        yield
+    except dcp.api.CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+        raise WhetError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
+
+
+def _writer(folder: Path) -> HuggingFaceStorageWriter:
+    return HuggingFaceStorageWriter(str(folder), save_distributed=True)
+
+
+def _save_whole(folder: Path, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
+    save_tensors(folder / WEIGHTS, tensors)
+    save_tensors(folder / MOMENTS, moments)
+
+
+def _save_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1).encode())
 
 
 def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
@@ -86,16 +231,16 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | N
     }
 
 
-def _check(path: Path, found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def _check(folder: Path, found: Mapping[str, tuple[torch.Size, torch.dtype]], expected: Mapping[str, Tensor]) -> None:
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is not of this model" for name in found if name not in expected]
     for name in found.keys() & expected.keys():
-        have, want = found[name], expected[name]
-        if have.shape != want.shape or have.dtype != want.dtype:
-            wrong.append(f"{name} is {have.dtype} {list(have.shape)}, not {want.dtype} {list(want.shape)}")
+        (shape, dtype), want = found[name], expected[name]
+        if shape != want.shape or dtype != want.dtype:
+            wrong.append(f"{name} is {dtype} {list(shape)}, not {want.dtype} {list(want.shape)}")
     if wrong:
         raise WhetError(
-            f"{path} does not fit this learner: {'; '.join(sorted(wrong)[:3])}"
+            f"{folder} does not fit this learner: {'; '.join(sorted(wrong)[:3])}"
             f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}. "
             "Resume with the model, LoRA and precision settings that it was saved with"
         )

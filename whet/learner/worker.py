@@ -1,8 +1,8 @@
 """One rank of a learner: a model, its optimizer, and what they do with micro-batches. Scores, updates, saves, loads,
 and hands out weights. Knows losses only as functions of a model's output and a batch.
 
-There is one rank today. More ranks slot in where the model is built (sharding), where gradients get their norm, and
-where ranks agree that a step is finite.
+Several ranks each run the same calls in step. They meet where the model is built (``whet.parallel``), inside its
+forward and backward passes, where the gradient gets its norm, and where weights and state are put together.
 """
 
 import math
@@ -24,17 +24,19 @@ from whet.learner import precision
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
-from whet.learner.forward import forward, likeliest
-from whet.learner.named_weights import named_weights
+from whet.learner.named_weights import in_buckets, named_weights
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
-from whet.learner.state import changing, load_state, save_state
+from whet.learner.scorer import Scorer, build_scorer
+from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import supports_forest
-from whet.models.loading import load_model
-from whet.models.values import ValueHead
 from whet.packing import MicroBatch
+from whet.parallel.config import ParallelConfig
+from whet.parallel.fsdp import reshard, set_last_backward
+from whet.parallel.mesh import Ranks, join
+from whet.parallel.parameters import local, squared_norm, whole
 from whet.seeds import derive_seed
 
 COLUMNS = {
@@ -49,6 +51,7 @@ class WorkerConfig(Config):
 
     model: ModelConfig
     learner: LearnerConfig = LearnerConfig()
+    parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig | None = None
     """None: the model is frozen and only scores."""
     head: Literal["language", "value"] = "language"
@@ -76,14 +79,14 @@ class LearnerWorker:
     """A model that scores and, with an optimizer, learns."""
 
     def __init__(self, config: WorkerConfig, seat: Seat | None = None) -> None:
-        seat = seat or Seat()
-        if seat.ranks > 1:
-            raise WhetError(f"a learner of {seat.ranks} ranks was asked for, but only one rank is supported yet")
-        self.config, self.seat = config, seat
+        self.config, self.seat = config, seat or Seat()
         self.precision = config.learner.precision
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = _device(self.seat)
+        self.ranks: Ranks | None = None
+        if max(self.seat.ranks, config.parallel.ranks) > 1:
+            self.ranks = join(config.parallel, self.seat, self.device, config.learner.deadline)
         self.trains = config.optimizer is not None
-        self.model: nn.Module = self._load(train=self.trains)
+        self.scorer = self._scorer(train=self.trains)
         hf: Any = self.model.config
         text = hf.get_text_config()
         self.forest = supports_forest(hf)
@@ -92,18 +95,25 @@ class LearnerWorker:
         self.matmul_precision = precision.choose_matmul_precision(
             config.learner.matmul_precision, self.precision, self.device, text.hidden_size, int(inner)
         )
+        if self.ranks is not None:
+            self.matmul_precision = self.ranks.first(self.matmul_precision)
         torch.set_float32_matmul_precision(self.matmul_precision)
-        self.value_head = self._value_head(text.hidden_size) if config.head == "value" else None
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         self.dropout = bool(getattr(text, "attention_dropout", 0.0)) or any(
             isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()
         )
-        self.reference: nn.Module | None = None  # loaded when first asked for
+        self.reference: Scorer | None = None  # loaded when first asked for
         self.optimizer = build_adamw(self._parameters(), config.optimizer) if config.optimizer else None
         self.step = 0  # optimizer steps done; skipped ones don't count
         self.skipped = 0
         self.skipped_in_a_row = 0
+        self.saving: SaveUnderWay | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The language model, or PEFT's wrap of it."""
+        return self.scorer.model
 
     # Forward only
 
@@ -127,31 +137,31 @@ class LearnerWorker:
             found: dict[str, Tensor] = {}
             own = columns - {"reference_logprobs"} - of_top
             if own:
-                output = self._forward(self.model, batch, own)
+                output = self._forward(self.scorer, batch, own)
                 found |= {name: getattr(output, name).cpu() for name in own}
             if "reference_logprobs" in columns:
                 found["reference_logprobs"] = self._reference_logprobs(batch).cpu()
             if top is not None and columns & of_top:
                 with precision.autocast(self.precision, self.device):
-                    ids, logprobs = likeliest(self.model, batch, top)
-                found |= {"teacher_ids": ids.cpu(), "teacher_logprobs": logprobs.cpu()}
+                    found |= {name: column.cpu() for name, column in self.scorer(batch, set(), top).items()}
             results.append(found)
+        reshard(self.scorer)
         return results
 
-    def _forward(self, model: nn.Module, batch: Batch, needs: Set[str]) -> ModelOutput:
+    def _forward(self, scorer: Scorer, batch: Batch, needs: Set[str]) -> ModelOutput:
         with precision.autocast(self.precision, self.device):
-            return forward(model, batch, needs, self.value_head)
+            return ModelOutput(**scorer(batch, needs))
 
     def _reference_logprobs(self, batch: Batch) -> Tensor:
         """Log-probs under the weights that the run started from."""
         model: Any = self.model
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
-                return self._forward(model, batch, set()).logprobs
+                return self._forward(self.scorer, batch, set()).logprobs
         if not self.trains:
-            return self._forward(model, batch, set()).logprobs
+            return self._forward(self.scorer, batch, set()).logprobs
         if self.reference is None:
-            self.reference = self._load(train=False)
+            self.reference = self._scorer(train=False)
         return self._forward(self.reference, batch, set()).logprobs
 
     def release_reference(self) -> None:
@@ -163,17 +173,17 @@ class LearnerWorker:
     def update(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> RankUpdate:
         """Forward and backward over the micro-batches, then one optimizer step.
 
-        Where the loss or the gradient's norm is not finite, nothing changes: not the weights, not the moments, not the
-        schedule. The micro-batches are dumped; ``max_skipped_steps`` of that in a row raise ``WhetError``.
+        Where the loss or the gradient's norm is not finite on any rank, nothing changes: not the weights, not the
+        moments, not the schedule. The micro-batches are dumped; ``max_skipped_steps`` of that in a row raise
+        ``WhetError``.
         """
         config = self.config.optimizer
         if self.optimizer is None or config is None:
             raise WhetError("this learner has no optimizer, so it can score but not update")
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
-        norm = gradient_norm(self._parameters())
-        loss_value, norm_value = torch.stack([total.double(), norm.double()]).tolist()
+        own_loss, loss_value, norm_value = self._measure(total)
         lr = learning_rate(config, self.step, self.config.steps)
-        finite = self._all_ranks_agree(math.isfinite(loss_value) and math.isfinite(norm_value))
+        finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         if finite:
             if norm_value > config.max_grad_norm:
                 scale_gradients(self._parameters(), config.max_grad_norm / (norm_value + 1e-6))
@@ -185,7 +195,7 @@ class LearnerWorker:
         else:
             self._skip(micro_batches, loss, loss_value, norm_value)
         self.optimizer.zero_grad(set_to_none=True)  # generation between two updates gets the memory
-        return RankUpdate(loss_value, metrics, logprobs, norm_value, lr, skipped=not finite)
+        return RankUpdate(own_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> tuple[Tensor, Metrics, list[Tensor]]:
         """Fresh gradients, summed over the micro-batches: (loss [], the loss's metrics, log-probs of each, [n])."""
@@ -196,7 +206,8 @@ class LearnerWorker:
         with self._seeded_dropout():
             for micro in micro_batches:
                 batch = micro.batch.to(self.device)
-                output = self._forward(self.model, batch, loss.needs)
+                set_last_backward(self.scorer, micro is micro_batches[-1])
+                output = self._forward(self.scorer, batch, loss.needs)
                 value, reported = loss(output, batch)
                 value.backward()
                 total += value.detach()
@@ -204,18 +215,30 @@ class LearnerWorker:
                 logprobs.append(output.logprobs.detach().float().cpu())
         return total, metrics, logprobs
 
+    def _measure(self, total: Tensor) -> tuple[float, float, float]:
+        """The loss of this shard of the data, that of the whole step, and the norm of its gradient: the latter two have
+        the same bits on every rank, so that all ranks decide alike."""
+        if self.ranks is None:
+            loss, norm = torch.stack([total.double(), gradient_norm(self._parameters()).double()]).tolist()
+            return loss, loss, norm
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        squares = squared_norm(gradients, self.seat.ranks).to(self.device)
+        loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
+        return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
+
     def replay(self, dump: Path, loss: Loss) -> list[dict[str, Any]]:
         """What each micro-batch of a dump does to the weights as they are now, without changing them: ``loss``,
         ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or None)."""
+        if self.ranks is not None:
+            raise WhetError("a dump is replayed by one process; it does not depend on how the model was spread")
         results = []
         for micro in read_dump(dump)[0]:
             total, _, _ = self.accumulate([micro], loss)
-            gradients = [(name, parameter.grad) for name, parameter in self._named_parameters()]
             results.append(
                 {
                     "loss": float(total),
                     "gradient_norm": float(gradient_norm(self._parameters())),
-                    "not_finite": first_not_finite(gradients),
+                    "not_finite": first_not_finite(self._own_gradients()),
                 }
             )
         return results
@@ -225,16 +248,17 @@ class LearnerWorker:
         self.skipped_in_a_row += 1
         what = f"the loss ({value})" if not math.isfinite(value) else f"the norm of the gradient ({norm})"
         where = "set a folder for dumps to keep its batch"
-        if self.config.dumps is not None:
+        if self.config.dumps is not None and (self.ranks is None or self.ranks.speaks_for_shard):
             facts = {
                 "what": f"{what} is not finite",
                 "step": self.step,
                 "loss": str(value),
                 "gradient_norm": str(norm),
-                "not_finite": first_not_finite([(name, p.grad) for name, p in self._named_parameters()]),
+                "not_finite": first_not_finite(self._own_gradients()),
                 "settings": repr(loss),
             }
-            folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}"
+            shard = f"-shard-{self.seat.shard}" if self.seat.shards > 1 else ""
+            folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}{shard}"
             where = f"its batch is in {write_dump(folder, micro_batches, facts)}"
         if self.skipped_in_a_row >= self.config.learner.max_skipped_steps:
             raise WhetError(
@@ -242,32 +266,53 @@ class LearnerWorker:
                 f"{self.step}; {where}. Lower optimizer.lr, or look at that batch with LearnerWorker.replay"
             )
 
-    def _all_ranks_agree(self, finite: bool) -> bool:
-        return finite
-
     # Weights and state
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See ``whet.learner.named_weights``. The value head is not among them."""
-        return named_weights(self.model)
+        """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
+        it together: each tensor is gathered when its turn comes, and every rank gets it."""
+        return named_weights(self.model, lambda tensor: whole(tensor, self.device))
+
+    def buckets(self, max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """``named_weights``, at most ``max_bytes`` at a time, or one tensor. Beside the model exist that and the next
+        tensor."""
+        return in_buckets(self.named_weights(), max_bytes)
 
     def collect_weights(self) -> list[tuple[str, Tensor]]:
-        """``named_weights`` at once. The tensors are the model's own where they need no merging."""
-        return list(self.named_weights())
+        """``named_weights`` at once, on the first rank; nothing on the others. The tensors are the model's own where
+        they need no merging and no gathering; gathered ones are on the CPU."""
+        if self.ranks is None:
+            return list(self.named_weights())
+        first = self.seat.rank == 0
+        return [(name, tensor.cpu()) for name, tensor in self.named_weights() if first]
 
     def save(self, folder: Path) -> None:
         """Into an existing folder."""
-        facts = {
+        save_state(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
+
+    def begin_save(self, folder: Path) -> None:
+        """The same behind training's back: returns once there is a copy. One at a time; ``finish_save`` ends it."""
+        if self.saving is not None:
+            raise WhetError("a save is under way already; finish it first")
+        self.saving = SaveUnderWay(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
+
+    def finish_save(self) -> None:
+        """Wait until what was begun is written. Raises on every rank where one of them failed."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.finish(self.config.learner.deadline)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
             "step": self.step,
             "skipped": self.skipped,
             "skipped_in_a_row": self.skipped_in_a_row,
             "matmul_precision": self.matmul_precision,
         }
-        save_state(folder, self._changing(), self.optimizer, facts)
 
     def load(self, folder: Path) -> None:
         """Go on exactly where ``save`` was called; a precision of products that was chosen by measuring comes along."""
-        facts = load_state(folder, self._changing(), self.optimizer)
+        facts = load_state(folder, self._changing(), self.optimizer, self.ranks)
         self.step, self.skipped = facts["step"], facts["skipped"]
         self.skipped_in_a_row = facts["skipped_in_a_row"]
         if self.config.learner.matmul_precision == "auto":
@@ -285,47 +330,61 @@ class LearnerWorker:
             "precision": self.precision,
             "matmul_precision": self.matmul_precision,
             "device": str(self.device),
+            "ranks": self.seat.ranks,
             "forest": self.forest,
             "vocabulary": self.vocabulary,
             "steps_done": self.step,
         }
 
     def close(self) -> None:
-        """Let go of everything large."""
-        self.optimizer = self.reference = self.value_head = None
-        self.model = nn.Identity()
+        """Let go of everything large, and of the other ranks."""
+        self.optimizer = self.reference = None
+        self.scorer = Scorer(nn.Identity(), None)
+        if self.ranks is not None:
+            self.ranks.leave()
 
     # Parts
 
-    def _load(self, *, train: bool) -> nn.Module:
-        dtype = precision.weight_dtype(self.precision)
-        model = load_model(self.config.model, dtype=dtype, train=train, seed=self.config.seed)
-        if not train:
-            precision.shrink(model, self.precision)
-        return model.to(self.device)
-
-    def _value_head(self, width: int) -> ValueHead:
-        head = ValueHead(width, seed=self.config.seed, device=self.device)
-        output: Any = self.model.get_output_embeddings()  # type: ignore[operator]
-        if output.weight is not self.model.get_input_embeddings().weight:  # type: ignore[operator]
-            output.requires_grad_(False)  # nobody reads its logits
-        return head.to(precision.weight_dtype(self.precision)).requires_grad_(self.trains)
+    def _scorer(self, *, train: bool) -> Scorer:
+        """The model that this learner is about, or with ``train`` false its reference."""
+        return build_scorer(
+            self.config.model,
+            self.precision,
+            self.device,
+            self.ranks,
+            train=train,
+            value_head=self.config.head == "value",
+            seed=self.config.seed,
+        )
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.model.named_parameters()
-        if self.value_head is not None:
-            yield from self.value_head.named_parameters(prefix="value_head")
+        if self.scorer.value_head is not None:
+            yield from self.scorer.value_head.named_parameters(prefix="value_head")
+
+    def _own_gradients(self) -> list[tuple[str, Tensor]]:
+        """By parameter; of several ranks, the parts that are here."""
+        return [(name, local(p.grad)) for name, p in self._named_parameters() if p.grad is not None]
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self._named_parameters()]
 
     def _changing(self) -> dict[str, Tensor]:
-        return changing({"": self.model, "value_head.": self.value_head})
+        return changing({"": self.model, "value_head.": self.scorer.value_head})
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:
         """Dropout, where a model has it, is a function of the seed and the step, not of what ran before."""
         with torch.random.fork_rng() if self.dropout else nullcontext():
             if self.dropout:
-                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.rank, self.step))
+                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.shard, self.step))
             yield
+
+
+def _device(seat: Seat) -> torch.device:
+    """A GPU of its own, where there are any; a cluster may have hidden the others' from this process."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", seat.rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models.dense_attention import dense_attention
+from whet.models.shards import Tokens
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -27,7 +28,11 @@ _SLACK = 1 << 16  # ... plus this many, which cost about as much as starting ano
 
 @dataclass(slots=True)
 class Block:
-    """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding."""
+    """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding.
+
+    Where a batch is spread over ranks, a row is this rank's part of a segment, and the segment's earlier tokens count
+    as ancestors.
+    """
 
     rows: int  # C
     queries: int  # tokens of the longest segment
@@ -42,43 +47,59 @@ class ForestLayout:
     """Where every block finds its queries and keys, and every token its result. Made once per batch."""
 
     blocks: list[Block]
-    query: "Gather"  # packed token of each query row of all blocks
-    key: "Gather"  # packed token of each key row of all blocks
-    result: "Gather"  # query row of each packed token
+    query: "Gather"  # packed token (of this rank's) of each query row of all blocks
+    key: "Gather"  # packed token (of all) of each key row of all blocks
+    result: "Gather"  # query row of each packed token (of this rank's)
+    tokens: Tokens = field(default_factory=Tokens)
     masks: dict[Any, Tensor | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch: Batch, device: torch.device | str) -> "ForestLayout":
-        """The layout of a batch, on the model's device."""
-        return cls._of(batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch), device)
+    def of(cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None) -> "ForestLayout":
+        """The layout of a batch, on the model's device. Padding, where ``tokens`` wants it, is one more segment."""
+        starts, parents, size = batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch)
+        tokens = tokens or Tokens()
+        padding = -size % tokens.multiple
+        if padding:
+            starts, parents = [*starts, size], [*parents, -1]
+        return cls._of(starts, parents, size + padding, device, tokens)
 
     @classmethod
     def of_one(cls, tokens: int, device: torch.device | str) -> "ForestLayout":
         """The layout of a single sequence."""
-        return cls._of([0], [-1], tokens, device)
+        return cls._of([0], [-1], tokens, device, Tokens())
 
     @classmethod
-    def _of(cls, starts: list[int], parents: list[int], tokens: int, device: torch.device | str) -> "ForestLayout":
-        lengths = [end - start for start, end in zip(starts, [*starts[1:], tokens], strict=True)]
+    def _of(
+        cls, starts: list[int], parents: list[int], size: int, device: torch.device | str, tokens: Tokens
+    ) -> "ForestLayout":
+        lengths = [end - start for start, end in zip(starts, [*starts[1:], size], strict=True)]
         paths: list[list[int]] = []  # each segment's ancestors' tokens
         for parent in parents:
             paths.append(
                 [] if parent < 0 else [*paths[parent], *range(starts[parent], starts[parent] + lengths[parent])]
             )
 
+        parts: list[tuple[list[int], range, int]] = []  # what a row sees before, its tokens, where they stand here
+        here = 0
+        for run in tokens.runs(size):
+            for start, length, path in zip(starts, lengths, paths, strict=True):
+                own = range(max(start, run.start), min(start + length, run.stop))
+                if own:
+                    parts.append(([*path, *range(start, own.start)], own, here + own.start - run.start))
+            here += len(run)
+
         blocks: list[Block] = []
         query: list[int] = []
         key: list[int] = []
-        row_of_token = [0] * tokens
-        for members in _bins([len(path) for path in paths], lengths):
-            queries = max(lengths[i] for i in members)
-            keys = max(len(paths[i]) + lengths[i] for i in members)
-            for i in members:
-                own = range(starts[i], starts[i] + lengths[i])
-                row_of_token[own.start : own.stop] = range(len(query), len(query) + lengths[i])
-                query += [*own, *[-1] * (queries - lengths[i])]
-                key += [*paths[i], *own, *[-1] * (keys - len(paths[i]) - lengths[i])]
-            before = [len(paths[i]) for i in members]
+        row_of_token = [0] * here
+        for members in _bins([len(path) for path, _, _ in parts], [len(own) for _, own, _ in parts]):
+            queries = max(len(parts[i][1]) for i in members)
+            keys = max(len(parts[i][0]) + len(parts[i][1]) for i in members)
+            for path, own, at in (parts[i] for i in members):
+                row_of_token[at : at + len(own)] = range(len(query), len(query) + len(own))
+                query += [*range(at, at + len(own)), *[-1] * (queries - len(own))]
+                key += [*path, *own, *[-1] * (keys - len(path) - len(own))]
+            before = [len(parts[i][0]) for i in members]
             blocks.append(
                 Block(
                     len(members),
@@ -91,9 +112,10 @@ class ForestLayout:
             )
         return cls(
             blocks,
-            Gather.of(query, tokens, device),
-            Gather.of(key, tokens, device),
+            Gather.of(query, here, device),
+            Gather.of(key, size, device),
             Gather.of(row_of_token, len(query), device),
+            tokens,
         )
 
     def mask(self, index: int, window: int | None, dtype: torch.dtype, always: bool = False) -> Tensor | None:
@@ -192,7 +214,10 @@ def forest_attention(
     layout = whet_forest
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    queries, keys, values = layout.query(_rows(query)), layout.key(_rows(key)), layout.key(_rows(value))
+    keys, values = _rows(key), _rows(value)
+    if layout.tokens.spread:  # both at once
+        keys, values = layout.tokens.gather(torch.cat([keys, values], 1)).split([keys.shape[1], values.shape[1]], 1)
+    queries, keys, values = layout.query(_rows(query)), layout.key(keys), layout.key(values)
 
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     results, q, k = [], 0, 0
@@ -305,23 +330,26 @@ def decoder_of(model: nn.Module) -> Any:
     return unwrapped(model).get_decoder()
 
 
-def forest_hidden(model: nn.Module, batch: Batch) -> Tensor:
+def forest_hidden(model: nn.Module, batch: Batch, tokens: Tokens | None = None) -> Tensor:
     """Final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
-    A model without forest attention runs its sequences as padded rows; its batch must have no shared segment.
+    ``tokens`` says how the batch is spread over ranks; each of them gets all hidden states. A model without forest
+    attention runs its sequences as padded rows; its batch must have no shared segment and can't be spread.
     """
     decoder = decoder_of(model)
     device = decoder.get_input_embeddings().weight.device
+    tokens = tokens or Tokens()
     if decoder.config._attn_implementation == NAME:
-        layout = ForestLayout.of(batch, device)
+        padding = (0, -len(batch) % tokens.multiple)
+        here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
         packed = decoder(
-            input_ids=batch.tokens[None].to(device),
-            position_ids=batch.position[None].to(device),
+            input_ids=F.pad(batch.tokens, padding)[here][None].to(device),
+            position_ids=F.pad(batch.position, padding)[here][None].to(device),
             use_cache=False,
-            whet_forest=layout,
+            whet_forest=ForestLayout.of(batch, device, tokens),
         )
-        hidden: Tensor = packed.last_hidden_state[0]
-        return hidden
+        hidden: Tensor = tokens.gather(packed.last_hidden_state[0])
+        return hidden[: len(batch)]
     if bool((batch.segment_parent >= 0).any()):
         raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")
     pad = nn.utils.rnn.pad_sequence

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.models.distribution import least_logit, truncates
 from whet.models.forest_attention import NAME, ForestLayout, unwrapped
+from whet.models.shards import WHOLE, Vocabulary
 from whet.models.tiled_logprobs import HeadSettings, TokenLogprobs
 from whet.types import Distribution
 
@@ -50,15 +51,17 @@ def token_logprobs(
     softcap: float | None = None,
     with_entropy: bool = False,
     chunk: int = CHUNK,
+    vocabulary: Vocabulary = WHOLE.vocabulary,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs of ``targets`` and, when asked, entropies, under the truncated and tempered distribution.
 
     hidden [T, H], weight [V, H], targets [T] -> ([T], [T] or None), float32 (float64 for float64 inputs). Under
-    truncation a target is always inside the support, and the support counts as constant in the backward pass.
+    truncation a target is always inside the support, and the support counts as constant in the backward pass. With a
+    ``vocabulary`` that is spread, ``weight`` and ``bias`` are the rows that are here; hidden and targets are the same
+    on all its ranks, and so is what comes out.
     """
-    logprobs, entropy = TokenLogprobs.apply(
-        hidden, weight, bias, targets[:, None], HeadSettings(distribution, scale, softcap), with_entropy, chunk
-    )
+    how = HeadSettings(distribution, scale, softcap, vocabulary)
+    logprobs, entropy = TokenLogprobs.apply(hidden, weight, bias, targets[:, None], how, with_entropy, chunk)
     return logprobs[:, 0], entropy if with_entropy else None
 
 
@@ -72,12 +75,12 @@ def ids_logprobs(
     scale: float = 1.0,
     softcap: float | None = None,
     chunk: int = CHUNK,
+    vocabulary: Vocabulary = WHOLE.vocabulary,
 ) -> Tensor:
     """Log-probs of K given tokens at each place, for distillation. ids [T, K] -> [T, K]"""
     logprobs: Tensor
-    logprobs, _ = TokenLogprobs.apply(
-        hidden, weight, bias, ids, HeadSettings(distribution, scale, softcap), False, chunk
-    )
+    how = HeadSettings(distribution, scale, softcap, vocabulary)
+    logprobs, _ = TokenLogprobs.apply(hidden, weight, bias, ids, how, False, chunk)
     return logprobs
 
 
@@ -93,17 +96,18 @@ def topk_logprobs(
     softcap: float | None = None,
     below: int | None = None,
     chunk: int = 128,
+    vocabulary: Vocabulary = WHOLE.vocabulary,
 ) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, K] int64, [T, K])
 
     Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
     how, ids, logprobs = HeadSettings(distribution, scale, softcap), [], []
-    named = min(below or len(weight), len(weight))
     for piece in hidden.split(chunk):
-        logits, _ = how.finish(_product(piece, weight), bias)
+        logits = vocabulary.join(how.finish(_product(piece, weight), bias)[0])
         if truncates(distribution):
             logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
-        values, places = logits[:, :named].topk(min(k, named), dim=-1)
+        named = logits[:, :below]
+        values, places = named.topk(min(k, named.shape[1]), dim=-1)
         ids.append(places)
         logprobs.append(values - logits.logsumexp(-1, keepdim=True))
     return torch.cat(ids), torch.cat(logprobs)

@@ -79,18 +79,34 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 
 
 def load_model(
-    config: ModelConfig, *, dtype: torch.dtype, train: bool = True, seed: int = 0
+    config: ModelConfig, *, dtype: torch.dtype, train: bool = True, seed: int = 0, empty: bool = False
 ) -> "PreTrainedModel | PeftModel":
     """The model on the CPU with forest attention selected (where its architecture allows) and its head checked.
 
     With ``train`` false no parameter asks for a gradient, dropout is off, and LoRA adapters are left out: that is the
-    reference. ``seed`` determines fresh adapters. Raises ``WhetError`` where weights or architecture don't serve.
+    reference. ``seed`` determines fresh adapters. ``empty`` gives the same on the device ``meta``, without weights.
+    Raises ``WhetError`` where weights or architecture don't serve.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
-
     from whet.models.forest_attention import supports_forest, use_forest_attention
     from whet.models.head import check_head
+
+    model = _empty(config, dtype) if empty else _with_weights(config, dtype)
+    if supports_forest(model.config):
+        use_forest_attention(model)
+    else:
+        log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
+    if not empty:
+        check_head(model)
+    if config.lora is not None and train:
+        model = _with_lora(model, config.lora, seed)
+    if not train:
+        model.requires_grad_(False)
+    return model.train(train)
+
+
+def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
     folder = resolve(config)
     if not any(folder.glob("*.safetensors")):
@@ -98,19 +114,18 @@ def load_model(
             f"model folder {folder} has no *.safetensors file; other weight formats can run code when loaded"
         )
     disable_progress_bar()
-    model = AutoModelForCausalLM.from_pretrained(
+    return AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, use_safetensors=True, trust_remote_code=config.trust_remote_code
     )
-    if supports_forest(model.config):
-        use_forest_attention(model)
-    else:
-        log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
-    check_head(model)
-    if config.lora is not None and train:
-        model = _with_lora(model, config.lora, seed)
-    if not train:
-        model.requires_grad_(False)
-    return model.train(train)
+
+
+def _empty(config: ModelConfig, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(
+            load_model_config(config), dtype=dtype, trust_remote_code=config.trust_remote_code
+        )
 
 
 def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "PeftModel":

@@ -1,7 +1,8 @@
 """Log-probs of chosen tokens by tiles of [tokens, words], with their own backward pass: the engine of ``head``.
 
 The backward pass computes each tile's logits again. That costs an eighth more of the head's products, and the memory
-between the passes is a few numbers per token, whatever the size of the vocabulary. Knows no model.
+between the passes is a few numbers per token, whatever the size of the vocabulary. Where the vocabulary is spread over
+ranks, each works on its own words, and a few numbers per token are put together. Knows no model.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from whet.models.distribution import least_logit, truncates
+from whet.models.shards import WHOLE, Vocabulary
 from whet.types import Distribution
 
 TILE = 2048  # words of the vocabulary that are worked on at once: products this large run at full speed
@@ -24,6 +26,7 @@ class HeadSettings:
     distribution: Distribution
     scale: float
     softcap: float | None
+    vocabulary: Vocabulary = WHOLE.vocabulary
 
     def logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """A tile's logits, and tanh of the capped ones."""
@@ -88,10 +91,10 @@ class TokenLogprobs(torch.autograd.Function):
             narrow = weight.to(ctx.compute)
             tiles = _spans(len(narrow), TILE)
             for part in _spans(len(hidden), chunk):
-                rows, wanted = hidden[part].to(ctx.compute), ids[part]
+                rows, wanted = hidden[part].to(ctx.compute), ids[part] - how.vocabulary.start
                 if truncates(how.distribution):
                     whole = torch.cat([how.logits(rows, narrow[tile], _of(bias, tile))[0] for tile in tiles], dim=1)
-                    floor[part] = least_logit(whole, how.distribution)[:, 0]
+                    floor[part] = least_logit(how.vocabulary.join(whole), how.distribution)[:, 0]
                     del whole
                 total, mean = normaliser[part], torch.zeros_like(normaliser[part])
                 for tile in tiles:
@@ -104,9 +107,13 @@ class TokenLogprobs(torch.autograd.Function):
                         shares = (logits - grown[:, None]).exp_()
                         mean = mean * (total - grown).exp() + shares.mul_(logits.clamp_(min=least)).sum(-1)
                     total = grown
-                normaliser[part] = total
-                logprobs[part] -= total[:, None]
-                entropy[part] = total - mean
+                # Over all ranks: the largest normaliser first, so that no sum of exponentials overflows.
+                top = how.vocabulary.max(total)
+                share = (total - top).exp()
+                sums = how.vocabulary.sum(torch.cat([logprobs[part], share[:, None], (share * mean)[:, None]], 1))
+                normaliser[part] = top + sums[:, -2].log()
+                logprobs[part] = sums[:, :-2] - normaliser[part, None]
+                entropy[part] = normaliser[part] - sums[:, -1] / sums[:, -2]
         ctx.save_for_backward(hidden, weight, bias, ids, normaliser, entropy, floor)
         if not with_entropy:
             ctx.mark_non_differentiable(entropy)
@@ -128,7 +135,7 @@ class TokenLogprobs(torch.autograd.Function):
                 to_all = of_chosen.sum(-1, keepdim=True).neg_()
                 for tile in _spans(len(narrow), TILE):
                     logits, capped = how.logits(rows, narrow[tile], _of(bias, tile))
-                    column, here = _locate(ids[part], tile)
+                    column, here = _locate(ids[part] - how.vocabulary.start, tile)
                     own = how.truncate_(logits, floor[part], column, here).sub_(normaliser[part, None])
                     if ctx.with_entropy:
                         shares = own.exp()
@@ -149,7 +156,7 @@ class TokenLogprobs(torch.autograd.Function):
                     if d_bias is not None:
                         d_bias[tile] += d_logits.sum(0)
         return (
-            None if d_hidden is None else d_hidden.to(hidden.dtype),
+            None if d_hidden is None else how.vocabulary.sum(d_hidden).to(hidden.dtype),
             None if d_weight is None else d_weight.to(weight.dtype),
             None if d_bias is None else d_bias.to(bias.dtype),
             *[None] * 4,

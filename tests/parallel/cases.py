@@ -1,0 +1,159 @@
+"""What ranks do in the tests of this folder: a few steps of a learner in some layout, and everything that it says."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers.models.llama.modeling_llama
+import transformers.models.qwen3.modeling_qwen3  # noqa: F401  imported once, in the server that ranks are forked from
+from torch import Tensor
+
+from tests.groups import group
+from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy
+from tests.parallel.ranks import seat_of
+from whet.batch import Batch
+from whet.learner.base import Top
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.models.config import LoraSettings, ModelConfig
+from whet.packing import MicroBatch, pack
+from whet.parallel.config import ParallelConfig
+from whet.parallel.parameters import whole
+from whet.types import Distribution
+
+CPU = torch.device("cpu")
+LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}
+LOSSES = {"policy": PolicyGradient(), "entropy": WithEntropy(), "value": ValueLoss()}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One learner's settings, and what it is trained on."""
+
+    model: Path
+    parallel: dict[str, Any] = field(default_factory=dict)
+    lora: bool = False
+    loss: str = "policy"
+    learner: dict[str, Any] = field(default_factory=dict)
+    max_tokens: int = 40  # about two micro-batches for each of two ranks
+    distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
+    steps: int = 3
+    trains: bool = True
+
+    @property
+    def ranks(self) -> int:
+        return ParallelConfig(**self.parallel).ranks
+
+    def one_rank(self) -> "Case":
+        return replace(self, parallel={}, max_tokens=10_000)
+
+
+@dataclass
+class Said:
+    """What a learner said, on one rank: whole tensors, by name."""
+
+    scored: dict[str, Tensor]  # [N] before the first step, by column; 0 but for this shard's trained tokens
+    scored_after: dict[str, Tensor]  # the same after the last step, when the model is no longer its reference
+    gradients: dict[str, Tensor]  # of the first step
+    losses: list[float]  # of this shard, by step
+    norms: list[float]
+    weights: dict[str, Tensor]  # after the last step
+    published: dict[str, Tensor]  # the same as a generator gets it
+    described: dict[str, Any]
+
+
+def batch_of(step: int, distribution: Distribution) -> Batch:
+    """Three groups with shared prompts, and a common start; every step has another batch."""
+    random = torch.Generator().manual_seed(step)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(0, VOCABULARY, (count,), generator=random).tolist()
+
+    made = [
+        group("a", tokens(7), [tokens(5), tokens(9), tokens(2)]),
+        group("b", tokens(4), [tokens(3), tokens(6)]),
+        group("c", tokens(11), [tokens(8), tokens(1), tokens(13)]),
+    ]
+    batch = Batch.from_groups(made, distribution=distribution).weigh("sequence")
+    batch.teacher_ids = torch.randint(0, VOCABULARY, (len(batch), 3), generator=random)
+    return batch
+
+
+def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
+    parallel = ParallelConfig(**case.parallel)
+    settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 120.0, **case.learner}
+    config = WorkerConfig(
+        model=ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None),
+        learner=LearnerConfig(**settings),
+        parallel=parallel,
+        optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1) if case.trains else None,
+        head="value" if case.loss == "value" else "language",
+        steps=10,
+        seed=3,
+    )
+    worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
+    if case.lora and case.trains:  # B is zero at first: then A would get no gradient
+        with torch.no_grad():
+            for name, parameter in worker._named_parameters():
+                if "lora_B" in name:
+                    parameter.fill_(0.02)
+    return worker
+
+
+def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
+    return {name: whole(p.detach(), CPU).clone() for name, p in worker._named_parameters()}
+
+
+def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
+    """All of a batch on one rank, its shard on one of many."""
+    unit, seat = LOSSES[case.loss].unit, worker.seat
+    return pack(batch_of(step, case.distribution), seat.shards, case.max_tokens, unit)[seat.shard]
+
+
+def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:
+    """Columns of the first batch, 0 where another shard has the tokens."""
+    columns = {"values"} if case.loss == "value" else LANGUAGE
+    micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution))
+    top = None if case.loss == "value" else Top(4, VOCABULARY - 3)
+    answers = worker.score(micro, columns, top)
+    found = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
+    for one, answer in zip(micro, answers, strict=True):
+        trained = one.batch.trained
+        for name, column in answer.items():
+            found[name][one.tokens[trained]] = column[trained]
+    return found
+
+
+def score_all(rendezvous: str, rank: int, cases: list[Case]) -> list[dict[str, Tensor]]:
+    return [score(case, build(case, rendezvous, rank)) for case in cases]
+
+
+def train(rendezvous: str, rank: int, case: Case) -> Said:
+    """Score, then a few steps, then score again."""
+    worker = build(case, rendezvous, rank)
+    loss = LOSSES[case.loss]
+
+    def micro(step: int) -> Any:
+        return micro_batches(case, worker, step)
+
+    scored = score(case, worker)
+    worker.accumulate(micro(0), loss)
+    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
+    updates = [worker.update(micro(step), loss) for step in range(case.steps)]
+    assert not any(update.skipped for update in updates)
+    published = {name: t.clone() for bucket in worker.buckets(4096) for name, t in bucket}
+    return Said(
+        scored,
+        score(case, worker),
+        gradients,
+        [update.loss for update in updates],
+        [update.gradient_norm for update in updates],
+        gathered(worker),
+        published,
+        worker.describe(),
+    )
+
+
+def train_all(rendezvous: str, rank: int, cases: list[Case]) -> list[Said]:
+    return [train(rendezvous, rank, case) for case in cases]

@@ -1,0 +1,76 @@
+"""Runs a function on several ranks, each a process of its own, with a deadline and without orphans.
+
+Processes are forked from a server that has imported torch and transformers already, so that a group costs less than a
+second. What a function returns comes back by rank; what it raises fails the test with its rank's traceback.
+"""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from whet.cluster.base import Seat
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.parallel.cases"])
+
+
+def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 240.0) -> list[Any]:
+    """``function(rendezvous, rank, *args)`` on each rank; the results. Both must be importable and picklable."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    rendezvous = f"127.0.0.1:{free_port()}"
+    with tempfile.TemporaryDirectory() as scratch:
+        files = [Path(scratch) / str(rank) for rank in range(ranks)]
+        work = [(file, function, rendezvous, rank, args) for rank, file in enumerate(files)]
+        processes = [_context.Process(target=_one, args=one, daemon=True) for one in work]
+        try:
+            for process in processes:
+                process.start()
+            _wait(processes, files, time.monotonic() + deadline)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [pickle.loads(file.read_bytes())[1] for file in files]
+
+
+def _wait(processes: list[Any], files: list[Path], end: float) -> None:
+    """Until all are done, one fails or time is up."""
+    while True:
+        alive = [process for process in processes if process.is_alive()]
+        for rank, (process, file) in enumerate(zip(processes, files, strict=True)):
+            said, value = pickle.loads(file.read_bytes()) if file.exists() else ("", "")
+            if said == "failed" or (not process.is_alive() and not file.exists()):
+                raise AssertionError(f"rank {rank} ended with exit code {process.exitcode}\n{value}")
+        if not alive:
+            return
+        if time.monotonic() > end:
+            raise AssertionError(f"ranks {[processes.index(p) for p in alive]} were still running at the deadline")
+        alive[0].join(0.1)
+
+
+def _one(file: Path, function: Callable[..., Any], rendezvous: str, rank: int, args: tuple[Any, ...]) -> None:
+    try:
+        answer = ("done", function(rendezvous, rank, *args))
+    except BaseException:
+        answer = ("failed", traceback.format_exc())
+    staging = file.with_suffix(".part")
+    staging.write_bytes(pickle.dumps(answer))
+    staging.rename(file)
+
+
+def seat_of(rendezvous: str, rank: int, ranks: int, ranks_per_shard: int) -> Seat:
+    return Seat(rank, ranks, rank // ranks_per_shard, ranks // ranks_per_shard, rendezvous)
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port

@@ -1,0 +1,186 @@
+"""What some ranks saved, others go on with, however the model was and is spread."""
+
+import asyncio
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from tests.learner.parts import PolicyGradient, assert_close
+from tests.parallel.cases import Case, batch_of, build, gathered
+from tests.parallel.ranks import on_ranks
+from tests.tiny import tiny_tokenizer
+from whet.checkpoint.export import export
+from whet.checkpoint.store import CheckpointStore
+from whet.errors import WhetError
+from whet.learner.state import load_weights
+from whet.packing import pack
+
+ONE, TWO, BOTH = {}, {"fsdp": 2}, {"fsdp": 2, "tensor": 2}
+
+
+def go_on(rendezvous: str, rank: int, case: Case, come_from: Path | None, go_to: Path | None, steps: range) -> Any:
+    """Load, train, save; the weights before and after training."""
+    worker = build(case, rendezvous, rank)
+    if come_from is not None:
+        worker.load(come_from)
+    before = gathered(worker)
+    for step in steps:
+        batch = batch_of(step, case.distribution)
+        worker.update(pack(batch, worker.seat.shards, 40)[worker.seat.shard], PolicyGradient())
+    after = gathered(worker)
+    if go_to is not None:
+        worker.save(go_to)
+    return before, after, worker.step
+
+
+def folders(tmp_path: Path, *names: str) -> list[Path]:
+    made = [tmp_path / name for name in names]
+    for folder in made:
+        folder.mkdir()
+    return made
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=SLOW)], ids=["all", "lora"])
+def test_a_learner_goes_on_over_one_two_four_and_two_ranks(models, tmp_path, lora):
+    """Each loads what the one before saved. The weights come back to the last bit, and five steps are those of a
+    learner that never stopped."""
+    first, second, third, fourth = folders(tmp_path, "1", "2", "4", "2again")
+    case = [Case(models["qwen"], layout, lora=lora) for layout in (ONE, TWO, BOTH, {"context": 2})]
+    _, straight, _ = go_on("", 0, case[0], None, None, range(5))
+
+    said = [go_on("", 0, case[0], None, first, range(2))]
+    said.append(on_ranks(2, go_on, case[1], first, second, range(2, 3))[0])
+    said.append(on_ranks(4, go_on, case[2], second, third, range(3, 4))[0])
+    said.append(on_ranks(2, go_on, case[3], third, fourth, range(4, 5))[0])
+    said.append(go_on("", 0, case[0], fourth, None, range(0)))
+    for (_, saved, _), (loaded, _, _) in pairwise(said):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
+    assert [step for _, _, step in said] == [2, 3, 4, 5, 5]
+    assert_close(straight, said[-1][1], 1e-12)
+
+    shards = sorted(path.name for path in third.iterdir())
+    assert len([name for name in shards if name.startswith("shard-")]) == 4
+    assert {Path(name).suffix for name in shards} == {".safetensors", ".json"}  # nothing that could run code
+    assert load_weights(third).keys() == load_file(first / "model.safetensors").keys()
+
+
+def refuse(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, bool]:
+    worker = build(case, rendezvous, rank)
+    before = gathered(worker)
+    with pytest.raises(WhetError) as caught:
+        worker.load(folder)
+    after = gathered(worker)
+    return str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_ranks_refuse_together_what_does_not_fit(models, tmp_path):
+    """Another model, and a shard that is missing: a message on every rank, and unchanged weights."""
+    other, whole, damaged = folders(tmp_path, "other", "whole", "damaged")
+    go_on("", 0, Case(models["llama"]), None, other, range(1))
+    two = Case(models["qwen"], TWO)
+    on_ranks(2, go_on, two, None, whole, range(1))
+    shutil.copytree(whole, damaged, dirs_exist_ok=True)
+    sorted(damaged.glob("shard-*"))[0].unlink()
+    for folder, words in ((other, "lm_head.weight is not of this model"), (damaged, "is incomplete")):
+        for message, unchanged in on_ranks(2, refuse, two, folder):
+            assert words in message
+            assert unchanged
+
+
+def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    base, run = tmp_path / "base", tmp_path / "run"
+    shutil.copytree(models["qwen"], base)
+    tiny_tokenizer().save_pretrained(base)
+    [shards] = folders(tmp_path, "shards")
+    case = Case(base, TWO, lora=True, learner={"precision": "float32"})
+    _, weights, _ = on_ranks(2, go_on, case, None, shards, range(1))[0]
+
+    store = CheckpointStore(run / "checkpoints")
+    asyncio.run(store.save(1, lambda folder: shutil.copytree(shards, folder / "policy") and None, {}))
+    recipe = {"model": {"path": str(base), "lora": {"rank": 2, "alpha": 4.0}}, "chat_template": None}
+    (run / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    export(run, tmp_path / "out")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    name = "model.layers.1.mlp.up_proj"
+    wrapped = f"base_model.model.{name}"
+    a, b = (weights[f"{wrapped}.lora_{which}.default.weight"] for which in "AB")
+    torch.testing.assert_close(plain[f"{name}.weight"], weights[f"{wrapped}.base_layer.weight"] + 2.0 * b @ a)
+
+
+def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile: Path) -> None:
+    """Once with training stopped, once while training goes on."""
+    worker = build(case, rendezvous, rank)
+
+    def update(step: int) -> None:
+        batch = batch_of(step, case.distribution)
+        worker.update(pack(batch, worker.seat.shards, 40)[worker.seat.shard], PolicyGradient())
+
+    update(0)
+    worker.save(at_once)
+    worker.begin_save(meanwhile)
+    for step in range(1, 4):
+        update(step)
+    worker.finish_save()
+
+
+@pytest.mark.parametrize("layout", [ONE, TWO, pytest.param(BOTH, marks=SLOW)], ids=["one", "two", "four"])
+def test_saving_while_training_goes_on_writes_the_same(models, tmp_path, layout):
+    at_once, meanwhile = folders(tmp_path, "at once", "meanwhile")
+    case = Case(models["qwen"], layout)
+    if layout:
+        on_ranks(case.ranks, save_twice, case, at_once, meanwhile)
+    else:
+        save_twice("", 0, case, at_once, meanwhile)
+    a, b = pieces(at_once), pieces(meanwhile)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert (at_once / "learner.json").read_text() == (meanwhile / "learner.json").read_text()
+
+
+def pieces(folder: Path) -> dict[str, torch.Tensor]:
+    """By name and place; which rank writes what several have does not matter."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            places = json.loads(file.metadata().get("DCP_SHARDING_INFO", "{}"))
+            found |= {f"{name} {places.get(name)}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return found
+
+
+def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:
+    worker = build(case, rendezvous, rank)
+    if rank == 1:  # a disk that is full only here
+        torch.distributed.checkpoint.FileSystemWriter._write_data = _no_space
+    with pytest.raises(WhetError) as caught:
+        worker.save(folder)
+    worker.begin_save(folder)
+    with pytest.raises(WhetError) as later:
+        worker.finish_save()
+    return f"{caught.value} / {later.value}"
+
+
+def _no_space(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_when_one_rank_cannot_write_all_ranks_fail(models, tmp_path):
+    said = on_ranks(2, fail_to_save, Case(models["llama"], TWO), tmp_path)
+    assert all(message.count("rank 1: OSError: [Errno 28] No space left") == 2 for message in said)
+    assert not (tmp_path / "learner.json").exists()
+
+
+def test_facts_say_how_far_it_was(models, tmp_path):
+    on_ranks(2, go_on, Case(models["llama"], TWO), None, tmp_path, range(2))
+    assert json.loads((tmp_path / "learner.json").read_text())["step"] == 2

@@ -1,0 +1,174 @@
+"""Ranks decide alike, fail together, and never wait without end."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.learner.parts import PolicyGradient, assert_close
+from tests.parallel.cases import Case, batch_of, build, gathered
+from tests.parallel.ranks import free_port, on_ranks, seat_of
+from whet.cluster.local import LocalCluster
+from whet.errors import WhetError
+from whet.learner.config import LearnerConfig
+from whet.learner.dump import read_dump
+from whet.learner.learner import WorkerLearner
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.models.config import ModelConfig
+from whet.packing import pack
+from whet.parallel.config import ParallelConfig
+from whet.parallel.mesh import Ranks, join
+
+CPU = torch.device("cpu")
+
+
+def micro(case: Case, step: int, worker: LearnerWorker, poisoned: int | None = None) -> Any:
+    parts = pack(batch_of(step, case.distribution), worker.seat.shards, 40)
+    if poisoned is not None:
+        parts[poisoned][0].batch.weight *= float("nan")
+    return parts[worker.seat.shard]
+
+
+def skip(rendezvous: str, rank: int, case: Case, dumps: Path) -> Any:
+    """Steps 0 and 1, between them one in which only the last shard's data is bad."""
+    worker = build(case, rendezvous, rank)
+    worker.config = worker.config.model_copy(update={"dumps": dumps})
+    worker.update(micro(case, 0, worker), PolicyGradient())
+    before = gathered(worker)
+    bad = worker.update(micro(case, 9, worker, poisoned=worker.seat.shards - 1), PolicyGradient())
+    kept = all(torch.equal(tensor, before[name]) for name, tensor in gathered(worker).items())
+    worker.update(micro(case, 1, worker), PolicyGradient())
+    return bad.skipped, kept, (worker.step, worker.skipped), gathered(worker)
+
+
+def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
+    case = Case(models["qwen"], {"fsdp": 2, "tensor": 2})
+    said = on_ranks(4, skip, case, tmp_path)
+    alone = build(case.one_rank(), "", 0)
+    for step in (0, 1):
+        alone.update(pack(batch_of(step, case.distribution), 1, 10_000)[0], PolicyGradient())
+    for skipped, kept, counts, weights in said:
+        assert (skipped, kept, counts) == (True, True, (2, 1))
+        assert_close(gathered(alone), weights, 1e-12)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-000001-001-shard-{i}" for i in (0, 1)]
+    dumped = [micro for path in tmp_path.iterdir() for micro in read_dump(path)[0]]
+    assert sum(bool(micro.batch.weight.isnan().any()) for micro in dumped) == 1
+
+
+def give_up(rendezvous: str, rank: int, case: Case) -> str:
+    worker = build(case, rendezvous, rank)
+    bad = micro(case, 0, worker, poisoned=1)
+    worker.update(bad, PolicyGradient())
+    worker.update(bad, PolicyGradient())
+    with pytest.raises(WhetError) as caught:
+        worker.update(bad, PolicyGradient())
+    return str(caught.value)
+
+
+def test_all_ranks_end_the_run_after_too_many_bad_steps(models):
+    said = on_ranks(2, give_up, Case(models["llama"], {"fsdp": 2}))
+    assert all("3 optimizer steps in a row" in message for message in said)
+
+
+def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
+    messages = []
+    for case in cases:
+        with pytest.raises(WhetError) as caught:
+            build(case, rendezvous, rank)
+        messages.append(str(caught.value))
+    return messages
+
+
+def test_what_cannot_be_spread_is_refused_on_every_rank(models, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+
+    from tests.learner.parts import save_model
+
+    small = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0}
+    mamba = MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, **small))
+    gpt2 = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, **small))
+    cases = [
+        Case(save_model(tmp_path / "mamba", mamba), {"context": 2}),
+        Case(save_model(tmp_path / "gpt2", gpt2), {"tensor": 2}),
+        Case(tmp_path / "nothing", {"fsdp": 2}),
+    ]
+    for messages in on_ranks(2, refused, cases):
+        assert "not plain attention" in messages[0]
+        assert "transformers has no plan" in messages[1]
+        assert "nothing" in messages[2]
+    odd = [Case(models["llama"], {"tensor": 4})]
+    assert all("does not divide num_key_value_heads = 2" in said[0] for said in on_ranks(4, refused, odd))
+
+
+def one_fails(rendezvous: str, rank: int) -> str:
+    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 30.0)
+    try:
+        with ranks.together("counting"):
+            if rank == 1:
+                raise KeyError("seven")
+    except (KeyError, WhetError) as error:
+        return f"{type(error).__name__} {error}"
+    return "nothing"
+
+
+def test_what_fails_on_one_rank_fails_on_all_with_its_name(models):
+    assert on_ranks(2, one_fails) == ["WhetError rank 1 failed while counting: KeyError: 'seven'", "KeyError 'seven'"]
+
+
+def one_leaves(rendezvous: str, rank: int) -> float:
+    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 1.0)
+    begun = time.monotonic()
+    if rank == 0:
+        with pytest.raises(RuntimeError):
+            ranks.sum(torch.ones(1))
+    else:
+        time.sleep(8.0)  # alive, and elsewhere
+    return time.monotonic() - begun
+
+
+def test_a_rank_does_not_wait_for_ever_for_another(models):
+    assert on_ranks(2, one_leaves)[0] < 6.0
+
+
+def test_a_rank_that_nobody_meets_says_so():
+    with pytest.raises(WhetError, match=r"rank 0 did not meet the other 1 ranks at 127.0.0.1:\d+ within 1 s"):
+        join(ParallelConfig(fsdp=2), seat_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
+
+
+def test_sizes_must_be_those_of_the_seat(models):
+    config = WorkerConfig(model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2, tensor=2))
+    with pytest.raises(WhetError, match="2 fsdp x 1 context x 2 tensor are 4 ranks, 2 to a shard"):
+        LearnerWorker(config, seat_of("127.0.0.1:1", 0, 2, 1))
+
+
+def test_several_ranks_in_one_process_are_refused(models):
+    import asyncio
+
+    config = WorkerConfig(
+        model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2), learner=LearnerConfig()
+    )
+    with pytest.raises(WhetError, match="needs a process for each and a place to meet"):
+        asyncio.run(WorkerLearner.launch(LocalCluster(), config))
+
+
+def test_a_rank_speaks_for_its_shard_of_the_data():
+    def ranks(rank: int) -> Ranks:
+        made = object.__new__(Ranks)
+        made.config, made.seat = ParallelConfig(fsdp=2, tensor=2), seat_of("", rank, 4, 2)
+        return made
+
+    assert [ranks(rank).speaks_for_shard for rank in range(4)] == [True, False, True, False]
+
+
+def test_buckets_are_bounded_and_complete():
+    from whet.learner.named_weights import in_buckets, named_weights
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    named = list(named_weights(model))
+    buckets = list(in_buckets(named, 80))
+    assert [name for bucket in buckets for name, _ in bucket] == [name for name, _ in named]
+    assert [sum(tensor.nbytes for _, tensor in bucket) for bucket in buckets] == [80, 80]
+    assert [len(bucket) for bucket in in_buckets(named, 1)] == [1, 1, 1, 1]

@@ -1,0 +1,69 @@
+"""A vocabulary that is spread over ranks, in parts of unequal size, gives what the whole one gives."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.parallel.cases import CPU
+from tests.parallel.ranks import on_ranks, seat_of
+from whet.models.head import ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.shards import Vocabulary
+from whet.parallel.config import ParallelConfig
+from whet.parallel.mesh import join
+from whet.parallel.vocabulary import SpreadVocabulary
+from whet.types import Distribution
+
+WORDS, WIDTH, PLACES = 31, 5, 9
+DISTRIBUTIONS = [
+    Distribution(),
+    Distribution(temperature=0.6, top_k=7),
+    Distribution(temperature=1.3, top_p=0.8),
+    Distribution(min_p=0.05),
+]
+HOW = {"scale": 1.5, "softcap": 4.0}
+
+
+def everything(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
+    """Log-probs, entropies and their gradients (of the weight: the part that is here), by distribution."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    hidden, weight, bias = draw(PLACES, WIDTH), draw(WORDS, WIDTH), draw(WORDS)
+    ids = torch.randint(0, WORDS, (PLACES, 3), generator=random)
+    results = []
+    for distribution in DISTRIBUTIONS:
+        inputs = [x.detach().clone().requires_grad_() for x in (hidden, weight[here], bias[here])]
+        how: dict[str, Any] = {**HOW, "bias": inputs[2], "chunk": 4, "vocabulary": vocabulary}
+        logprobs, entropy = token_logprobs(*inputs[:2], ids[:, 0], distribution, with_entropy=True, **how)
+        chosen = ids_logprobs(*inputs[:2], ids, distribution, **how)
+        assert entropy is not None
+        (logprobs.sin().sum() + entropy.square().sum() + chosen.cos().sum()).backward()
+        best, best_logprobs = topk_logprobs(*inputs[:2], 4, distribution, **how)
+        found = {"logprobs": logprobs, "entropy": entropy, "chosen": chosen, "best": best, "of best": best_logprobs}
+        found |= {name: x.grad for name, x in zip(("d hidden", "d weight", "d bias"), inputs, strict=True)}
+        results.append({name: tensor.detach() for name, tensor in found.items()})
+    return results
+
+
+def spread(rendezvous: str, rank: int, ranks: int) -> list[dict[str, Tensor]]:
+    join(ParallelConfig(tensor=ranks), seat_of(rendezvous, rank, ranks, ranks), CPU, 60.0)
+    vocabulary = SpreadVocabulary(init_device_mesh("cpu", (ranks,)), WORDS)
+    return everything(vocabulary, slice(vocabulary.start, vocabulary.start + vocabulary.piece))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_spread_vocabulary_says_the_same_as_a_whole_one(ranks):
+    whole = everything(Vocabulary(), slice(0, WORDS))
+    parts = on_ranks(ranks, spread, ranks)
+    for index, expected in enumerate(whole):
+        for name, tensor in expected.items():
+            found = [part[index][name] for part in parts]
+            if name in ("d weight", "d bias"):
+                found = [torch.cat(found)]
+            for one in found:
+                torch.testing.assert_close(one, tensor, atol=1e-12, rtol=1e-12, msg=f"{DISTRIBUTIONS[index]} {name}")

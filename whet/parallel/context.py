@@ -1,0 +1,82 @@
+"""Context parallelism: the tokens of one packed batch are spread over ranks, exactly.
+
+Each rank computes its own queries; keys and values come from all ranks. Of 2R pieces of a batch, rank r of R has the
+pieces r and 2R-1-r, so that late tokens, which see much, are shared fairly (both as in Llama 3, arXiv 2407.21783).
+Hidden states come together again before the head, because the token that predicts another one may lie elsewhere; then
+each rank looks up its share of the trained tokens in the vocabulary. Knows no model.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from whet.models.shards import Tokens
+
+# torch 2.13 renamed them.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class SpreadTokens(Tokens):
+    """``Tokens`` over the ranks of ``group``. A rank's part is a multiple of ``divisor`` tokens long."""
+
+    spread = True
+
+    def __init__(self, group: dist.ProcessGroup, divisor: int = 1) -> None:
+        self.group, self.rank, self.ranks = group, group.rank(), group.size()
+        self.multiple = 2 * self.ranks * divisor
+
+    def runs(self, tokens: int) -> list[range]:
+        size = tokens // (2 * self.ranks)
+        return [range(piece * size, (piece + 1) * size) for piece in (self.rank, 2 * self.ranks - 1 - self.rank)]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        gathered: Tensor = _Gather.apply(rows, self.group)
+        return gathered
+
+    def share(self, rows: Tensor) -> Tensor:
+        return rows[self.rank :: self.ranks]
+
+    def combine(self, column: Tensor) -> Tensor:
+        combined: Tensor = _Combine.apply(column, self.group)
+        return combined
+
+
+class TokensOfMultiple(Tokens):
+    """All tokens are here, and there are a multiple of so many of them."""
+
+    def __init__(self, multiple: int) -> None:
+        self.multiple = multiple
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ranks = group, group.size()
+        parts = rows.new_empty(ranks * len(rows), *rows.shape[1:])
+        _all_gather(parts, rows.contiguous(), group=group)
+        early, late = parts.view(ranks, 2, len(rows) // 2, *rows.shape[1:]).unbind(1)
+        return torch.cat([early, late.flip(0)]).flatten(0, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        ranks, grad = ctx.group.size(), grads[0]
+        early, late = grad.reshape(2, ranks, -1, *grad.shape[1:]).unbind(0)
+        parts = torch.stack([early, late.flip(0)], 1)
+        own = grad.new_empty(len(grad) // ranks, *grad.shape[1:])
+        _reduce_scatter(own, parts.flatten(0, 2), group=ctx.group)
+        return own, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, column: Tensor, group: dist.ProcessGroup) -> Tensor:
+        whole = column.clone()
+        dist.all_reduce(whole, group=group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None

@@ -1,0 +1,138 @@
+"""A rank meets the others of its learner: process groups, the device mesh, and how ranks agree. Every wait ends.
+
+Ranks are numbered with ``tensor`` fastest, then ``context``, ``fsdp`` and ``replicas``. So the ranks that work on the
+same data stand side by side, as in a ``Placement``. Knows no model.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from whet.cluster.base import Seat
+from whet.errors import WhetError
+from whet.parallel.config import ParallelConfig
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Ranks:
+    """The ranks of one learner, as one of them sees them."""
+
+    config: ParallelConfig
+    seat: Seat
+    device: torch.device
+    parameters: DeviceMesh  # [replicas,] shards (fsdp x context) [, tensor]: how parameters are laid out
+    context: dist.ProcessGroup  # the ranks that share a micro-batch's tokens
+    messages: dist.ProcessGroup  # all ranks, on the CPU
+    background: dist.ProcessGroup  # the same ranks, for what runs beside training: its collectives must not mix
+    owns_process_group: bool
+
+    @property
+    def data(self) -> DeviceMesh:
+        """The dimensions over which a parameter is sharded and gradients are summed."""
+        return self.parameters["replicas", "shards"] if self.config.replicas > 1 else self.parameters["shards"]
+
+    @property
+    def tensor(self) -> DeviceMesh:
+        """The ranks that share every matrix."""
+        return self.parameters["tensor"]
+
+    @property
+    def speaks_for_shard(self) -> bool:
+        """Whether this is the first of the ranks that work on the same data."""
+        return self.seat.rank % self.config.ranks_per_shard == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks; the same bits on each of them."""
+        values = values.to(self.device, copy=True)
+        dist.all_reduce(values)
+        return values
+
+    def first(self, value: T) -> T:
+        """The first rank's value, on every rank."""
+        held = [value]
+        dist.broadcast_object_list(held, src=0, group=self.messages)
+        return held[0]
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        """What is done inside, without collectives, fails on all ranks or on none.
+
+        A rank's own error is raised as it is; the others raise ``WhetError`` that names the rank and its error.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        said: list[str | None] = [None] * self.seat.ranks
+        dist.all_gather_object(said, None if error is None else f"{type(error).__name__}: {error}", self.messages)
+        if error is not None:
+            raise error
+        for rank, words in enumerate(said):
+            if words is not None:
+                raise WhetError(f"rank {rank} failed while {doing}: {words}")
+
+    def leave(self) -> None:
+        """Let go of the process group, if it was made here."""
+        if self.owns_process_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: float) -> Ranks:
+    """Meet the other ranks at ``seat.rendezvous``. A process whose group is there already (several learners in the same
+    processes) stays in it. Collectives that take longer than ``deadline`` seconds raise.
+
+    Raises ``WhetError`` where the sizes are not those of the seat, or nobody else comes.
+    """
+    if config.ranks != seat.ranks or config.ranks_per_shard * seat.shards != seat.ranks:
+        raise WhetError(
+            f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x {config.tensor} "
+            f"tensor are {config.ranks} ranks, {config.ranks_per_shard} to a shard of the data, but the learner was "
+            f"placed on {seat.ranks} ranks with {seat.shards} shards"
+        )
+    timeout, owns = timedelta(seconds=deadline), not dist.is_initialized()
+    if owns:
+        _meet(seat, device, timeout)
+    elif dist.get_world_size() != seat.ranks:
+        raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {seat.ranks}")
+    sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
+    work = (config.replicas * config.fsdp, config.context, config.tensor)
+    return Ranks(
+        config,
+        seat,
+        device,
+        init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)),
+        init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "tensor")).get_group("context"),
+        dist.new_group(backend="gloo", timeout=timeout),
+        dist.new_group(backend="gloo", timeout=timeout),
+        owns,
+    )
+
+
+def _meet(seat: Seat, device: torch.device, timeout: timedelta) -> None:
+    host, _, port = seat.rendezvous.rpartition(":")
+    if not host or not port.isdecimal():
+        raise WhetError(
+            f"a learner of {seat.ranks} ranks needs a process for each and a place to meet, but its seat names "
+            f"{seat.rendezvous or 'none'}; use a cluster of processes, or set every size of parallel to 1"
+        )
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    try:
+        dist.init_process_group(
+            backend, init_method=f"tcp://{host}:{port}", rank=seat.rank, world_size=seat.ranks, timeout=timeout
+        )
+    except dist.DistError as error:
+        raise WhetError(
+            f"rank {seat.rank} did not meet the other {seat.ranks - 1} ranks at {seat.rendezvous} within "
+            f"{timeout.total_seconds():.0f} s: {error}"
+        ) from error

@@ -1,0 +1,80 @@
+"""The one way in: a plain model becomes one that is spread over the ranks of a learner. Knows no learner.
+
+The model is built without memory on every rank, cut, and filled from the first rank, which alone reads the weights.
+"""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import WhetError
+from whet.models.forest_attention import NAME, decoder_of, unwrapped
+from whet.models.shards import Shards, Tokens, Vocabulary
+from whet.parallel.context import SpreadTokens, TokensOfMultiple
+from whet.parallel.fsdp import shard
+from whet.parallel.mesh import Ranks
+from whet.parallel.parameters import copy_from_first
+from whet.parallel.tensor import spread_matrices
+from whet.parallel.vocabulary import SpreadVocabulary
+
+Root = TypeVar("Root", bound=nn.Module)
+
+
+def parallelize(
+    build: Callable[[torch.device], Root], ranks: Ranks, *, narrow: bool, trains: bool
+) -> tuple[Root, Shards]:
+    """A module that is spread over the ranks, and how its work is.
+
+    ``build(device)`` gives it whole, on the CPU with its weights or on ``meta`` without. Its ``model`` is the language
+    model, and its forward pass the only way in. See ``shard`` for ``narrow``.
+
+    Raises ``WhetError`` on every rank where one of them can't build it.
+    """
+    source: Root | None = None
+    with ranks.together("loading the model"):
+        if ranks.seat.rank == 0:
+            source = build(torch.device("cpu"))
+        root = build(torch.device("meta"))
+        model = root.get_submodule("model")
+        if ranks.config.context > 1 and decoder_of(model).config._attn_implementation != NAME:
+            raise WhetError(
+                f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences can't be "
+                "spread; set parallel.context to 1"
+            )
+        if ranks.config.tensor > 1:
+            spread_matrices(model, ranks.tensor, ranks.config.sequence_parallel)
+    output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
+    tied = output.weight is embeddings.weight
+    shard(root, _layers(model), ranks, narrow=narrow, trains=trains)
+    root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
+    for module in root.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, buffer.to(ranks.device))  # never offloaded
+    if tied:
+        output.weight = embeddings.weight
+    copy_from_first(root, source, ranks)
+    return root, _shards_of(model, ranks)
+
+
+def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
+    """How the work of a model that was cut is spread."""
+    config = ranks.config
+    cut = config.tensor if config.sequence_parallel else 1
+    tokens: Tokens = TokensOfMultiple(cut)
+    if config.context > 1:
+        tokens = SpreadTokens(ranks.context, cut)
+    vocabulary = Vocabulary()
+    if config.tensor > 1:
+        head: Tensor = unwrapped(model).get_output_embeddings().weight
+        vocabulary = SpreadVocabulary(ranks.tensor, head.shape[0])
+    return Shards(tokens, vocabulary)
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The decoder's layers: the first list of modules in it."""
+    for child in decoder_of(model).children():
+        if isinstance(child, nn.ModuleList):
+            return list(child)
+    return []

@@ -1,0 +1,160 @@
+"""Tensor parallelism: every matrix, every head of attention and the vocabulary, spread over ranks (arXiv 1909.08053).
+
+Which matrix is cut which way, the model's own ``base_model_tp_plan`` says. With sequence parallelism each rank keeps,
+between the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA goes along: of a layer cut by columns B is
+cut, of one cut by rows A. Parameters become DTensors; what modules hand to each other stays plain tensors, but for the
+input of attention and feed-forward. Knows no FSDP.
+"""
+
+import re
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import Placement
+
+from whet.errors import WhetError
+from whet.models.forest_attention import NAME, decoder_of, unwrapped
+
+_KNOWN = {"colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"}
+_TOKENS = 1  # the dimension of tokens in what modules hand to each other: [1, N, H]
+
+
+class _Replicated(ParallelStyle):
+    """The parameters as they are, on every rank; DTensors in, DTensors out."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh)
+
+
+def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Cut ``model`` in place. Raises ``WhetError`` where its architecture, or its sizes, can't be cut."""
+    decoder = decoder_of(model)
+    plan = _plan(model, mesh.size())
+    stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()  # how hidden states lie between matrices
+    styles: dict[str, ParallelStyle] = {}
+    takes_hidden: set[str] = set()
+    for name, module in decoder.named_modules():
+        kind = plan.get(re.sub(r"\.\d+\.", ".*.", name))
+        if kind == "colwise":
+            styles |= _by_columns(name, module)
+            takes_hidden.add(name.rpartition(".")[0])
+        elif kind == "rowwise":
+            styles |= _by_rows(name, module, stream)
+        elif kind == "replicated_with_grad_allreduce":  # a norm of each head: the heads are spread
+            styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
+        elif isinstance(module, nn.Embedding):
+            styles[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
+    for name, module in decoder.named_modules():
+        if name not in styles and any(True for _ in module.parameters(recurse=False)):
+            if isinstance(module, nn.Linear):
+                raise WhetError(f"{type(decoder).__name__}: its plan of tensor parallelism does not name {name}")
+            if sequence_parallel:  # a norm of hidden states
+                styles[name] = SequenceParallel(use_local_output=True)
+
+    output, embeddings = unwrapped(model).get_output_embeddings(), decoder.get_input_embeddings()
+    tied = output.weight is embeddings.weight
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for name, style in styles.items():
+        parallelize_module(decoder.get_submodule(name), mesh, style)
+    if tied:
+        output.weight = embeddings.weight  # or it would go on as a matrix of its own
+    else:
+        parallelize_module(output, mesh, ColwiseParallel())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(trained[name])  # SequenceParallel forgets what is frozen
+    for name in takes_hidden:
+        decoder.get_submodule(name).register_forward_pre_hook(_enter(mesh, stream), with_kwargs=True)
+    if sequence_parallel:
+        decoder.register_forward_hook(_leave(mesh))
+
+
+def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
+    """From module names (layers' numbers as ``*``) to how they are cut."""
+    decoder = decoder_of(model)
+    config, name = decoder.config, type(decoder).__name__
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    unknown = sorted(set(plan.values()) - _KNOWN)
+    if not plan or unknown or config._attn_implementation != NAME:
+        why = f"its plan has {', '.join(unknown)}" if unknown else "transformers has no plan for it"
+        raise WhetError(f"{name} can't be spread by parallel.tensor: {why}; use parallel.fsdp")
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        if (heads := getattr(config, key, ranks)) % ranks:
+            raise WhetError(f"parallel.tensor = {ranks} does not divide {key} = {heads} of {name}; choose another size")
+    return plan
+
+
+def _by_columns(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
+    """Every rank computes some of the outputs from all of the inputs."""
+    if not hasattr(module, "base_layer"):
+        return {name: ColwiseParallel()}
+    styles: dict[str, ParallelStyle] = {f"{name}.base_layer": ColwiseParallel()}
+    for adapter in _adapters(module):
+        styles |= {f"{name}.lora_A.{adapter}": _Replicated(), f"{name}.lora_B.{adapter}": ColwiseParallel()}
+    return styles
+
+
+def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
+    """Every rank computes a part of the sum behind each output from some of the inputs."""
+    if not hasattr(module, "base_layer"):
+        return {name: RowwiseParallel(output_layouts=stream)}
+    styles: dict[str, ParallelStyle] = {f"{name}.base_layer": RowwiseParallel(output_layouts=stream)}
+    for adapter in _adapters(module):
+        styles[f"{name}.lora_A.{adapter}"] = RowwiseParallel(output_layouts=stream)
+        styles[f"{name}.lora_B.{adapter}"] = _OnStream(stream)
+    return styles
+
+
+class _OnStream(ParallelStyle):
+    """The same parameters on every rank, applied to hidden states as they lie between matrices."""
+
+    def __init__(self, stream: Placement) -> None:
+        self.stream = stream
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        def enter(_: nn.Module, inputs: tuple[Tensor, ...], mesh: DeviceMesh) -> DTensor:
+            return DTensor.from_local(inputs[0], mesh, [self.stream], run_check=False)
+
+        def leave(_: nn.Module, output: DTensor, __: DeviceMesh) -> Tensor:
+            return output.to_local()
+
+        return distribute_module(module, device_mesh, None, enter, leave)  # type: ignore[arg-type]
+
+
+def _adapters(module: nn.Module) -> list[str]:
+    adapters: Any = module.lora_A
+    return list(adapters)
+
+
+def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
+    """Attention and feed-forward see all tokens. As a DTensor: then what their matrices say in the backward pass is
+    summed over the ranks once, and handed back as it came."""
+
+    def whole(hidden: Tensor) -> DTensor:
+        return DTensor.from_local(hidden, mesh, [stream], run_check=False).redistribute(placements=[Replicate()])
+
+    def enter(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if inputs:
+            return (whole(inputs[0]), *inputs[1:]), named
+        return inputs, {**named, "hidden_states": whole(named["hidden_states"])}
+
+    return enter
+
+
+def _leave(mesh: DeviceMesh) -> Any:
+    """The decoder's last hidden states: all tokens, on every rank."""
+
+    def leave(_: nn.Module, __: Any, output: Any) -> Any:
+        spread = DTensor.from_local(output.last_hidden_state, mesh, [Shard(_TOKENS)], run_check=False)
+        output.last_hidden_state = spread.redistribute(placements=[Replicate()]).to_local()
+        return output
+
+    return leave
