@@ -41,6 +41,7 @@ class Seat:
     ranks: int = 1
     shard: int = 0  # its data-parallel rank
     shards: int = 1
+    rendezvous: str = ""  # host:port where the ranks of this group can meet: rank 0 may listen there, nobody else does
 
 
 class WorkerGroup(Protocol):
@@ -48,8 +49,9 @@ class WorkerGroup(Protocol):
 
     Every call has a deadline in seconds (the placement's unless given), counted from when it is made. A worker runs
     one call at a time, in the order in which they were made. An exception of a worker reaches the caller as it is, as
-    soon as the first worker raises. A call that outlasts its deadline raises ``DeadlineError`` naming the method; what
-    a worker has begun can't be stopped and may still end later.
+    soon as the first worker raises; a worker that died raises ``WorkerError``, which names it, and goes before what
+    the others raise because of it. A call that outlasts its deadline raises ``DeadlineError`` naming the method and
+    the ranks; what a worker has begun can't be stopped and may still end later, but not after ``close``.
     """
 
     @property
@@ -64,7 +66,8 @@ class WorkerGroup(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the workers. Calls after that are errors; closing twice is not."""
+        """Close the workers, and end what runs them, whatever state they are in. Calls after that are errors; closing
+        twice is not."""
         ...
 
 
