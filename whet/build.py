@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from whet.cluster.base import Cluster
     from whet.data.renderer import Renderer
     from whet.learner.learner import WorkerLearner
     from whet.recipe import Recipe
@@ -47,12 +48,12 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
     return named_weights(load_policy(store.load(), recipe.model))
 
 
-async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
+async def build_learners(recipe: "Recipe", folder: Path, cluster: "Cluster") -> "dict[str, WorkerLearner]":
     """A learner for each role of the algorithm. None is left over where one can't be built."""
     learners: dict[str, WorkerLearner] = {}
     try:
         for role in recipe.algorithm.heads:
-            learners[role] = await build_learner(recipe, folder, role)
+            learners[role] = await build_learner(recipe, folder, cluster, role)
     except BaseException:
         for learner in learners.values():
             await learner.close()
@@ -60,9 +61,8 @@ async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLea
     return learners
 
 
-async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") -> "WorkerLearner":
-    """The learner of one role, with its workers started."""
-    from whet.cluster.local import LocalCluster
+async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role: str = "policy") -> "WorkerLearner":
+    """The learner of one role, with its workers started on the cluster."""
     from whet.learner.learner import WorkerLearner
     from whet.learner.worker import WorkerConfig
 
@@ -76,4 +76,4 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,
     )
-    return await WorkerLearner.launch(LocalCluster(), config)
+    return await WorkerLearner.launch(cluster, config)

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 from datetime import timedelta
 
 from tests.contracts.cluster_contract import Counter, CounterConfig
@@ -51,7 +52,7 @@ class Talker(Counter):
         return os.environ.get(name)
 
     def unpicklable(self) -> object:
-        return lambda: None
+        return threading.Lock()
 
 
 class Stubborn(Exception):

@@ -35,7 +35,7 @@ class FaultContract:
     async def test_a_rank_that_is_killed_is_named_at_once(self, cluster: Cluster, method: str) -> None:
         group = cluster.launch(Choir, CounterConfig(), Placement(ranks=2, deadline=120.0))
         pids = [pid for pid, _ in await group.call("thread")]
-        with pytest.raises(WorkerError, match=rf"Choir\.total_unless .* rank 1 of 2 \(pid {pids[1]} on .*SIGKILL"):
+        with pytest.raises(WorkerError, match=rf"Choir\.total_unless .* rank 1 of 2 \(pid {pids[1]} on .* is gone: "):
             await group.call("total_unless", 1, "dies", deadline=60.0)
         with pytest.raises(WorkerError, match=rf"Choir\.{method} .* rank 1 of 2"):
             await group.call(method, *(1, "dies") * (method == "total_unless"))
@@ -85,7 +85,7 @@ class FaultContract:
     @in_event_loop
     async def test_a_result_that_cannot_travel_is_an_error_and_the_worker_lives_on(self, cluster: Cluster) -> None:
         group = cluster.launch(Talker, CounterConfig(), Placement())
-        with pytest.raises(Exception, match="unpicklable"):
+        with pytest.raises(Exception, match="pickle"):
             await group.call("unpicklable")
         assert await group.call("add", 1) == [1]
         await group.close()

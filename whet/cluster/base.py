@@ -75,5 +75,10 @@ class Cluster(Protocol):
     """Where workers can be launched."""
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
-        """Start building the workers and return at once. What building raises, the first call raises."""
+        """Start building the workers and return at once. What building raises, the first call raises. The first launch
+        may take seconds, and raises ``WhetError`` where there is no such cluster."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the cluster, after its groups were closed."""
         ...
