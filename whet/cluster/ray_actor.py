@@ -4,7 +4,7 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from whet.cluster.host import Host, Reply, divided_cores
+from whet.cluster.host import Host, Reply, die_with_parent, divided_cores
 from whet.cluster.rendezvous import Reservation
 
 
@@ -37,6 +37,7 @@ class RayHost(Host):
     def start(self, pickled: bytes, threads: str | None) -> Reply:
         """Build the worker. It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set
         it to the actor's share of cores, which is not what None means."""
+        die_with_parent(os.getppid())  # Ray's node, which can't tell a frozen worker to end when it is killed itself
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
