@@ -125,4 +125,5 @@ def test_nothing_is_left_when_the_run_is_killed_not_even_a_frozen_worker(control
     os.kill(told["pids"][0], signal.SIGSTOP)
     process.kill()
     process.wait()
-    assert eventually(lambda: not any(map(alive, started)), 30.0)
+    assert eventually(lambda: not any(map(alive, told["pids"])), 20.0)
+    assert eventually(lambda: not any(map(alive, started)), 150.0)  # Ray's agents look for their parent now and then
