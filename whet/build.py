@@ -1,15 +1,17 @@
 """The parts of a run, each from its section of the recipe: renderer, generator, learner. Knows no loop."""
 
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
     from torch import Tensor
 
+    from whet.cluster.base import Cluster
     from whet.data.renderer import Renderer
     from whet.learner.learner import WorkerLearner
     from whet.recipe import Recipe
@@ -47,14 +49,29 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
     return named_weights(load_policy(store.load(), recipe.model))
 
 
-async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLearner]":
+@asynccontextmanager
+async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
+    """The learners of a recipe on its cluster, which is started for them and closed with them."""
+    cluster = recipe.cluster.build()
+    try:
+        learners = await build_learners(recipe, folder, cluster)
+        try:
+            yield learners
+        finally:
+            for learner in learners.values():
+                await learner.close()
+    finally:
+        await cluster.close()
+
+
+async def build_learners(recipe: "Recipe", folder: Path, cluster: "Cluster") -> "dict[str, WorkerLearner]":
     """A learner for each role of the algorithm, trained or frozen. None is left over where one can't be built."""
     recipe.algorithm.check_models(recipe.model)
     learners: dict[str, WorkerLearner] = {}
     try:
         # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.
         for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
-            learners[role] = await build_learner(recipe, folder, role)
+            learners[role] = await build_learner(recipe, folder, cluster, role)
     except BaseException:
         for learner in learners.values():
             await learner.close()
@@ -62,9 +79,8 @@ async def build_learners(recipe: "Recipe", folder: Path) -> "dict[str, WorkerLea
     return learners
 
 
-async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") -> "WorkerLearner":
-    """The learner of one role, with its workers started."""
-    from whet.cluster.local import LocalCluster
+async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role: str = "policy") -> "WorkerLearner":
+    """The learner of one role, with its workers started on the cluster."""
     from whet.learner.learner import WorkerLearner
     from whet.learner.worker import WorkerConfig
 
@@ -80,4 +96,4 @@ async def build_learner(recipe: "Recipe", folder: Path, role: str = "policy") ->
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,
     )
-    return await WorkerLearner.launch(LocalCluster(), config)
+    return await WorkerLearner.launch(cluster, config)

@@ -23,3 +23,7 @@ class RefitError(WhetError):
 
 class DeadlineError(WhetError):
     """Something was waited for longer than its deadline."""
+
+
+class WorkerError(WhetError):
+    """A worker is gone: its process died."""

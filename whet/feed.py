@@ -218,21 +218,17 @@ class RowsFeed:
 async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, float]:
     """The recipe's held-out rows under a run's best checkpoint (its newest, where none was evaluated), or under the
     model that a run would start from. Raises ``DataError`` where no row is held out."""
-    from whet.build import build_learners, build_renderer
+    from whet.build import build_renderer, open_learners
     from whet.checkpoint.store import CheckpointStore
 
     renderer = build_renderer(recipe)
     checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
     with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
-        learners = await build_learners(recipe, Path(scratch))
-        try:
+        async with open_learners(recipe, Path(scratch)) as learners:
             if checkpoint is not None:
-                for role, learner in learners.items():
-                    await learner.load(checkpoint.folder / role)
+                for role in recipe.algorithm.heads:
+                    await learners[role].load(checkpoint.folder / role)
             values = await RowsFeed(recipe, renderer).evaluate(learners)
-        finally:
-            for learner in learners.values():
-                await learner.close()
     if not values:
         raise DataError("no row is held out, so there is nothing to measure on; give data.test_path, or more rows")
     return values

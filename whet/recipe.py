@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
+from whet.cluster.config import ClusterConfig
+from whet.cluster.registry import CLUSTERS
 from whet.config import Component, Config
 from whet.data.base import Data
 from whet.data.examples import Rows
@@ -50,6 +52,8 @@ class Recipe(Config):
     """How many rollouts make a step, and how far they may run ahead."""
     optimizer: OptimizerConfig = OptimizerConfig()
     learner: LearnerConfig = LearnerConfig()
+    cluster: Annotated[ClusterConfig, Component(CLUSTERS)] = Field(default="local")  # type: ignore[assignment]
+    """Where the learners' workers run."""
     parallel: ParallelConfig = ParallelConfig()
     """Over how many ranks each learner is spread, and how."""
     generator: Annotated[Any, Component(GENERATORS, base="whet.config:Config")] = Field(default="torch")

@@ -193,10 +193,11 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
     from whet.build import build_learners, build_renderer
 
     renderer = build_renderer(recipe)
-    learners = await build_learners(recipe, folder)
-    main = learners[recipe.algorithm.main_role]
-    feed, sinks = None, None
+    cluster = recipe.cluster.build()
+    learners, feed, sinks = {}, None, None
     try:
+        learners = await build_learners(recipe, folder, cluster)
+        main = learners[recipe.algorithm.main_role]
         feed = build_feed(recipe, renderer)
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         run = Run(
@@ -227,8 +228,11 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             sinks.close()
         if feed is not None:
             await feed.close()
-        for learner in learners.values():
-            await learner.close()
+        try:
+            for learner in learners.values():
+                await learner.close()
+        finally:
+            await cluster.close()
 
 
 class _Screen(logging.Handler):

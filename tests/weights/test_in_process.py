@@ -23,7 +23,10 @@ from whet.weights.in_process import InProcessSync
 async def parts(folder: Path, tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Any, Any, InProcessSync]]:
     recipe = toy_recipe(folder, **changes)
     renderer = build_renderer(recipe)
-    generator, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path)
+    generator, learner = (
+        build_generator(recipe, renderer),
+        await build_learner(recipe, tmp_path, recipe.cluster.build()),
+    )
     try:
         text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
         yield learner, generator, InProcessSync(recipe.weights, text)

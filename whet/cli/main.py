@@ -103,7 +103,7 @@ def finish(error: BaseException) -> int:
         _say(f"interrupted.{resume}")
         return 130
     if isinstance(error, WhetError):
-        _say(f"error: {error}")
+        _say(f"error: {error}{_where(error)}")
         return error.exit_code
     if hasattr(error, "format_message"):
         if type(error).__name__ == "NoArgsIsHelpError":
@@ -114,8 +114,14 @@ def finish(error: BaseException) -> int:
         _say(f"error: {error.format_message()}{hint}")
         return 2
     text = str(error).strip() or "no message"
-    _say(f"error: {type(error).__name__}: {text}{_keep_traceback(error)}")
+    _say(f"error: {type(error).__name__}: {text}{_where(error)}{_keep_traceback(error)}")
     return 1
+
+
+def _where(error: BaseException) -> str:
+    """Which worker raised it, where that was another process."""
+    where = getattr(error.__cause__, "where", None)
+    return f"\n  in {where}" if where else ""
 
 
 def _keep_traceback(error: BaseException) -> str:

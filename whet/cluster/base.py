@@ -49,8 +49,9 @@ class WorkerGroup(Protocol):
 
     Every call has a deadline in seconds (the placement's unless given), counted from when it is made. A worker runs
     one call at a time, in the order in which they were made. An exception of a worker reaches the caller as it is, as
-    soon as the first worker raises. A call that outlasts its deadline raises ``DeadlineError`` naming the method; what
-    a worker has begun can't be stopped and may still end later.
+    soon as the first worker raises; a worker that died raises ``WorkerError``, which names it, and goes before what
+    the others raise because of it. A call that outlasts its deadline raises ``DeadlineError`` naming the method and
+    the ranks; what a worker has begun can't be stopped and may still end later, but not after ``close``.
     """
 
     @property
@@ -65,7 +66,8 @@ class WorkerGroup(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close the workers. Calls after that are errors; closing twice is not."""
+        """Close the workers, and end what runs them, whatever state they are in. Calls after that are errors; closing
+        twice is not."""
         ...
 
 
@@ -73,5 +75,10 @@ class Cluster(Protocol):
     """Where workers can be launched."""
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
-        """Start building the workers and return at once. What building raises, the first call raises."""
+        """Start building the workers and return at once. What building raises, the first call raises. The first launch
+        may take seconds, and raises ``WhetError`` where there is no such cluster."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the cluster, after its groups were closed."""
         ...

@@ -1,0 +1,129 @@
+"""A Ray that a run starts: who can reach it, and what is left of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.workers import alive
+from tests.contracts.fault_contract import eventually
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+]
+
+
+@pytest.fixture
+def controller() -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
+    """A process that runs workers in a Ray of its own, after somebody imported Ray; and what it says of itself."""
+    script = """
+        import asyncio, json, os, time
+        import ray
+        from tests.contracts.cluster_contract import Counter, CounterConfig
+        from whet.cluster.base import Placement
+        from whet.cluster.config import RayClusterConfig
+
+        async def main():
+            cluster = RayClusterConfig(cpus_per_rank=0.25).build()
+            group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
+            pids = [pid for pid, _ in await group.call("thread")]
+            context = ray.get_runtime_context()
+            environment = [name for name in os.environ if name.startswith("RAY_AUTH")]
+            print(json.dumps({"pids": pids, "address": context.gcs_address, "environment": environment}), flush=True)
+            input()
+            await group.close()
+            await cluster.close()
+            print("closed", flush=True)
+            input()
+
+        asyncio.run(main())
+    """
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], text=True, **pipes) as process:
+        assert process.stdout is not None
+        yield process, json.loads(process.stdout.readline())
+        process.kill()
+
+
+def family(pid: int) -> set[int]:
+    """The process and all that it started."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, []).append(int(folder.name))
+    found, new = {pid}, [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found |= set(new)
+    return found
+
+
+def listening(pids: set[int]) -> set[str]:
+    """The addresses at which the processes listen, as the kernel writes them."""
+    sockets = set()
+    for pid in pids:
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(file)
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                sockets.add(target[8:-1])
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
+    return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in sockets}
+
+
+def test_it_listens_on_loopback_only_and_its_token_is_not_for_other_children(controller: Any) -> None:
+    process, told = controller
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    addresses = listening(family(process.pid))
+    assert addresses
+    assert addresses <= loopback
+    assert told["environment"] == []
+    assert told["address"].startswith("127.0.0.1:")
+
+
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_nobody_without_the_token_can_connect(controller: Any, mode: str, tmp_path: Path) -> None:
+    _, told = controller
+    code = f"import ray; ray.init(address='{told['address']}'); print('connected')"
+    environment = os.environ | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "HOME": str(tmp_path)}
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray looks for it at the machine's outer address
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    assert "connected" not in done.stdout
+    assert "InvalidAuthToken" in done.stderr
+
+
+def test_nothing_is_left_after_close(controller: Any) -> None:
+    process, _ = controller
+    started = family(process.pid) - {process.pid}
+    assert len(started) > 4
+    process.stdin.write("\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == "closed\n"
+    assert eventually(lambda: not any(map(alive, started)))
+
+
+def test_nothing_is_left_when_the_run_is_killed_not_even_a_frozen_worker(controller: Any) -> None:
+    process, told = controller
+    started = family(process.pid)
+    os.kill(told["pids"][0], signal.SIGSTOP)
+    process.kill()
+    process.wait()
+    assert eventually(lambda: not any(map(alive, told["pids"])), 20.0)
+    assert eventually(lambda: not any(map(alive, started)), 150.0)  # Ray's agents look for their parent now and then

@@ -1,0 +1,160 @@
+"""A Ray cluster of several nodes that somebody else started. Its nodes are processes of this machine."""
+
+import asyncio
+from collections import Counter as Tally
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from tests.cluster.workers import Choir, Talker
+from tests.contracts.cluster_contract import CounterConfig, in_event_loop
+from whet.cluster.base import Placement
+from whet.cluster.config import RayClusterConfig
+from whet.cluster.ray_cluster import RayCluster
+from whet.errors import DeadlineError, WhetError, WorkerError
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Any]:
+    """Three nodes of two cores; two of them have two GPUs, as far as Ray knows."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for gpus in (0, 2, 2):
+        cluster.add_node(num_cpus=2, num_gpus=gpus, include_dashboard=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def joined(nodes: Any, **settings: Any) -> RayCluster:
+    return RayCluster(RayClusterConfig(address=nodes.address, **settings))
+
+
+class Placed(Talker):
+    """Says where it is."""
+
+    def node(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
+    def gpus(self) -> list[str]:
+        import ray
+
+        return list(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
+@pytest.mark.parametrize(("strategy", "each"), [("pack", [4]), ("spread", [2, 2])])
+@in_event_loop
+async def test_ranks_are_packed_or_spread(nodes: Any, strategy: str, each: list[int]) -> None:
+    cluster = joined(nodes, strategy=strategy, cpus_per_rank=0.5, gpus_per_rank=0)
+    group = cluster.launch(Placed, CounterConfig(), Placement(ranks=4, ranks_per_shard=2))
+    places = await group.call("node")
+    assert list(Tally(places).values()) == each
+    await group.close()
+
+
+@in_event_loop
+async def test_the_ranks_of_a_shard_share_a_node_and_neighbours_do(nodes: Any) -> None:
+    cluster = joined(nodes, strategy="spread", gpus_per_rank=0)
+    group = cluster.launch(Placed, CounterConfig(), Placement(ranks=6, ranks_per_shard=2))
+    places = await group.call("node")
+    assert [places[0], places[2], places[4]] == [places[1], places[3], places[5]]
+    assert len(set(places)) == 3
+    await group.close()
+
+
+@in_event_loop
+async def test_a_shard_larger_than_every_node_is_divided(nodes: Any) -> None:
+    cluster = joined(nodes, gpus_per_rank=0)
+    group = cluster.launch(Placed, CounterConfig(), Placement(ranks=4, ranks_per_shard=4))
+    places = await group.call("node")
+    assert len(set(places)) == 2
+    assert places == sorted(places)
+    await group.close()
+
+
+@in_event_loop
+async def test_every_rank_has_a_gpu_of_its_own_where_there_are_any(nodes: Any) -> None:
+    group = joined(nodes).launch(Placed, CounterConfig(), Placement(ranks=4))
+    taken = list(zip(await group.call("node"), await group.call("gpus"), strict=True))
+    assert len({(node, *gpus) for node, gpus in taken}) == 4
+    assert all(len(gpus) == 1 for _, gpus in taken)
+    await group.close()
+
+
+@in_event_loop
+async def test_ranks_on_several_nodes_meet(nodes: Any) -> None:
+    cluster = joined(nodes, strategy="spread", gpus_per_rank=0)
+    group = cluster.launch(Choir, CounterConfig(), Placement(ranks=3, deadline=120.0))
+    assert await group.call("total", 1.0) == [6.0, 6.0, 6.0]
+    await group.close()
+
+
+@in_event_loop
+async def test_no_room_is_an_error_that_says_what_is_there(nodes: Any) -> None:
+    cluster = joined(nodes, start_deadline=3.0)
+    group = cluster.launch(Placed, CounterConfig(), Placement(ranks=5))
+    with pytest.raises(
+        DeadlineError, match=r"5 ranks of Placed need 1 CPU and 1 GPU each, but .* 6 CPU and 4 GPU.*3 s"
+    ):
+        await group.call("node")
+    await group.close()
+
+
+@in_event_loop
+async def test_a_group_that_waits_for_room_can_be_closed(nodes: Any) -> None:
+    group = joined(nodes).launch(Placed, CounterConfig(), Placement(ranks=5))
+    waiting = asyncio.create_task(group.call("node"))
+    await asyncio.sleep(2.0)
+    await group.close()
+    with pytest.raises(WorkerError, match="closed while it was built"):
+        await waiting
+
+
+@in_event_loop
+async def test_groups_give_their_room_back(nodes: Any) -> None:
+    for _ in range(2):
+        group = joined(nodes, start_deadline=60.0).launch(Placed, CounterConfig(), Placement(ranks=4))
+        await group.call("node")
+        await group.close()
+
+
+@in_event_loop
+async def test_a_worker_class_has_a_runtime_environment_of_its_own(nodes: Any) -> None:
+    environment = {"Placed": {"env_vars": {"WHET_TEST": "yes"}}}
+    cluster = joined(nodes, gpus_per_rank=0, runtime_env=environment)
+    for worker, found in ((Placed, "yes"), (Talker, None)):
+        group = cluster.launch(worker, CounterConfig(), Placement())
+        assert await group.call("environment", "WHET_TEST") == [found]
+        await group.close()
+
+
+@in_event_loop
+async def test_a_node_that_is_lost_is_an_error_that_names_the_rank(nodes: Any) -> None:
+    node = nodes.add_node(num_cpus=8, include_dashboard=False)
+    group = joined(nodes, cpus_per_rank=8, gpus_per_rank=0).launch(Placed, CounterConfig(), Placement())
+    await group.call("node")
+    working = asyncio.create_task(group.call("add", 1, 60.0, deadline=60.0))
+    await asyncio.sleep(1.0)
+    await asyncio.to_thread(nodes.remove_node, node, allow_graceful=False)
+    with pytest.raises(WorkerError, match=r"Placed\.add failed because rank 0 of 1 \(pid \d+ on node [\d.]+\) is gone"):
+        await working
+    await group.close()
+
+
+def test_an_address_without_a_cluster_is_an_error_that_names_it() -> None:
+    import ray
+
+    ray.shutdown()
+    with pytest.raises(WhetError, match=r"no Ray cluster was reached at cluster\.address=127\.0\.0\.1:1 "):
+        RayCluster(RayClusterConfig(address="127.0.0.1:1")).launch(Placed, CounterConfig(), Placement())

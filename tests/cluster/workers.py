@@ -1,0 +1,71 @@
+"""Workers of the cluster tests that meet each other, die, freeze and fail."""
+
+import logging
+import os
+import signal
+import threading
+from datetime import timedelta
+
+from tests.contracts.cluster_contract import Counter, CounterConfig
+from whet.cluster.base import Seat
+
+
+class Choir(Counter):
+    """Workers that sum over their ranks through torch.distributed."""
+
+    def __init__(self, config: CounterConfig, seat: Seat) -> None:
+        import torch.distributed
+
+        super().__init__(config, seat)
+        torch.distributed.init_process_group(
+            "gloo",
+            init_method=f"tcp://{seat.rendezvous}",
+            rank=seat.rank,
+            world_size=seat.ranks,
+            timeout=timedelta(seconds=60),
+        )
+
+    def total(self, number: float) -> float:
+        """Of ``number`` plus the rank, over all ranks."""
+        import torch
+
+        tensor = torch.tensor(number + self.seat.rank)
+        torch.distributed.all_reduce(tensor)
+        return float(tensor)
+
+    def total_unless(self, rank: int, how: str) -> float:
+        """The same, but one rank does not take part: it ``dies``, ``freezes`` or ``fails``."""
+        if self.seat.rank == rank:
+            if how == "fails":
+                raise Stubborn("out of", "luck")
+            os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
+        return self.total(0.0)
+
+
+class Talker(Counter):
+    """Says things about its process."""
+
+    def warn(self) -> None:
+        logging.getLogger("whet.somewhere").warning("%s is %d", "it", self.seat.rank)
+
+    def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    def unpicklable(self) -> object:
+        return threading.Lock()
+
+
+class Stubborn(Exception):
+    """Can't be pickled and made again from its text."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there, and more than a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

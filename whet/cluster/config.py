@@ -1,0 +1,61 @@
+"""The settings of clusters. Apart from the clusters, so that a recipe is read without Ray."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.cluster.base import Cluster
+from whet.config import Config
+
+
+class ClusterConfig(Config):
+    """Where the workers of a run's learners run."""
+
+    placement: Literal["colocated", "split"] = "colocated"
+    """Whether generator and learner take turns on the same devices, or each has its own."""
+
+    def build(self) -> Cluster:
+        """The cluster. Nothing is started before the first launch."""
+        raise NotImplementedError
+
+
+class LocalClusterConfig(ClusterConfig):
+    """In this process, each worker in a thread."""
+
+    def build(self) -> Cluster:
+        from whet.cluster.local import LocalCluster
+
+        return LocalCluster()
+
+
+class ProcessClusterConfig(ClusterConfig):
+    """On this machine, each worker in a process."""
+
+    def build(self) -> Cluster:
+        from whet.cluster.processes import ProcessCluster
+
+        return ProcessCluster()
+
+
+class RayClusterConfig(ClusterConfig):
+    """On the nodes of a Ray cluster, each worker in an actor. Needs ``whet[ray]``."""
+
+    address: str | None = None
+    """``host:port`` of a Ray cluster to join, or ``auto`` for the one that Ray finds. None starts one on this machine
+    that listens on loopback only and asks for a token that nobody else knows."""
+    cpus_per_rank: float = Field(1.0, gt=0)
+    """Cores that are set aside for each rank."""
+    gpus_per_rank: float | None = Field(None, ge=0)
+    """GPUs that are set aside for each rank. None: one where the cluster has any, else none."""
+    strategy: Literal["pack", "spread"] = "pack"
+    """Whether model replicas are put on few nodes or on many. The ranks of one replica share a node where one is large
+    enough."""
+    runtime_env: dict[str, dict[str, Any]] = Field(default={})
+    """Ray's runtime environment for a worker class, by its name: e.g. ``LearnerWorker: {py_executable: ...}``."""
+    start_deadline: float = Field(300.0, gt=0)
+    """Seconds within which the cluster must have room for the workers of a learner and their actors must be up."""
+
+    def build(self) -> Cluster:
+        from whet.cluster.ray_cluster import RayCluster
+
+        return RayCluster(self)

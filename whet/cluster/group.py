@@ -1,0 +1,223 @@
+"""A group of workers, wherever they are: what is waited for, for how long, and what is said when it fails.
+
+Who waits for whom: each worker has a thread in this process, which hands it one call at a time and waits for the answer
+through a ``Link``. The event loop waits for those threads through futures and is never blocked by them.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from whet.cluster.base import Placement
+from whet.errors import DeadlineError, WhetError, WorkerError
+
+log = logging.getLogger(__name__)
+
+_CLOSING = 30.0  # seconds that a worker has for its close
+_GIVEN_UP = 3.0  # seconds that it has when it is still busy with a call that the caller gave up
+_AFTERMATH = 2.0  # seconds after a rank has failed in which the death of another explains it better
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised in another process: where, and the traceback there."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text, self.where = text, "another process"
+
+    def __str__(self) -> str:
+        return f"in {self.where}\n{self.text}"
+
+
+class Call:
+    """A method's name and its arguments. What it takes to send them is done once for all ranks."""
+
+    def __init__(self, method: str, args: tuple[Any, ...]) -> None:
+        self.method, self.args = method, args
+        self._lock = threading.Lock()
+        self._packed: Any = None
+
+    def packed(self, pack: Callable[[str, tuple[Any, ...]], Any]) -> Any:
+        """``pack(method, args)``, computed by whoever comes first."""
+        with self._lock:
+            if self._packed is None:
+                self._packed = pack(self.method, self.args)
+            return self._packed
+
+
+class Link(Protocol):
+    """The way to one worker. One thread builds and calls; ``end`` may come from another at any time."""
+
+    @property
+    def where(self) -> str:
+        """The worker's process, for messages; empty in this process."""
+        ...
+
+    def build(self) -> None:
+        """Return when the worker is built. Raises what building it raises."""
+        ...
+
+    def call(self, call: Call) -> Any:
+        """Raises what the worker raises, or ``WorkerError`` where it is gone."""
+        ...
+
+    def end(self) -> None:
+        """Return when nothing is left of the worker. Must come through while a call is under way."""
+        ...
+
+
+class LinkedGroup:
+    """The ``WorkerGroup`` over one link for each rank."""
+
+    def __init__(self, worker: type, placement: Placement, links: Sequence[Link]) -> None:
+        self.placement = placement
+        self._name = worker.__name__
+        self._closed = False
+        self._ranks = [_Rank(f"{worker.__name__}-{rank}", link) for rank, link in enumerate(links)]
+
+    async def call(self, method: str, *args: Any, deadline: float | None = None) -> list[Any]:
+        self._check_open(method)
+        return await self._run([Call(method, args)] * self.placement.ranks, deadline)
+
+    async def scatter(self, method: str, shards: list[Any], *args: Any, deadline: float | None = None) -> list[Any]:
+        self._check_open(method)
+        if len(shards) != self.placement.shards:
+            raise ValueError(f"{self._name}.{method}: {len(shards)} shards for {self.placement.shards} shards of ranks")
+        each = self.placement.ranks_per_shard
+        calls = [Call(method, (shard, *args)) for shard in shards]
+        results = await self._run([call for call in calls for _ in range(each)], deadline)
+        return results[::each]
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        seconds = _GIVEN_UP if any(rank.doing for rank in self._ranks) else _CLOSING
+        try:
+            await self._run([Call("close", ())] * self.placement.ranks, min(seconds, self.placement.deadline))
+        except (DeadlineError, WorkerError) as error:  # must not hide the error because of which the group is closed
+            log.warning("%s", error)
+        finally:
+            await asyncio.gather(*(asyncio.to_thread(rank.end) for rank in self._ranks))
+
+    def _check_open(self, method: str) -> None:
+        if self._closed:
+            raise WhetError(f"{self._name}.{method} was called after the group was closed")
+
+    async def _run(self, calls: list[Call], deadline: float | None) -> list[Any]:
+        seconds = self.placement.deadline if deadline is None else deadline
+        busy = [rank.doing for rank in self._ranks]
+        futures = [rank.submit(call) for rank, call in zip(self._ranks, calls, strict=True)]
+        waits = [asyncio.wrap_future(future) for future in futures]
+        try:
+            done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+            first = next((rank for rank, wait in enumerate(waits) if wait in done and wait.exception()), None)
+            if first is not None:
+                if pending and not isinstance(waits[first].exception(), WorkerError):
+                    await asyncio.wait(pending, timeout=min(seconds, _AFTERMATH))
+                self._raise(calls[0].method, waits, first)
+            if pending:
+                late = [rank for rank, wait in enumerate(waits) if wait in pending]
+                raise DeadlineError(self._too_late(calls[0].method, seconds, late, busy))
+            return [wait.result() for wait in waits]
+        finally:
+            for future, wait in zip(futures, waits, strict=True):
+                future.cancel()  # what has not begun must not run behind the back of a caller who gave up
+                wait.cancel()  # nor must anybody miss what it returns
+
+    def _raise(self, method: str, waits: "Sequence[asyncio.Future[Any]]", first: int) -> None:
+        failures = {rank: wait.exception() for rank, wait in enumerate(waits) if wait.done()}
+        rank = next((rank for rank, error in failures.items() if isinstance(error, WorkerError)), first)
+        error = failures[rank]
+        assert error is not None
+        if isinstance(error, WorkerError):
+            raise WorkerError(
+                f"{self._name}.{method} failed because rank {self._called(rank)} is gone: {error}; look for what ended "
+                "it (memory, a signal, the node) and resume the run"
+            ) from error
+        if isinstance(error.__cause__, RemoteTraceback):
+            error.__cause__.where = f"{self._name}.{method} on rank {self._called(rank)}"
+        raise error
+
+    def _too_late(self, method: str, seconds: float, late: list[int], busy: list[str | None]) -> str:
+        ranks = " and rank ".join(self._called(rank) for rank in late[:3]) + (" and others" if len(late) > 3 else "")
+        where = f" on rank {ranks}" if len(self._ranks) > 1 or self._ranks[0].where else ""
+        before = next((busy[rank] for rank in late if busy[rank]), None)
+        behind = f" (it was still busy with {before} when the call was made)" if before else ""
+        return (
+            f"{self._name}.{method} did not finish within its deadline of {seconds:g} s{where}{behind}; "
+            "raise the deadline if the work is that long, else look for what hangs"
+        )
+
+    def _called(self, rank: int) -> str:
+        where = self._ranks[rank].where
+        return f"{rank} of {len(self._ranks)}" + (f" ({where})" if where else "")
+
+
+class _Rank:
+    """One worker's queue of calls, and the thread that serves it."""
+
+    def __init__(self, name: str, link: Link) -> None:
+        self.doing: str | None = "its construction"  # the method that runs now
+        self._link = link
+        self._calls: SimpleQueue[tuple[Future[Any], Call] | None] = SimpleQueue()
+        self._failure: BaseException | None = None  # what building it raised, or what says that it is gone
+        # A daemon: a worker that hangs must not keep the process from ending.
+        threading.Thread(target=self._loop, name=name, daemon=True).start()
+
+    @property
+    def where(self) -> str:
+        return self._link.where
+
+    def submit(self, call: Call) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._calls.put((future, call))
+        return future
+
+    def end(self) -> None:
+        """End the worker at once, and the thread after the calls that are queued."""
+        self._calls.put(None)
+        self._link.end()
+
+    def _loop(self) -> None:
+        try:
+            self._link.build()
+        except BaseException as error:
+            self._failure = error
+        self.doing = None
+        while (item := self._calls.get()) is not None:
+            self._serve(*item)
+            del item  # a finished call must not keep its arguments alive
+
+    def _serve(self, future: Future[Any], call: Call) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        self.doing = call.method
+        try:
+            result = self._call(call)
+        except BaseException as error:
+            if isinstance(error, WorkerError):
+                self._failure = error
+            self.doing = None
+            future.set_exception(error)
+        else:
+            self.doing = None
+            future.set_result(result)
+
+    def _call(self, call: Call) -> Any:
+        if self._failure is None:
+            return self._link.call(call)
+        if call.method == "close":
+            return None
+        raise self._failure
+
+
+def call_method(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
+    """The method's result; None for a ``close`` that the worker doesn't have."""
+    if method == "close" and not hasattr(worker, "close"):
+        return None
+    return getattr(worker, method)(*args)

@@ -1,0 +1,128 @@
+"""The far side of a call: builds a worker in a process of its own, runs its methods, and puts what they return, raise
+and log into plain data. Knows neither what carries that data nor who asks."""
+
+import ctypes
+import logging
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging.handlers import QueueHandler
+from typing import Any
+
+from whet.cluster.base import Seat
+from whet.cluster.group import RemoteTraceback, call_method
+from whet.cluster.rendezvous import LOOPBACK
+from whet.config import Config
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a call came to."""
+
+    log: list[logging.LogRecord]
+    value: Any = None
+    error: bytes | None = None  # the pickled exception
+    traceback: str = ""
+
+    def result(self, rank: int) -> Any:
+        """The value, or the exception is raised as what it was where its class is known here. What the worker logged
+        is logged here first."""
+        for record in self.log:
+            logger = logging.getLogger(record.name)
+            if logger.isEnabledFor(record.levelno):
+                record.msg = f"rank {rank}: {record.msg}" if rank else record.msg
+                logger.handle(record)
+        if self.error is None:
+            return self.value
+        try:
+            error = pickle.loads(self.error)
+        except Exception:  # its class can't be imported here
+            error = None
+        if not isinstance(error, BaseException):
+            error = _as_text(self.traceback)
+        raise error from RemoteTraceback(self.traceback)
+
+
+class Host:
+    """One worker and its process."""
+
+    def __init__(self) -> None:
+        self._worker: Any = None
+
+    def build(self, worker: type, config: Config, seat: Seat) -> Reply:
+        """Make the worker."""
+        if seat.rendezvous.startswith(LOOPBACK):  # gloo would ask the machine's name for an address
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+
+        def build() -> None:
+            self._worker = worker(config, seat)
+
+        return _answer(build)
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Reply:
+        """Run one method."""
+        return _answer(lambda: call_method(self._worker, method, args))
+
+
+def _answer(run: Callable[[], Any]) -> Reply:
+    with _records() as log:
+        try:
+            return Reply(log, run())
+        except BaseException as error:
+            return failed(error, log)
+
+
+def failed(error: BaseException, log: list[logging.LogRecord]) -> Reply:
+    """A reply that raises. An exception that doesn't survive pickling becomes a ``RuntimeError`` with its text."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    try:
+        pickled = pickle.dumps(error)
+        survives = type(pickle.loads(pickled)) is type(error)
+    except Exception:
+        survives = False
+    return Reply(log, None, pickled if survives else pickle.dumps(_as_text(text)), text)
+
+
+def _as_text(text: str) -> RuntimeError:
+    return RuntimeError(text.rpartition("\n")[2])
+
+
+@contextmanager
+def _records() -> Iterator[list[logging.LogRecord]]:
+    """What ``whet`` logs meanwhile, as plain data."""
+    records: list[logging.LogRecord] = []
+    handler = QueueHandler(_Appending(records))  # type: ignore[arg-type]
+    logger = logging.getLogger("whet")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Appending:
+    """A queue for ``QueueHandler``, which makes records plain."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        self.put_nowait = records.append
+
+
+def divided_cores(ranks: int) -> int:
+    """Threads for each of so many ranks on this machine."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // ranks)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process, even a frozen one, when ``parent`` ends (Linux; nothing elsewhere)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,82 @@
+"""Who holds the devices that parts of a run share. The one that held them last is put to sleep when, and only when,
+another asks: what happens in a row costs nothing. Knows devices only through the sleep and wake of their tenants.
+
+Who waits for whom: a tenant waits for the one that holds the devices to let go of them, up to the deadline.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from whet.errors import DeadlineError
+
+
+class Tenant(Protocol):
+    """A part of a run that can make room on its devices and come back: a generator, a learner."""
+
+    async def sleep(self) -> None:
+        """Return when what it held on the devices is free."""
+        ...
+
+    async def wake(self) -> None:
+        """Return when it can work again, as it was."""
+        ...
+
+
+class Devices:
+    """The devices of a run. Where they are not ``shared`` (``cluster.placement`` is ``split``), everybody has its own,
+    nobody waits and nobody sleeps.
+
+    >>> async with devices.lent_to("learning"):
+    ...     await learner.update(batch, loss)
+    """
+
+    def __init__(self, tenants: Mapping[str, Tenant], *, shared: bool, deadline: float) -> None:
+        """All tenants are asleep, or share the devices peacefully until the first lease. ``deadline``: seconds that
+        one may wait for another, and that falling asleep and waking may take."""
+        self.tenants, self.shared, self.deadline = dict(tenants), shared, deadline
+        self.awake: str | None = None  # whose data is on the devices
+        self._using: str | None = None
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def lent_to(self, name: str) -> AsyncIterator[None]:
+        """The devices belong to ``name`` inside. Raises ``KeyError`` for a stranger, ``DeadlineError`` when the other
+        one does not let go of them, fall asleep or wake in time."""
+        tenant = self.tenants[name]
+        if not self.shared:
+            yield
+            return
+        try:
+            async with asyncio.timeout(self.deadline):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise DeadlineError(
+                f"{name} did not get the devices within {self.deadline:g} s: {self._using} holds them; look for what "
+                "hangs there, or give each its own with cluster.placement=split"
+            ) from None
+        try:
+            self._using = name
+            await self._wake(name, tenant)
+            yield
+        finally:
+            self._using = None
+            self._lock.release()
+
+    async def _wake(self, name: str, tenant: Tenant) -> None:
+        if self.awake == name:
+            return
+        if self.awake is not None:
+            before = self.awake
+            await self._in_time(self.tenants[before].sleep(), f"{before} did not fall asleep")
+            self.awake = None
+        await self._in_time(tenant.wake(), f"{name} did not wake")
+        self.awake = name
+
+    async def _in_time(self, waiting: Awaitable[None], problem: str) -> None:
+        try:
+            async with asyncio.timeout(self.deadline):
+                await waiting
+        except TimeoutError:
+            raise DeadlineError(f"{problem} within {self.deadline:g} s, so the devices are not free") from None

@@ -1,0 +1,48 @@
+"""What runs inside a Ray actor: a host for one worker, which says first where it is. Imports Ray only in an actor."""
+
+import os
+import pickle
+from dataclasses import dataclass
+
+from whet.cluster.host import Host, Reply, die_with_parent, divided_cores
+from whet.cluster.rendezvous import Reservation
+
+
+@dataclass(slots=True, frozen=True)
+class Home:
+    """Where an actor runs."""
+
+    node: str  # Ray's id of the node
+    address: str  # of the node, for its fellows
+    pid: int
+    cores: int  # of the node
+
+
+class RayHost(Host):
+    """Methods for the far side of ``RayCluster``."""
+
+    def home(self) -> Home:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        return Home(node, ray.util.get_node_ip_address(), os.getpid(), divided_cores(1))
+
+    def reserve(self) -> str:
+        """``host:port`` on this node, kept free while this actor lives."""
+        import ray
+
+        self._meeting = Reservation(ray.util.get_node_ip_address())
+        return self._meeting.address
+
+    def start(self, pickled: bytes, threads: str | None) -> Reply:
+        """Build the worker. It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set
+        it to the actor's share of cores, which is not what None means."""
+        die_with_parent(os.getppid())  # Ray's node, which can't tell a frozen worker to end when it is killed itself
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads
+        return self.build(*pickle.loads(pickled))
+
+    def answer(self, request: tuple[str, tuple[object, ...]]) -> Reply:
+        """Run one method."""
+        return self.call(*request)

@@ -1,0 +1,32 @@
+"""Where the ranks of a group meet: a port that nobody else takes before rank 0 listens there."""
+
+import socket
+
+from whet.cluster.base import Placement, Seat
+
+LOOPBACK = "127.0.0.1"
+
+
+class Reservation:
+    """A free port at an address of this machine, which the system gives to nobody else while this object lives.
+
+    The socket is bound but does not listen, and allows its address to be used again: so a server that allows that too,
+    as torch's TCPStore does, can listen on the same port (Linux; elsewhere the port is merely free to begin with).
+    """
+
+    def __init__(self, host: str) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.bind((host, 0))
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+
+    def __del__(self) -> None:
+        self._socket.close()
+
+
+def seats(placement: Placement, rendezvous: str) -> list[Seat]:
+    """The seat of each rank."""
+    return [
+        Seat(rank, placement.ranks, rank // placement.ranks_per_shard, placement.shards, rendezvous)
+        for rank in range(placement.ranks)
+    ]
