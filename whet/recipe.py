@@ -21,6 +21,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.metrics.registry import SINKS
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
+from whet.parallel.config import ParallelConfig
 from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
@@ -49,6 +50,7 @@ class Recipe(Config):
     """How many rollouts make a step, and how far they may run ahead."""
     optimizer: OptimizerConfig = OptimizerConfig()
     learner: LearnerConfig = LearnerConfig()
+    parallel: ParallelConfig = ParallelConfig()
     generator: Annotated[Any, Component(GENERATORS, base="whet.config:Config")] = Field(default="torch")
     """The engine that samples."""
     weights: WeightSyncConfig = WeightSyncConfig()

@@ -27,7 +27,7 @@ def test_the_parts_of_a_step_are_in_its_plan(folder):
 
 
 def test_a_critic_is_a_second_model(folder):
-    plan = make_plan(toy_recipe(folder, algorithm={"type": "ppo"}), runtime=0)
+    plan = make_plan(toy_recipe(folder, algorithm={"type": "ppo", "minibatches": 1}), runtime=0)
     assert plan.memory.always["weights of the critic"] == plan.memory.always["weights of the policy"]
     assert {"learn of the policy", "learn of the critic"} <= set(plan.memory.phases)
 
