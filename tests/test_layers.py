@@ -24,7 +24,7 @@ FLOORS = [
     {"train", "evaluate"},
     {"feed"},
     {"recipe"},
-    {"run"},
+    {"run", "plan", "agreement"},
     {"cli", "recipes", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -56,3 +56,16 @@ def test_a_recipe_that_does_not_load_is_broken(tmp_path, monkeypatch):
     assert found[0].state == "broken"
     assert "Did you mean 'steps'?" in found[0].value
     assert next(checks.recipes_validate(["good.yaml"])).state == "good"
+
+
+def test_a_recipe_that_samples_is_tried(tmp_path, capsys):
+    from tests.toy import save_tiny_model, toy_recipe, write_recipe
+    from whet.cli.main import main
+
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(save_tiny_model(tmp_path / "model")))
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", str(recipe)])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0, said
+    assert "ok      agreement" in said
+    assert "sampled tokens" in said

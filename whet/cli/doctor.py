@@ -1,5 +1,6 @@
-"""``whet doctor``: is everything here that a run needs, and how fast is this machine?"""
+"""``whet doctor``: is everything here that a run needs, how fast is this machine, and do a recipe's parts agree?"""
 
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -10,7 +11,8 @@ from whet.cli.words import AsJson
 
 def doctor(
     recipe: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE]", help="Check this recipe instead of those of the package.")
+        str | None,
+        typer.Argument(metavar="[RECIPE]", help="Check this recipe, and whether its parts agree."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -25,6 +27,7 @@ def doctor(
         checks.matmul_speed(),
         checks.model_cache(),
         checks.recipes_validate([recipe] if recipe else list(list_recipes())),
+        _agreement(recipe),
     ):
         for finding in check:
             found.append(finding)
@@ -41,6 +44,34 @@ def doctor(
         print(f"\nbroken: {names}" if broken else "\nnothing that a run needs is broken")
     if broken:
         raise typer.Exit(1)
+
+
+def _agreement(recipe: str | None) -> Iterator[checks.Finding]:
+    """Samples a few answers and has them scored, where there is a recipe and it samples at all."""
+    import asyncio
+
+    from whet.config import load
+    from whet.errors import ConfigError, WhetError
+    from whet.recipe import Recipe
+
+    try:
+        wanted = load(Recipe, recipe, []).value if recipe else None
+    except ConfigError:
+        return  # which is said already
+    if wanted is None or not wanted.algorithm.samples_per_task:
+        return
+    from whet.agreement import measure_agreement
+
+    try:
+        found = asyncio.run(measure_agreement(wanted))
+    except WhetError as error:
+        yield checks.Finding("agreement", f"can't be measured: {error}", "broken")
+        return
+    said = f"mean exp|lp_learner - lp_generator| {found.error:.4f} over {found.tokens} sampled tokens"
+    yield checks.Finding("agreement", said, "good" if found.agrees else "broken", found.cause or "")
+    if found.agrees and not found.stopped:
+        advice = "is the chat template the model's own, and sampling.max_new_tokens enough?"
+        yield checks.Finding("answers", "none ended by itself", "advice", advice)
 
 
 def _print(finding: checks.Finding) -> None:

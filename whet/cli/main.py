@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli import doctor, evaluate, export, recipes, show, train, view
+from whet.cli import doctor, evaluate, export, plan, recipes, show, train, view
 from whet.cli.session import session
 from whet.errors import WhetError
 
@@ -65,6 +65,7 @@ app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("eval")(evaluate.evaluate)
 app.command("show")(show.show)
+app.command("plan")(plan.plan)
 app.command("view")(view.view)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)

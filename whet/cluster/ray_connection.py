@@ -83,7 +83,7 @@ def _check_listens(address: str) -> None:
 def _settings_read_again() -> Iterator[None]:
     """Ray reads its settings when it is imported and keeps them, and that may have been long ago."""
     from ray._private import ray_constants
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined,unused-ignore]
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

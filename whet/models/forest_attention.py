@@ -64,9 +64,10 @@ class ForestLayout:
         return cls._of(starts, parents, size + padding, device, tokens)
 
     @classmethod
-    def of_one(cls, tokens: int, device: torch.device | str) -> "ForestLayout":
-        """The layout of a single sequence."""
-        return cls._of([0], [-1], tokens, device, Tokens())
+    def of_lengths(cls, lengths: list[int], device: torch.device | str) -> "ForestLayout":
+        """The layout of sequences of these lengths that share nothing."""
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        return cls._of(starts, [-1] * len(lengths), sum(lengths), device, Tokens())
 
     @classmethod
     def _of(

@@ -145,7 +145,11 @@ def check_head(model: "PreTrainedModel") -> None:
     """
     head = head_of(model)
     tokens = torch.tensor([[1, 2, 3]], device=head.weight.device) % head.weight.shape[0]
-    extra = {"whet_forest": ForestLayout.of_one(3, tokens.device)} if model.config._attn_implementation == NAME else {}
+    extra = (
+        {"whet_forest": ForestLayout.of_lengths([3], tokens.device)}
+        if model.config._attn_implementation == NAME
+        else {}
+    )
     training = model.training
     model.eval()
     seen: dict[str, Tensor] = {}

@@ -1,0 +1,61 @@
+"""What is planned is what a process holds at most."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import tiny_llama, tiny_tokenizer
+from whet.learner.config import LearnerConfig
+from whet.plan.memory import Memory, Shares, learner_memory
+from whet.plan.model import model_size
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """Large enough that it, and not the interpreter, decides: 31 million parameters."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llama(
+        vocab=8192, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, head_dim=64,
+        num_key_value_heads=4,
+    ).save_pretrained(folder)  # fmt: skip
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+CASES = [("float32", "plain"), ("bfloat16", "plain"), ("float32", "checkpointing")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "how"), CASES)
+def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
+    command = [sys.executable, "-m", "tests.plan.learn_and_measure", str(model), precision, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["planned"] == pytest.approx(found["measured"], rel=0.15)
+
+
+def test_ranks_divide_what_is_trained():
+    size = model_size(tiny_llama().config)
+    alone = learner_memory(size, LearnerConfig(), Shares(), activations=1000)
+    four = learner_memory(size, LearnerConfig(), Shares(dense=4, experts=4, tokens=2), activations=1000)
+    assert four.always["weights"] == alone.always["weights"] // 4
+    assert four.always["optimizer"] == pytest.approx(alone.always["optimizer"] / 4, abs=8)
+    assert four.phases["learn"]["activations"] == 500
+
+
+def test_a_model_that_only_scores_has_no_gradients_and_no_optimizer():
+    size = model_size(tiny_llama().config)
+    frozen = learner_memory(size, LearnerConfig(), Shares(), activations=1000, trains=False)
+    assert set(frozen.always) == {"weights"}
+    assert not frozen.phases["learn"]
+
+
+def test_models_learn_one_after_another():
+    policy = Memory(always={"weights": 10}, phases={"learn": {"gradients": 10, "activations": 30}})
+    critic = Memory(always={"weights": 5}, phases={"learn": {"gradients": 5, "activations": 50}})
+    both = Memory().merge(policy, of="policy").merge(critic, of="critic")
+    assert both.peak() == 10 + 5 + 55

@@ -1,0 +1,77 @@
+"""Plans of whole recipes, from the config file of a model alone."""
+
+import pytest
+from transformers import DeepseekV3Config
+
+from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.toy import toy_recipe
+from whet.cli.main import main
+from whet.plan.plan import in_words, make_plan
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny_llama().save_pretrained(path)
+    tiny_tokenizer().save_pretrained(path)
+    return path
+
+
+def test_the_parts_of_a_step_are_in_its_plan(folder):
+    plan = make_plan(toy_recipe(folder), runtime=1000)
+    assert plan.ranks == 1
+    assert set(plan.memory.always) == {"runtime", "weights", "optimizer", "generator weights"}
+    assert set(plan.memory.phases) == {"learn", "generate", "publish"}
+    assert plan.refit == plan.models["policy"].parameters * 4
+    assert not plan.warnings
+
+
+def test_a_critic_is_a_second_model(folder):
+    plan = make_plan(toy_recipe(folder, algorithm={"type": "ppo", "minibatches": 1}), runtime=0)
+    assert plan.memory.always["weights of the critic"] == plan.memory.always["weights of the policy"]
+    assert {"learn of the policy", "learn of the critic"} <= set(plan.memory.phases)
+
+
+def test_a_kl_term_costs_a_reference(folder):
+    plan = make_plan(toy_recipe(folder, algorithm={"loss": {"type": "policy", "kl": {}}}), runtime=0)
+    assert plan.memory.always["reference"] > 0
+
+
+def test_what_does_not_fit_is_said_with_what_to_do(folder):
+    plan = make_plan(toy_recipe(folder), runtime=0, available=1000)
+    assert "raise parallel.fsdp" in plan.warnings[0]
+
+
+def test_a_model_of_671_billion_parameters_on_2048_ranks(folder, tmp_path):
+    DeepseekV3Config().save_pretrained(tmp_path)
+    parallel = {"fsdp": 256, "tensor": 8}
+    changes = {"learner": {"activation_checkpointing": True}, "rollouts": {"prompts_per_step": 512}}
+    plan = make_plan(toy_recipe(tmp_path, parallel=parallel, **changes), runtime=0)
+    assert plan.ranks == 2048
+    assert plan.models["policy"].parameters == pytest.approx(671e9, rel=0.001)
+    assert plan.models["policy"].experts == pytest.approx(654e9, rel=0.001)
+    weights = plan.memory.always["weights"]
+    assert weights == pytest.approx(671e9 * 4 / 2048, rel=0.01)
+
+
+def test_heads_that_can_not_be_divided_are_said(folder):
+    plan = make_plan(toy_recipe(folder, parallel={"tensor": 4}), runtime=0)
+    assert any("does not divide the model's 2 key-value heads" in warning for warning in plan.warnings)
+
+
+def test_the_command_prints_a_table(folder, tmp_path, capsys):
+    from tests.toy import write_recipe
+
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(folder))
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(recipe), "--memory", "80"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "learner: 1 rank" in said
+    assert "peak" in said
+    assert "a refit moves" in said
+
+
+@pytest.mark.parametrize(("size", "words"), [(100, "100 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072.0 GiB")])
+def test_sizes_are_said_in_words(size, words):
+    assert in_words(size) == words

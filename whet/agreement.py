@@ -1,0 +1,127 @@
+"""Do the generator and the learner agree about what was sampled? Asked before the first step, with the recipe's own
+parts: the weights are published with all proofs on, a few answers are sampled, and the learner scores them. Where they
+disagree, experiments tell the likely cause. Trains nothing and writes nothing.
+"""
+
+import contextlib
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.batch import Batch
+from whet.build import build_renderer, open_learners
+from whet.errors import RefitError
+from whet.feed import SampledFeed
+from whet.losses.off_policy import mismatch, mismatch_metrics
+from whet.types import Distribution, Group
+
+if TYPE_CHECKING:
+    from whet.learner.base import Learner
+    from whet.recipe import Recipe
+
+ALARM = 1.05
+"""Of ``mismatch/token_mult_prob_error``, the mean of exp|lp_learner - lp_generator|."""
+_TEMPERATURES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
+_ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")
+
+
+@dataclass(slots=True)
+class Agreement:
+    """What was found. ``error`` is 1 where both agree to the last bit, nan where no weights could be published."""
+
+    error: float
+    largest: float  # of |lp_learner - lp_generator|
+    tokens: int
+    stopped: float  # share of the answers that ended by themselves
+    cause: str | None = None  # in words, with what to do; None below the alarm
+
+    @property
+    def agrees(self) -> bool:
+        return self.cause is None
+
+
+async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
+    """Over one group for each of ``prompts`` tasks. Raises as a run would where a part can't be built."""
+    weights = recipe.weights.model_copy(update={"digest": True, "probe": True})
+    rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
+    algorithm = recipe.algorithm.model_copy(update={"filters": ()} if hasattr(recipe.algorithm, "filters") else {})
+    recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts, "algorithm": algorithm})
+    async with contextlib.AsyncExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
+        feed = SampledFeed(recipe, build_renderer(recipe))
+        stack.push_async_callback(feed.close)
+        learner = (await stack.enter_async_context(open_learners(recipe, scratch)))["policy"]
+        try:
+            await feed.publish({"policy": learner}, 0)
+        except RefitError as error:
+            return Agreement(float("nan"), float("nan"), 0, 0.0, _of_weights(str(error)))
+        async with feed.source as source:
+            groups = await source.next_groups()
+        return await compare(groups, learner, recipe)
+
+
+async def compare(groups: list[Group], learner: "Learner", recipe: "Recipe") -> Agreement:
+    """The learner's opinion of sampled groups, and why it differs."""
+    shared = learner.describe().get("forest", True)
+    batch = Batch.from_groups(groups, share_prompts=shared, distribution=recipe.sampling.distribution)
+    found = await _errors(batch, learner)
+    tokens = int(batch.trained.sum())
+    stopped = 1.0 - float(batch.truncated.double().mean())
+    result = Agreement(found["error"], found["largest"], tokens, stopped)
+    if found["error"] > ALARM:
+        result.cause = await _cause(batch, learner, recipe, found)
+    return result
+
+
+async def _errors(batch: Batch, learner: "Learner") -> dict[str, float]:
+    said = (await learner.score(batch, {"logprobs"}))["logprobs"]
+    assert batch.rollout_logprobs is not None
+    metrics = mismatch_metrics(said, batch.rollout_logprobs, batch).result()
+    trained = mismatch(said, batch.rollout_logprobs, batch)[batch.trained]
+    return {
+        "error": metrics["mismatch/token_mult_prob_error"],
+        "largest": metrics["mismatch/max"],
+        "bias": abs(float(trained.mean())) / max(float(trained.abs().mean()), 1e-12),
+    }
+
+
+async def _cause(batch: Batch, learner: "Learner", recipe: "Recipe", found: dict[str, float]) -> str:
+    """The explanation that makes most of the disagreement go away."""
+    own = batch.distribution
+    told: list[tuple[Distribution, str]] = [
+        (
+            replace(own, temperature=other),
+            f"temperature: what the generator reports fits temperature {other:g}, and the recipe samples at "
+            f"{own.temperature:g}; the generator must report log-probs of the distribution that it samples from",
+        )
+        for other in _TEMPERATURES
+        if other != own.temperature
+    ]
+    whole = replace(own, top_k=0, top_p=1.0, min_p=0.0)
+    if whole != own:
+        text = "truncation: what the generator reports fits the whole vocabulary, and the recipe truncates it "
+        told.append((whole, text + "(sampling.top_k, sampling.top_p, sampling.min_p)"))
+    left = [(await _errors(replace(batch, distribution=other), learner))["error"] for other, _ in told]
+    best = min(range(len(told)), key=left.__getitem__)
+    if left[best] - 1 < (found["error"] - 1) / 3:
+        return told[best][1]
+    dtype = getattr(recipe.generator, "dtype", recipe.learner.precision)
+    if "bfloat16" in (dtype, recipe.learner.precision) and found["bias"] < 0.5:
+        return (
+            f"precision: the generator computes in {dtype}, the learner in {recipe.learner.precision}, and they differ "
+            "in both directions alike; set the same, or float32, or correct for it with "
+            "algorithm.loss.correction=tis"
+        )
+    return (
+        "the models differ: the same weights give other numbers. Look at what the generator changes in the model "
+        "(position encoding, soft caps, attention windows, tied embeddings), with generator.dtype=float32 and "
+        "learner.precision=float32"
+    )
+
+
+def _of_weights(message: str) -> str:
+    named = [part for part in message.replace(",", " ").replace(":", " ").split() if "." in part and "_" in part]
+    if named and all(any(end in name for end in _ENDS) for name in named):
+        return f"tied embeddings: the generator holds another head or embedding than the learner. {message}"
+    return f"stale or damaged weights: {message}"

@@ -1,0 +1,70 @@
+"""``whet plan``: ranks, memory and refit of a recipe, before anything is started."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whet.cli.checks import memory_gib
+from whet.cli.words import AsJson, Overrides, RecipeArgument
+
+if TYPE_CHECKING:
+    from whet.plan.plan import Plan
+
+
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    memory: Annotated[
+        float | None,
+        typer.Option("--memory", metavar="GIB", help="Memory of one device; by default that of this machine."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print what a recipe needs: its ranks, the memory of each, and what a refit moves. Starts nothing."""
+    from whet.config import load
+    from whet.plan.machine import resident
+    from whet.plan.plan import make_plan
+    from whet.recipe import Recipe
+
+    wanted = load(Recipe, recipe, overrides or []).value
+    made = make_plan(wanted, resident(), int((memory or _device_memory()) * 1024**3))
+    if as_json:
+        import json
+
+        print(json.dumps(dataclasses.asdict(made), indent=2))
+    else:
+        _print(made)
+
+
+def _device_memory() -> float:
+    """GiB of the accelerator, or of the machine where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory / 1024**3
+    return memory_gib()[0]
+
+
+def _print(plan: "Plan") -> None:
+    from whet.plan.plan import in_words
+
+    for role, size in plan.models.items():
+        experts = f", {size.experts / 1e9:.2f} B of them in experts" if size.experts else ""
+        print(f"{role}: {size.parameters / 1e9:.3f} B parameters{experts}, {size.layers} layers")
+    print(f"learner: {plan.ranks} rank{'s' * (plan.ranks > 1)}")
+    for line in plan.layout:
+        print(f"  {line}")
+    print(f"  fullest micro-batch: {plan.tokens:,} tokens")
+    print("\nmemory of one rank, at most")
+    for name, held in plan.memory.always.items():
+        print(f"  {'always':<22} {name:<28} {in_words(held):>11}")
+    for phase, kinds in plan.memory.phases.items():
+        for name, held in kinds.items():
+            if held:
+                print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
+    print(f"  {'peak':<22} {'':<28} {in_words(plan.memory.peak()):>11}")
+    if plan.refit:
+        print(f"\na refit moves {in_words(plan.refit)} in {plan.refit_tensors} tensors")
+    for warning in plan.warnings:
+        print(f"warning: {warning}")

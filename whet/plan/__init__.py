@@ -1,0 +1,1 @@
+"""What a recipe will need, worked out without starting anything."""

@@ -1,0 +1,130 @@
+"""How large a model is, and what a forward pass keeps for the backward pass. Nothing is allocated: the model's own code
+runs on fake tensors, so an architecture that appeared yesterday is counted like any other.
+
+Knows no recipe and no layout of ranks.
+"""
+
+import copy
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whet.models.config import LoraSettings
+from whet.models.forest_attention import NAME, ForestLayout, register, supports_forest
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_EXPERTS = (".experts.",)
+
+
+@dataclass(slots=True, frozen=True)
+class ModelSize:
+    """Counts of numbers, not bytes."""
+
+    parameters: int
+    experts: int  # those of them that are in experts of mixture-of-experts layers
+    largest_layer: int  # parameters of the largest decoder layer
+    linear: int  # those of them in linear layers that are not the head
+    embedding: int  # input and output embeddings; tied ones once
+    adapters: int  # parameters that LoRA adds
+    tensors: int  # how many tensors a refit carries
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_per_token: int  # numbers that one token's keys and values are, over all layers
+
+
+def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> ModelSize:
+    """Count the parameters of a causal language model of this config."""
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model = _model(config, torch.float32)
+    embedding = {id(p): p.numel() for p in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
+    parameters = dict(model.named_parameters())
+    layers = [sum(p.numel() for p in layer.parameters()) for layer in model.get_decoder().layers]
+    head = model.get_output_embeddings()
+    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return ModelSize(
+        parameters=sum(p.numel() for p in parameters.values()),
+        experts=sum(p.numel() for name, p in parameters.items() if any(part in name for part in _EXPERTS)),
+        largest_layer=max(layers),
+        linear=sum(m.weight.numel() for m in linears),
+        embedding=sum(embedding.values()),
+        adapters=sum(lora.rank * (m.in_features + m.out_features) for m in linears) if lora else 0,
+        tensors=len(parameters),
+        layers=len(layers),
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        kv_per_token=_kv_per_token(text) * len(layers),
+    )
+
+
+def activation_bytes(
+    config: "PretrainedConfig", lengths: list[int], *, precision: str, checkpointing: bool = False
+) -> int:
+    """Bytes that the decoder of the model keeps for its backward pass over sequences of these lengths, the parameters
+    themselves left out. With ``checkpointing`` it keeps each layer's input, and one layer's insides at a time."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    tokens = sum(lengths)
+    layout = ForestLayout.of_lengths(lengths, "cpu")
+    if checkpointing:
+        one = copy.deepcopy(config)
+        one.get_text_config().num_hidden_layers = 1
+        width = config.get_text_config().hidden_size * (8 if precision == "float64" else 4)
+        entering = tokens * width * config.get_text_config().num_hidden_layers
+        return entering + activation_bytes(one, lengths, precision=precision)
+    # Grouped products of experts have no shape rule for float32.
+    weights = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}[precision]
+    mixed = precision == "bfloat16"
+    if _has_experts(config):
+        weights, mixed = torch.bfloat16, False
+    kept: dict[int, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = _model(config, weights)
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                kept[storage._cdata] = storage  # held on to, so that no later one gets its number
+            return tensor
+
+        how = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else nullcontext()
+        inputs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.long)}
+        inputs["position_ids"] = torch.cat([torch.arange(n) for n in lengths])[None]
+        if supports_forest(config):
+            inputs["whet_forest"] = layout
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), how:
+            model.get_decoder()(**inputs, use_cache=False)
+        return sum(storage.nbytes() for storage in kept.values())
+
+
+def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    own = copy.deepcopy(config)
+    if supports_forest(own):
+        register()
+        own._attn_implementation = NAME
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+    model.tie_weights()
+    return model.train()
+
+
+def _has_experts(config: "PretrainedConfig") -> bool:
+    text = config.get_text_config()
+    return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+
+
+def _kv_per_token(text: Any) -> int:
+    """Of one layer. DeepSeek's latent attention keeps one compressed vector."""
+    if getattr(text, "kv_lora_rank", None):
+        return int(text.kv_lora_rank + text.qk_rope_head_dim)
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * size)

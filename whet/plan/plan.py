@@ -1,0 +1,174 @@
+"""A recipe's plan: who the ranks are, what each of them holds in each phase, what a refit moves, and what looks wrong.
+
+Nothing is started and no weight is read: the model's config file is enough.
+"""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from whet.data.examples import PreferenceRows
+from whet.generators.torch_config import TorchGeneratorConfig
+from whet.models.config import ModelConfig
+from whet.models.loading import load_model_config
+from whet.plan.memory import Memory, Shares, generator_memory, learner_memory
+from whet.plan.model import ModelSize, activation_bytes, model_size
+
+if TYPE_CHECKING:
+    from whet.parallel.config import ParallelConfig
+    from whet.recipe import Recipe
+
+_TRACED = 16384  # tokens; what a longer micro-batch keeps grows in proportion
+
+
+@dataclass(slots=True)
+class Plan:
+    """What ``whet plan`` prints. Bytes, except where said."""
+
+    ranks: int
+    layout: list[str]  # one line for each dimension that is larger than 1
+    models: dict[str, ModelSize]  # by role
+    tokens: int  # of the fullest micro-batch
+    memory: Memory  # of one rank of the learner; where one process holds everything, of that
+    generator: Memory | None  # of the generator, where it has a process of its own
+    refit: int  # that one publication of weights moves
+    refit_tensors: int
+    warnings: list[str] = field(default_factory=list)
+
+
+def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> Plan:
+    """``runtime``: bytes of a process that has only imported torch and transformers. ``available``: bytes of one
+    device, for the warning that a rank doesn't fit."""
+    algorithm, parallel = recipe.algorithm, recipe.parallel
+    lengths = _lengths(recipe)
+    memory = Memory(always={"runtime": runtime})
+    models: dict[str, ModelSize] = {}
+    lora = recipe.model.lora is not None
+    traced: dict[str, int] = {}
+    several = len(algorithm.heads) + len(algorithm.frozen) > 1
+    for role in (*algorithm.heads, *algorithm.frozen):
+        trains = role in algorithm.heads
+        model = recipe.model if trains else algorithm.frozen[role]
+        config = load_model_config(model)
+        size = models[role] = model_size(config, model.lora if trains else None)
+        if trains and model.path not in traced:
+            traced[model.path] = _activations(recipe, model, lengths)
+        part = learner_memory(
+            size,
+            recipe.learner,
+            shares_of(parallel),
+            activations=traced.get(model.path, 0) if trains else 0,
+            trains=trains,
+            lora=lora and trains,
+            reference="reference_logprobs" in algorithm.needs
+            and algorithm.filled_by.get("reference_logprobs", ("",))[0] == role,
+        )
+        memory.merge(part, of=role if several else "")
+    plan = Plan(parallel.ranks, _layout(parallel), models, sum(lengths), memory, None, 0, 0)
+    if algorithm.samples_per_task:
+        _add_generator(plan, recipe, models["policy"])
+    plan.warnings = _warnings(plan, recipe, available)
+    return plan
+
+
+def shares_of(parallel: "ParallelConfig") -> Shares:
+    """How the learner's layout divides one model."""
+    split = parallel.fsdp * parallel.context
+    return Shares(
+        dense=split * parallel.tensor,
+        experts=split * parallel.tensor,
+        gathered=split > 1,
+        tokens=parallel.context * (parallel.tensor if parallel.sequence_parallel else 1),
+        matrices=parallel.tensor,
+    )
+
+
+def _add_generator(plan: Plan, recipe: "Recipe", size: ModelSize) -> None:
+    config = recipe.generator
+    plan.refit_tensors = size.tensors
+    if not isinstance(config, TorchGeneratorConfig):
+        plan.refit = size.parameters * 2
+        return
+    held = generator_memory(
+        size,
+        config,
+        prompts=recipe.rollouts.prompts_per_step,
+        answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
+        prompt=recipe.sampling.max_prompt_tokens,
+        answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
+    )
+    plan.refit = held.phases["publish"]["cast"]
+    plan.memory.merge(held)
+
+
+def _lengths(recipe: "Recipe") -> list[int]:
+    """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be."""
+    most = recipe.learner.max_tokens
+    if not recipe.algorithm.samples_per_task:
+        rows = recipe.rows
+        longest = min(most, rows.max_tokens or most)
+        step = rows.batch_size * longest * (2 if isinstance(rows, PreferenceRows) else 1)
+    else:
+        answer = recipe.sampling.max_new_tokens * recipe.sampling.max_turns
+        longest = recipe.sampling.max_prompt_tokens + answer
+        step = recipe.rollouts.prompts_per_step * (
+            recipe.sampling.max_prompt_tokens + recipe.algorithm.samples_per_task * answer
+        )
+    tokens = min(most, -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard)))
+    return [longest] * max(1, round(tokens / longest))
+
+
+def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> int:
+    some = lengths[: max(1, _TRACED // lengths[0])]
+    kept = activation_bytes(
+        load_model_config(model),
+        some,
+        precision=recipe.learner.precision,
+        checkpointing=recipe.learner.activation_checkpointing,
+    )
+    return kept * sum(lengths) // sum(some)
+
+
+def _layout(parallel: "ParallelConfig") -> list[str]:
+    """The dimensions from the slowest to the fastest numbered, with what their ranks share."""
+    said = {
+        "replicas": "copies of the sharded model, with data of their own",
+        "fsdp": "ranks that each hold a part of every parameter, with data of their own",
+        "context": "ranks that share the tokens of a micro-batch",
+        "tensor": "ranks that share every matrix",
+    }
+    return [f"{name} {size}: {said[name]}" for name in said if (size := getattr(parallel, name)) > 1]
+
+
+def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
+    found = list(recipe.warnings())
+    peak = plan.memory.peak()
+    if available and peak > available:
+        found.append(
+            f"a rank needs about {in_words(peak)}, and {in_words(available)} are there: raise parallel.fsdp, lower "
+            "learner.max_tokens, or set learner.activation_checkpointing=true"
+        )
+    text = load_model_config(recipe.model).get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if heads % recipe.parallel.tensor:
+        found.append(f"parallel.tensor = {recipe.parallel.tensor} does not divide the model's {heads} key-value heads")
+    if recipe.algorithm.samples_per_task:
+        shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
+        if recipe.rollouts.prompts_per_step < shards:
+            found.append(
+                f"rollouts.prompts_per_step = {recipe.rollouts.prompts_per_step} is less than the {shards} "
+                "data-parallel ranks: some will compute nothing but padding"
+            )
+    return found
+
+
+def in_words(size: float) -> str:
+    """Bytes for people.
+
+    >>> in_words(1536 * 1024**2)
+    '1.5 GiB'
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024 or unit == "GiB":
+            return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
+        size /= 1024
+    raise AssertionError
