@@ -114,6 +114,15 @@ def test_the_reference_point_does_not_depend_on_layout_or_order(workers: dict[st
     assert {value for part in parts for value in part.batch.scores["reference_point"].tolist()} == {expected}
 
 
+def test_it_is_float64_as_all_scores_are_also_of_a_float32_model(workers: dict[str, Any]) -> None:
+    class Single(TwoWorkers):
+        async def score(self, batch: Batch, columns: set[str]) -> dict[str, torch.Tensor]:
+            return {name: column.float() for name, column in (await super().score(batch, columns)).items()}
+
+    for groups in (labelled_groups(0), labelled_groups(0)[:1]):
+        assert completed(groups, Single(workers)).scores["reference_point"].dtype == torch.float64
+
+
 def test_a_row_without_a_partner_has_reference_point_zero(workers: dict[str, Any]) -> None:
     assert point(completed(labelled_groups(0)[:1], TwoWorkers(workers))) == 0
     assert len(mismatched(Batch.from_groups(labelled_groups(0)[:1]))) == 0
