@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from whet.algorithms.annotate import annotate
 from whet.batch import Batch, ModelOutput
-from whet.build import build_generator
+from whet.build import build_generator, build_sync
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
 from whet.evaluate import evaluate_tasks
@@ -19,7 +19,6 @@ from whet.metrics.statistics import wilson
 from whet.rollouts.recorder import records
 from whet.rollouts.source import RolloutSource
 from whet.types import Distribution, Group, Message, Task
-from whet.weights.in_process import InProcessSync
 
 if TYPE_CHECKING:
     from whet.losses.base import Loss
@@ -60,7 +59,7 @@ def build_feed(recipe: "Recipe", renderer: Renderer) -> Feed:
 
 
 class SampledFeed:
-    """Episodes of the policy over a task set, through a generator in this process."""
+    """Episodes of the policy over a task set, through a generator."""
 
     def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
@@ -76,7 +75,7 @@ class SampledFeed:
             filters=recipe.algorithm.group_filters,
             seed=recipe.seed,
         )
-        self.sync = InProcessSync(recipe.weights, _probe_text(renderer, self.source.tasks[0]))
+        self.sync = build_sync(recipe, self.generator, _probe_text(renderer, self.source.tasks[0]))
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         return await self.sync.publish(learners["policy"], self.generator, version)
