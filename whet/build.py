@@ -38,10 +38,14 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
 
 def build_sync(recipe: "Recipe", generator: "Generator", text: list[int]) -> "WeightSync":
     """The way of the policy's weights to ``generator``. ``text``, at least two tokens, is what its probe reads."""
+    from whet.generators.router import Router
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
+    from whet.weights.replicas import ReplicasSync
 
-    if not hasattr(generator, "call"):
+    if isinstance(generator, Router):
+        return ReplicasSync([build_sync(recipe, replica, text) for replica in generator.replicas])
+    if not hasattr(generator, "call"):  # its weights are in this process
         return InProcessSync(recipe.weights, text)
     sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))

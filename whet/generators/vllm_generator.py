@@ -1,10 +1,10 @@
 """The generator on vLLM: requests go to an engine in processes of its own, and tokens come back.
 
 Who waits for what: the engine starts with the first call that needs it. ``sample`` hands its request over and awaits
-the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` forgets all keys
-and values (those of requests under way are computed anew, from their tokens) and lets them go on. Every wait has the
-config's deadline. A dead or frozen engine fails every wait with an error that names its processes. When this process
-ends, however it ends, the engine ends (``vllm_guard.py``).
+the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` forgets all
+keys and values (those of requests under way are computed anew, from their tokens) and lets them go on. Every wait has
+the config's deadline. A dead or frozen engine fails every wait with an error that names its processes. When this
+process ends, however it ends, the engine ends (``vllm_guard.py``).
 """
 
 import asyncio
