@@ -229,6 +229,7 @@ def test_the_engine_ends_when_its_owner_is_killed(tmp_path: Path, when: str) -> 
         children = owner.children(recursive=True)
         return [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
 
+    before = set(os.listdir("/dev/shm"))
     if when == "later":
         assert owner.stdout.readline().strip() == "started"
     while len(engine()) < 2:  # the guard and the engine's core
@@ -240,3 +241,7 @@ def test_the_engine_ends_when_its_owner_is_killed(tmp_path: Path, when: str) -> 
         process.kill()
     owner.wait(10)
     assert not alive
+    limit = time.monotonic() + 20  # what the engine's processes shared is removed by a helper that outlives them
+    while (left := set(os.listdir("/dev/shm")) - before) and time.monotonic() < limit:
+        time.sleep(0.2)
+    assert not [name for name in left if name.startswith("psm_")]

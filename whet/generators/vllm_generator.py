@@ -58,7 +58,7 @@ class VllmGenerator:
         self._starting = asyncio.Lock()
         self._ids = itertools.count()
         self._under_way: dict[str, asyncio.Task[Completion]] = {}
-        self._paused = self._closed = False
+        self._paused = self._closed = self._ended = False
         self._progress = time.monotonic()  # when the engine last said something
 
     @property
@@ -285,7 +285,7 @@ class VllmGenerator:
             await asyncio.to_thread(self._end, engine)
             del engine
             gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end
-        if self._guard is not None:
+        if self._guard is not None and (self._ended or self._failure):  # a start that was given up may still succeed
             self._guard.kill()
             self._guard.wait(5)
         if self._folder is not None:
@@ -298,6 +298,7 @@ class VllmGenerator:
             if process.status() == psutil.STATUS_STOPPED:
                 process.kill()
         engine.shutdown(timeout=5)
+        self._ended = True
         _, left = psutil.wait_procs(left, timeout=5)
         for process in left:
             process.kill()

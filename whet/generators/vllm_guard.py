@@ -35,7 +35,8 @@ def _marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark:
+            tracker = "resource_tracker" in " ".join(process.cmdline())  # it removes shared memory, then ends by itself
+            if process.environ().get(MARK) == mark and not tracker:
                 found.append(process)
         except psutil.Error:  # it has ended, or is not ours
             continue
