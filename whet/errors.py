@@ -21,6 +21,10 @@ class RefitError(WhetError):
     """The generator doesn't hold the weights that the learner published."""
 
 
+class GeneratorError(WhetError):
+    """The engine that samples died, failed or did not start."""
+
+
 class DeadlineError(WhetError):
     """Something was waited for longer than its deadline."""
 

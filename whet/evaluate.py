@@ -170,7 +170,7 @@ def evaluate(
     temperature: float | None = None,
 ) -> Report:
     """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
-    from whet.build import build_generator, build_renderer, trained_weights
+    from whet.build import build_generator, build_renderer, build_sync, trained_weights
 
     taskset = recipe.taskset  # an error at once, rather than after a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
@@ -186,8 +186,7 @@ def evaluate(
         renderer = build_renderer(settings)
         generator = build_generator(settings, renderer)
         try:
-            generator.load_weights(trained_weights(settings, run))
-            await generator.resume(0)
+            await build_sync(settings, generator, [0, 0]).load(trained_weights(settings, run), generator, 0)
             tasks = taskset.tasks(config.split)[: config.limit]
             return await evaluate_tasks(
                 tasks,

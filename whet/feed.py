@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from whet.algorithms.annotate import annotate
 from whet.batch import Batch, ModelOutput
-from whet.build import build_generator
+from whet.build import build_generator, build_sync
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
 from whet.errors import DataError
@@ -24,7 +24,6 @@ from whet.models.loading import fingerprint
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.source import RolloutSource
 from whet.types import Distribution, Group, Message, Task
-from whet.weights.in_process import InProcessSync
 
 if TYPE_CHECKING:
     from whet.losses.base import Loss
@@ -71,7 +70,7 @@ def build_feed(recipe: "Recipe", renderer: Renderer) -> Feed:
 
 
 class SampledFeed:
-    """Episodes of the policy over a task set, through a generator in this process."""
+    """Episodes of the policy over a task set, through a generator."""
 
     def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
@@ -87,7 +86,7 @@ class SampledFeed:
             filters=recipe.algorithm.group_filters,
             seed=recipe.seed,
         )
-        self.sync = InProcessSync(recipe.weights, _probe_text(renderer, self.source.tasks[0]))
+        self.sync = build_sync(recipe, self.generator, _probe_text(renderer, self.source.tasks[0]))
 
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]

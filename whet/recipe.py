@@ -95,8 +95,8 @@ class Recipe(Config):
         what = f"sampling.max_prompt_tokens + sampling.max_new_tokens = {longest}"
         if longest > self.learner.max_tokens:
             raise ValueError(f"{what} is more than a micro-batch holds, learner.max_tokens = {self.learner.max_tokens}")
-        context = getattr(self.generator, "max_context", longest)
-        if longest > context:
+        context = getattr(self.generator, "max_context", None)
+        if context is not None and longest > context:
             raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
 
     def _check_sampling(self) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.tiny import tiny_tokenizer
+from tests.tiny import VOCAB, tiny_tokenizer
+from whet.errors import WhetError
 from whet.generators.base import Completion, Generator, SamplingParams
 from whet.types import Distribution
 
@@ -36,6 +37,10 @@ class GeneratorContract:
     def generator(self) -> Generator:
         raise NotImplementedError
 
+    def run(self, generator: Generator, body: Callable[[], Awaitable[object]]) -> object:
+        """Runs a test's body. An engine that takes long to start may live on in a loop of its own."""
+        return run(generator, body)
+
     def test_a_completion_has_one_logprob_per_token_and_stops_at_its_limit(self, generator: Generator) -> None:
         async def body() -> None:
             for limit in (1, 2, 9):
@@ -44,7 +49,7 @@ class GeneratorContract:
                 assert c.finish_reason == "length"
                 assert all(x <= 0 for x in c.logprobs)
 
-        run(generator, body)
+        self.run(generator, body)
 
     def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(self, generator: Generator) -> None:
         async def body() -> None:
@@ -54,7 +59,7 @@ class GeneratorContract:
             assert out[0].tokens == out[1].tokens == again.tokens
             assert len({tuple(c.tokens) for c in out}) == 3
 
-        run(generator, body)
+        self.run(generator, body)
 
     def test_greedy_does_not_depend_on_the_seed_or_the_temperature(self, generator: Generator) -> None:
         async def body() -> None:
@@ -62,7 +67,31 @@ class GeneratorContract:
             out = await crowd(generator, [(PROMPT, SamplingParams(12, seed=1, greedy=True)), (PROMPT, hot)])
             assert out[0].tokens == out[1].tokens
 
-        run(generator, body)
+        self.run(generator, body)
+
+    def test_the_likeliest_token_alone_is_sampled_with_certainty(self, generator: Generator) -> None:
+        async def body() -> None:
+            only = SamplingParams(12, seed=2, distribution=Distribution(temperature=0.7, top_k=1))
+            sure = SamplingParams(12, seed=3, distribution=Distribution(temperature=0.7, min_p=1.0))
+            out = await crowd(generator, [(PROMPT, p) for p in (only, sure, SamplingParams(12, greedy=True))])
+            assert out[0].tokens == out[1].tokens == out[2].tokens
+            assert max(map(abs, out[0].logprobs + out[1].logprobs)) < 1e-6
+            assert min(out[2].logprobs) < -1e-3
+
+        self.run(generator, body)
+
+    def test_what_cannot_be_met_is_an_error_and_a_full_context_is_none(self, generator: Generator) -> None:
+        async def body() -> None:
+            with pytest.raises(WhetError, match="empty prompt"):
+                await generator.sample([], SamplingParams(3), "s")
+            with pytest.raises(WhetError, match="outside"):
+                await generator.sample([VOCAB], SamplingParams(3), "s")
+            with pytest.raises(WhetError, match="greedy"):
+                await generator.sample(PROMPT, SamplingParams(3, distribution=Distribution(temperature=0.0)), "s")
+            c = await generator.sample([1] * 100_000, SamplingParams(3), "s")
+            assert (c.tokens, c.finish_reason) == ([], "length")
+
+        self.run(generator, body)
 
     def test_a_stop_token_ends_the_completion_and_is_kept(self, generator: Generator) -> None:
         async def body() -> None:
@@ -73,7 +102,7 @@ class GeneratorContract:
             assert c.tokens == free.tokens[: first + 1]
             assert c.finish_reason == "stop"
 
-        run(generator, body)
+        self.run(generator, body)
 
     def test_a_stop_string_ends_the_completion_with_the_token_that_completes_it(self, generator: Generator) -> None:
         async def body() -> None:
@@ -90,7 +119,7 @@ class GeneratorContract:
             assert c.tokens == free.tokens[: len(c.tokens)]
             assert tokenizer.decode(c.tokens).endswith(stop)
 
-        run(generator, body)
+        self.run(generator, body)
 
     def test_more_requests_than_fit_at_once_are_all_answered(self, generator: Generator) -> None:
         async def body() -> None:
@@ -98,7 +127,7 @@ class GeneratorContract:
             out = await crowd(generator, requests)
             assert [len(c.tokens) for c in out] == [p.max_new_tokens for _, p in requests]
 
-        run(generator, body)
+        self.run(generator, body)
 
     def test_requests_under_way_survive_a_pause_and_name_both_versions(self, generator: Generator) -> None:
         async def body() -> None:
@@ -116,7 +145,7 @@ class GeneratorContract:
             assert (await task).versions == (3, 4)
             assert after.versions == (4, 4)
 
-        run(generator, body)
+        self.run(generator, body)
 
     def test_giving_up_on_a_request_leaves_the_others_alone(self, generator: Generator) -> None:
         async def body() -> None:
@@ -129,4 +158,4 @@ class GeneratorContract:
             with pytest.raises(asyncio.CancelledError):
                 await given_up
 
-        run(generator, body)
+        self.run(generator, body)

@@ -116,11 +116,11 @@ def test_requests_of_one_tick_share_one_prefill_of_each_prompt() -> None:
         await crowd(generator, [((PROMPT, OTHER)[i % 2], SamplingParams(3, seed=i)) for i in range(16)])
         assert generator.counters.prefill_tokens == len(PROMPT) + len(OTHER)
         assert generator.counters.decode_steps == 2
-        await generator.sample(PROMPT, SamplingParams(3), "later")
+        assert (await generator.sample(PROMPT, SamplingParams(3), "later")).cached == len(PROMPT)
         assert generator.counters.prefill_tokens == len(PROMPT) + len(OTHER)
         await generator.pause()
         await generator.resume(1)
-        await generator.sample(PROMPT, SamplingParams(3), "new weights")
+        assert (await generator.sample(PROMPT, SamplingParams(3), "new weights")).cached == 0
         assert generator.counters.prefill_tokens == 2 * len(PROMPT) + len(OTHER)
 
     run(generator, body)

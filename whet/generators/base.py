@@ -26,6 +26,7 @@ class Completion:
     logprobs: list[float]  # [len(tokens)], under the sampling distribution
     versions: tuple[int, int]  # oldest and newest weights that sampled them
     finish_reason: Literal["stop", "length", "aborted"]
+    cached: int = 0  # tokens of the prompt whose keys and values were known already
 
 
 class Generator(Protocol):

@@ -34,6 +34,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: tuple[int, int] | None = None
     finish: Literal["stop", "length", "aborted"] | None = None
+    cached: int = 0  # tokens of the prompt that were known when it was admitted
     cancelled: bool = False  # set by another thread; the row is given up before the next step
 
     def __post_init__(self) -> None:
@@ -59,7 +60,7 @@ class Request:
     def completion(self, version: int) -> Completion:
         """The result; ``version`` stands in where nothing was sampled."""
         versions = self.versions or (version, version)
-        return Completion(self.tokens, self.logprobs, versions, self.finish or "aborted")
+        return Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached)
 
 
 @dataclass(slots=True)
@@ -146,6 +147,8 @@ class Decoder:
                 taken.append(request)
         if not taken:
             return ended
+        for request in taken:
+            request.cached = len(request.prompt) if request.prompt in self.known else 0
         started = perf_counter()
         known = self._prompts(list(dict.fromkeys(request.prompt for request in taken)))
         sampled = perf_counter()

@@ -1,3 +1,7 @@
 """Built-in generators by the name that recipes use."""
 
-GENERATORS = {"torch": "whet.generators.torch_config:TorchGeneratorConfig"}
+GENERATORS = {
+    "torch": "whet.generators.torch_config:TorchGeneratorConfig",
+    "vllm": "whet.generators.vllm_config:VllmGeneratorConfig",
+    "router": "whet.generators.router_config:RouterConfig",
+}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whet.errors import ConfigError, DeadlineError, RefitError, WhetError
+from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.decoder import Counters, Decoder, Request
 from whet.generators.engine_model import EngineModel, load_named, named_weights
@@ -259,6 +259,6 @@ class TorchGenerator:
 def _engine_error(failure: BaseException) -> WhetError:
     if isinstance(failure, WhetError):
         return failure
-    error = WhetError(f"the torch generator's engine failed: {type(failure).__name__}: {failure}")
+    error = GeneratorError(f"the torch generator's engine failed: {type(failure).__name__}: {failure}")
     error.__cause__ = failure
     return error

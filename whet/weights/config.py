@@ -1,15 +1,24 @@
 """How new weights reach the generator and how their arrival is proven."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from whet.config import Config
 
 
 class WeightSyncConfig(Config):
-    """Both proofs run after every publication; a mismatch stops the run and names the tensors."""
+    """The proofs run after every publication; a mismatch stops the run and names the tensors."""
 
+    transport: Literal["shared_memory", "disk"] = "shared_memory"
+    """The way to an engine in other processes; the built-in generator needs none."""
+    bucket_mb: float = Field(128, gt=0)
+    """Weights travel to an engine in buckets of this size, in MiB; two exist at a time, or a larger tensor alone."""
     digest: bool = True
-    """Compare a digest of every tensor the generator holds with the learner's."""
+    """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
+    layers compute with."""
+    columns: int = Field(64, gt=0)
+    """Columns of each matrix that are read back from an engine; other ones after each publication."""
     probe: bool = True
     """Compare log-probs of a few tokens, through the generator's decode path, with the learner's."""
     probe_tokens: int = Field(8, gt=0)

@@ -10,14 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from whet.batch import Batch
 from whet.errors import RefitError
 from whet.generators.base import Generator
 from whet.learner.base import Learner
 from whet.metrics import Metrics
-from whet.types import Distribution, Group, Span, Task, Trajectory
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
+from whet.weights.probe import compare_decoding
 
 
 class Refittable(Generator, Protocol):
@@ -49,7 +48,14 @@ class InProcessSync:
         await generator.resume(version)
         return metrics
 
-    def _write(self, weights: list[tuple[str, Tensor]], generator: Refittable) -> None:
+    async def load(self, weights: Iterable[tuple[str, Tensor]], generator: Refittable, version: int) -> Metrics:
+        """See ``WeightSync``."""
+        await generator.pause()
+        await asyncio.to_thread(self._write, weights, generator)
+        await generator.resume(version)
+        return Metrics()
+
+    def _write(self, weights: Iterable[tuple[str, Tensor]], generator: Refittable) -> None:
         cast = [(name, tensor.to(generator.dtype)) for name, tensor in weights]
         generator.load_weights(cast)
         if self.config.digest:
@@ -63,18 +69,4 @@ class InProcessSync:
 
     async def _probe(self, learner: Learner, generator: Refittable) -> Metrics:
         decoded = await asyncio.to_thread(generator.score_decode, self.prompt, self.tokens)
-        spans = [Span(self.prompt, trained=False), Span(self.tokens, trained=True)]
-        group = Group("probe", Task("probe", []), [Trajectory(spans)])
-        batch = Batch.from_groups([group], distribution=Distribution())
-        scored = (await learner.score(batch, {"logprobs"}))["logprobs"][batch.trained].double()
-        difference = (torch.tensor(decoded, dtype=torch.float64) - scored).abs()
-        mean, largest = float(difference.mean()), float(difference.max())
-        coarse = generator.dtype in (torch.bfloat16, torch.float16) or learner.describe().get("precision") == "bfloat16"
-        tolerance = self.config.probe_tolerance or (0.25 if coarse else 1e-3)
-        if not mean <= tolerance:
-            raise RefitError(
-                f"after publishing, the generator's decode path gives other log-probs than the learner: they differ by "
-                f"{mean:.3g} on average over {len(self.tokens)} tokens (weights.probe_tolerance {tolerance:g}). Stale "
-                "caches, another precision, or a head that is not tied as in the learner are the usual causes"
-            )
-        return Metrics().mean("refit/probe_mean", mean).max("refit/probe_max", largest)
+        return await compare_decoding(learner, self.prompt, self.tokens, decoded, self.config, dtype=generator.dtype)

@@ -1,0 +1,181 @@
+"""How fast weights reach a generator: each transport beside a plain copy of the same bytes in the same run.
+
+    python benchmarks/refit.py [--megabytes 512] [--tensors 290] [--small 10000] [--json FILE]
+
+The receiving side is a process of its own that copies what comes into tensors it holds, as an engine without kernels
+would; in-process means that copy alone. Each is measured bare and with its proofs (digests on both sides, columns read
+back). The second part sends a model of many small tensors, where describing them would cost more than the bytes: the
+first publication describes them, later ones don't. Contestants take turns; the ratio to the plain copy is what to read.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from machine import describe
+from torch import Tensor
+
+from whet.weights.config import WeightSyncConfig
+from whet.weights.digest import differing, digest
+from whet.weights.engine import EngineSync
+
+
+class Held:
+    """A model that holds tensors and computes nothing."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def begin(self) -> None: ...
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        for name, tensor in named:
+            if name in self.tensors:
+                self.tensors[name].copy_(tensor)
+            else:
+                self.tensors[name] = tensor
+
+    def finish(self) -> list[str]:
+        return []
+
+    def columns(self, name: str, columns: list[int]) -> Tensor:
+        return self.tensors[name][:, columns] if columns else self.tensors[name]
+
+
+def receive(wire: Connection) -> None:
+    """The other process."""
+    from whet.weights.receiver import Receiver
+
+    torch.set_num_threads(1)
+    receiver = Receiver(Held())
+    while (message := wire.recv()) is not None:
+        method, args = message
+        wire.send(getattr(receiver, method)(*args))
+
+
+class Process:
+    """An engine in another process, as far as weights go."""
+
+    weights_complete = False
+    dtype = torch.bfloat16
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.wire, theirs = context.Pipe()
+        self.process = context.Process(target=receive, args=(theirs,), daemon=True)
+        self.process.start()
+        self.sent = 0  # bytes of messages
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        message = (method, args)
+        self.sent += len(repr(message))
+        await asyncio.to_thread(self.wire.send, message)
+        return [await asyncio.to_thread(self.wire.recv)]
+
+    async def pause(self) -> None: ...
+    async def resume(self, version: int) -> None: ...
+
+    async def close(self) -> None:
+        self.wire.send(None)
+        self.process.join(10)
+
+
+def model(count: int, megabytes: float) -> list[tuple[str, Tensor]]:
+    """Matrices of bfloat16, of equal size."""
+    rows = max(1, int(megabytes * 2**20 / count / 2 / 64))
+    return [(f"layer.{i}.weight", torch.randn(rows, 64).bfloat16()) for i in range(count)]
+
+
+async def seconds_of(sync: EngineSync, engine: Process, named: list[tuple[str, Tensor]], rounds: int) -> list[float]:
+    taken = []
+    for version in range(rounds + 1):
+        started = time.perf_counter()
+        await sync.load(named, engine, version)
+        taken.append(time.perf_counter() - started)
+    return taken[1:]
+
+
+def in_process(named: list[tuple[str, Tensor]], targets: list[tuple[str, Tensor]], proof: bool) -> None:
+    for (_, source), (_, target) in zip(named, targets, strict=True):
+        target.copy_(source)
+    if proof and differing(digest(named), digest(targets)):
+        raise SystemExit("the copy differs")
+
+
+def timed(work: Callable[[], object], rounds: int) -> list[float]:
+    work()
+    taken = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return taken
+
+
+async def large(named: list[tuple[str, Tensor]], rounds: int) -> dict[str, list[float]]:
+    targets = [(name, torch.empty_like(tensor)) for name, tensor in named]
+    flat = torch.cat([tensor.reshape(-1) for _, tensor in named])
+    found = {"plain copy": timed(partial(torch.empty_like(flat).copy_, flat), rounds)}
+    del flat
+    for proof in (False, True):
+        words = ", proven" if proof else ""
+        found["in process" + words] = timed(partial(in_process, named, targets, proof), rounds)
+        for transport in ("shared_memory", "disk"):
+            engine = Process()
+            sync = EngineSync(WeightSyncConfig(transport=transport, digest=proof), [0, 0])
+            found[transport.replace("_", " ") + words] = await seconds_of(sync, engine, named, rounds)
+            await engine.close()
+    return found
+
+
+async def small(named: list[tuple[str, Tensor]], rounds: int) -> tuple[list[int], list[float]]:
+    """(bytes of messages, seconds) of each publication."""
+    engine, sync = Process(), EngineSync(WeightSyncConfig(digest=False), [0, 0])
+    sent, taken = [], []
+    for version in range(rounds + 1):
+        before, started = engine.sent, time.perf_counter()
+        await sync.load(named, engine, version)
+        taken.append(time.perf_counter() - started)
+        sent.append(engine.sent - before)
+    await engine.close()
+    return sent, taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--megabytes", type=float, default=512)
+    parser.add_argument("--tensors", type=int, default=290)
+    parser.add_argument("--small", type=int, default=10_000, help="tensors of the second part, of 8 KiB each")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the numbers here, too")
+    args = parser.parse_args()
+
+    named = model(args.tensors, args.megabytes)
+    size = sum(tensor.nbytes for _, tensor in named) / 1e9
+    found = asyncio.run(large(named, args.rounds))
+    plain = statistics.median(found["plain copy"])
+    print(f"{size:.2f} GB in {args.tensors} tensors of bfloat16")
+    for name, taken in found.items():
+        median = statistics.median(taken)
+        print(f"{name:24} {median:6.3f} s  {size / median:6.2f} GB/s  {median / plain:5.1f} times a plain copy")
+    sent, taken = asyncio.run(small(model(args.small, args.small / 128), args.rounds))
+    print(
+        f"{args.small} tensors of 8 KiB: {sent[0]} characters of messages and {taken[0]:.2f} s for the first "
+        f"publication, {sent[-1]} and {statistics.median(taken[1:]):.2f} s for a later one"
+    )
+    if args.json:
+        result = {"machine": describe(), "gigabytes": size, "seconds": found, "messages": sent, "small": taken}
+        args.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

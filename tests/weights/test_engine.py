@@ -1,0 +1,295 @@
+"""Publishing to an engine in other processes, over a stand-in for one: the built-in generator behind the receiver. The
+bytes go through real shared memory and files. What a real engine does is in ``test_vllm.py``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.toy import toy_recipe
+from tests.weights.test_in_process import learn_something
+from whet.build import build_generator, build_learner, build_renderer
+from whet.errors import RefitError
+from whet.generators.base import Completion, SamplingParams
+from whet.generators.torch_generator import TorchGenerator
+from whet.types import Distribution
+from whet.weights.base import in_buckets
+from whet.weights.config import WeightSyncConfig
+from whet.weights.engine import EngineSync
+from whet.weights.receiver import Receiver
+
+
+class StandIn:
+    """An engine: the torch generator, which takes its weights from a receiver."""
+
+    weights_complete = False
+
+    def __init__(self, inside: TorchGenerator) -> None:
+        self.inside, self.receiver = inside, Receiver(self)
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.came: dict[str, Tensor] = {}
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inside.dtype
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        assert target == "whet.weights.receiver:Receiver"
+        self.calls.append((method, args))
+        return [getattr(self.receiver, method)(*args)]
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        return await self.inside.sample(prompt, params, session)
+
+    async def pause(self) -> None:
+        await self.inside.pause()
+
+    async def resume(self, version: int) -> None:
+        await self.inside.resume(version)
+
+    # The model
+
+    def begin(self) -> None:
+        self.came = {}
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        self.came |= dict(named)
+
+    def finish(self) -> list[str]:
+        missing = [name for name, _ in self.inside.named_weights() if name not in self.came]
+        if not missing:
+            self.inside.load_weights(self.came.items())
+        return missing
+
+    def columns(self, name: str, columns: list[int]) -> Tensor | None:
+        held = dict(self.inside.named_weights()).get(name)
+        return held[:, columns] if held is not None and columns else held
+
+
+@asynccontextmanager
+async def parts(
+    folder: Path, tmp_path: Path, weights: dict[str, Any] | None = None, **changes: Any
+) -> AsyncIterator[tuple[Any, StandIn, EngineSync]]:
+    """Buckets of 64 KiB: the tiny model takes many."""
+    recipe = toy_recipe(folder, weights={"bucket_mb": 1 / 16} | (weights or {}), **changes)
+    renderer = build_renderer(recipe)
+    inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
+    try:
+        text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
+        yield learner, StandIn(inside), EngineSync(recipe.weights, text, Distribution(temperature=0.7), tmp_path)
+    finally:
+        await inside.close()
+        await learner.close()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "disk"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path, transport: str, dtype: str) -> None:
+    async def go() -> None:
+        changes: dict[str, Any] = {"model": {"lora": {"rank": 4}}, "optimizer": {"lr": 0.1}}
+        settings = {"transport": transport}
+        async with parts(tiny_model, tmp_path, settings, generator={"dtype": dtype}, **changes) as (
+            learner,
+            engine,
+            sync,
+        ):
+            await sync.publish(learner, engine, 0)
+            await learn_something(learner)
+            metrics = (await sync.publish(learner, engine, 1)).result()
+            assert engine.inside.version == 1
+            assert engine.weights_complete
+            assert metrics["refit/probe_mean"] < (1e-4 if dtype == "float32" else 0.25)
+            assert metrics["refit/unread"] == 0
+            assert metrics["refit/seconds"] > 0
+            held = dict(engine.inside.named_weights())
+            for name, tensor in await learner.named_weights():
+                assert name not in held or torch.equal(held[name], tensor.to(held[name].dtype))
+        assert not list(tmp_path.glob("whet-weights-*"))
+
+    asyncio.run(go())
+
+
+def test_names_and_shapes_are_sent_once(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            described, memory = [], []
+            for version in range(3):
+                engine.calls.clear()
+                await sync.publish(learner, engine, version)
+                taken = [args for method, args in engine.calls if method == "take_memory"]
+                assert len(taken) > 4
+                described.append(sum(args[3] is not None for args in taken))
+                memory.append(sum(args[2] is not None for args in taken))
+            assert described == [len(taken), 0, 0]
+            assert memory[1:] == [0, 0]
+
+    asyncio.run(go())
+
+
+def test_a_bucket_that_changed_is_described_again(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            await sync.publish(learner, engine, 0)
+            named = await learner.named_weights()
+            await sync.load(named[::-1], engine, 1)  # other tensors in each bucket
+            assert engine.weights_complete
+
+    asyncio.run(go())
+
+
+def test_buckets_keep_order_and_size_and_a_large_tensor_comes_alone() -> None:
+    sizes = [4, 4, 4, 40, 4, 8]
+    named = [(str(i), torch.zeros(size, dtype=torch.uint8)) for i, size in enumerate(sizes)]
+    assert [[name for name, _ in bucket] for bucket in in_buckets(named, 12)] == [["0", "1", "2"], ["3"], ["4", "5"]]
+    assert list(in_buckets([], 12)) == []
+
+
+Write = Callable[..., tuple[Any, ...]]
+
+
+def transposed(write: Write, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    return write(bucket, [(n, t.T.reshape(t.shape) if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named])
+
+
+def stale(write: Write, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    return write(bucket, [(n, t + 0.01 if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named])
+
+
+def swapped(write: Write, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    there = dict(named)
+    one, other = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_proj.weight"
+    if one in there and other in there:
+        there[one], there[other] = there[other], there[one]
+    return write(bucket, list(there.items()))
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "disk"])
+@pytest.mark.parametrize("damage", [transposed, stale, swapped])
+def test_damage_on_the_way_is_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., Any], transport: str
+) -> None:
+    async def go() -> None:
+        settings = {"transport": transport, "bucket_mb": 1.0}
+        async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
+            honest = sync.transport.write
+            monkeypatch.setattr(sync.transport, "write", lambda *args: damage(honest, *args))
+            with pytest.raises(RefitError, match=r"did not receive.*model\.layers\.1\.mlp\.(up|gate)_proj"):
+                await sync.publish(learner, engine, 1)
+            assert not engine.weights_complete
+
+    asyncio.run(go())
+
+
+def test_a_bucket_that_is_lost_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            honest = engine.receiver.take_memory
+            monkeypatch.setattr(engine.receiver, "take_memory", lambda *args: None if args[0] == 2 else honest(*args))
+            lost = list(in_buckets(await learner.named_weights(), 2**16))[2][0][0]
+            with pytest.raises(RefitError, match="missing or differ") as error:
+                await sync.publish(learner, engine, 1)
+            assert lost in str(error.value)
+
+    asyncio.run(go())
+
+
+def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one slot instead of two, the engine would read what was written over."""
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            monkeypatch.setattr("whet.weights.shared_memory._SLOTS", 1)
+            honest = engine.call
+
+            async def slow(*args: Any) -> list[Any]:
+                await asyncio.sleep(0.05)
+                return await honest(*args)
+
+            monkeypatch.setattr(engine, "call", slow)
+            with pytest.raises(RefitError, match="did not receive"):
+                await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
+def test_a_layer_that_computes_with_old_weights_is_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            await sync.publish(learner, engine, 0)
+            name = "model.layers.0.self_attn.o_proj.weight"
+            old = dict(engine.inside.named_weights())[name].clone()
+            await learn_something(learner)
+            honest = engine.columns
+            monkeypatch.setattr(engine, "columns", lambda n, c: old[:, c] if n == name else honest(n, c))
+            with pytest.raises(RefitError, match=r"compute with other weights.*: 1 of .*0\.self_attn\.o_proj"):
+                await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
+def test_a_parameter_for_which_nothing_came_is_named(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            named = [(name, tensor) for name, tensor in await learner.named_weights() if "norm" not in name]
+            with pytest.raises(RefitError, match=r"have no new weight.*norm"):
+                await sync.load(named, engine, 1)
+
+    asyncio.run(go())
+
+
+def test_a_prefix_cache_that_was_kept_is_noticed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            await sync.publish(learner, engine, 0)
+            decoder = engine.inside._decoder
+            monkeypatch.setattr(decoder, "forget_prefixes", lambda: None)
+            with pytest.raises(RefitError, match="prefix cache was not reset"):
+                await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("fault", ["another temperature", "an untied head"])
+def test_the_probe_notices_what_the_weights_cannot_show(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            await sync.publish(learner, engine, 0)
+            if fault == "another temperature":
+                honest = engine.sample
+                plain = Distribution()
+                monkeypatch.setattr(
+                    engine, "sample", lambda p, params, s: honest(p, replace(params, distribution=plain), s)
+                )
+            else:
+                head = engine.inside.engine.model.get_output_embeddings()
+                head.register_forward_hook(lambda module, args, out: out + 0.5 * torch.randn_like(out))
+            with pytest.raises(RefitError, match="decode path"):
+                await sync.publish(learner, engine, 1)
+
+    asyncio.run(go())
+
+
+def test_the_proofs_can_be_turned_off(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            sync.config = WeightSyncConfig(digest=False, probe=False)
+            metrics = (await sync.publish(learner, engine, 1)).result()
+            assert set(metrics) == {"refit/seconds", "refit/gigabytes", "refit/unread"}
+
+    asyncio.run(go())

@@ -1,0 +1,175 @@
+"""Publishing to a real vLLM engine: what arrives, what its layers compute with, and every fault that it could hide."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
+
+from tests.generators.test_vllm_generator import Loop
+from tests.tiny import tiny_qwen3, tiny_tokenizer
+from tests.toy import toy_recipe
+from tests.weights.test_in_process import learn_something
+from whet.build import build_generator, build_learner, build_renderer, build_sync
+from whet.errors import RefitError
+from whet.generators.vllm_generator import VllmGenerator
+from whet.types import Distribution
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+class Parts:
+    """A learner, an engine and the way between them; the model is tied, and has biases of q and k norms."""
+
+    def __init__(self, folder: Path, scratch: Path) -> None:
+        self.recipe = toy_recipe(
+            folder,
+            generator={"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "deadline": 120.0},
+            weights={"bucket_mb": 1 / 16, "columns": 1000},
+            sampling={"max_prompt_tokens": 200, "temperature": 0.7},
+            optimizer={"lr": 0.01},
+        )
+        self.renderer = build_renderer(self.recipe)
+        self.generator: Any = build_generator(self.recipe, self.renderer)
+        self.learner: Any = asyncio.run(build_learner(self.recipe, scratch, self.recipe.cluster.build()))
+        self.text = self.renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
+        self.version = 0
+
+    def sync(self, **changes: Any) -> Any:
+        recipe = self.recipe.model_copy(update={"weights": self.recipe.weights.model_copy(update=changes)})
+        return build_sync(recipe, self.generator, self.text)
+
+    async def publish(self, sync: Any) -> dict[str, float]:
+        self.version += 1
+        return (await sync.publish(self.learner, self.generator, self.version)).result()
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    folder = tmp_path_factory.mktemp("tied")
+    tiny_qwen3(initializer_range=0.3).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    parts = Parts(folder, tmp_path_factory.mktemp("learner"))
+    yield parts
+    loop.run(parts.generator.close())
+    asyncio.run(parts.learner.close())
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "disk"])
+def test_every_matrix_arrives_and_is_read_back_whole(parts: Parts, loop: Loop, transport: str) -> None:
+    async def go() -> None:
+        sync = parts.sync(transport=transport)
+        await parts.publish(sync)
+        await learn_something(parts.learner)
+        metrics = await parts.publish(sync)
+        assert metrics["refit/unread"] == 0
+        assert metrics["refit/probe_max"] < 1e-3
+        assert parts.generator.weights_complete
+
+    loop.run(go())
+
+
+def test_requests_under_way_go_on_with_new_weights(parts: Parts, loop: Loop) -> None:
+    async def go() -> None:
+        from whet.generators.base import SamplingParams
+
+        sync = parts.sync()
+        await parts.publish(sync)
+        long = asyncio.ensure_future(parts.generator.sample([5, 6, 7], SamplingParams(200, seed=1), "s"))
+        await parts.generator.sample([5, 6, 7], SamplingParams(2, seed=2), "t")
+        await parts.publish(sync)
+        assert (await long).versions == (parts.version - 1, parts.version)
+
+    loop.run(go())
+
+
+class KeepsAnOldLayer:
+    """Runs in the engine: after the next refit, one layer computes with what it had before."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def arm(self, name: str) -> None:
+        layer = dict(self.model.model.named_modules(remove_duplicate=False))[name]
+        old, finish = layer.cpu_linear, self.model.finish
+
+        def faulty() -> list[str]:
+            missing: list[str] = finish()
+            layer.cpu_linear, self.model.finish = old, finish
+            return missing
+
+        self.model.finish = faulty
+
+
+@pytest.mark.parametrize("layer", ["model.layers.1.mlp.down_proj", "model.layers.0.self_attn.qkv_proj", "lm_head"])
+def test_a_layer_that_computes_with_old_weights_is_named(parts: Parts, loop: Loop, layer: str) -> None:
+    """On CPUs the layers keep repacked weights, which no digest of parameters can see. A tied head has its own copy."""
+
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        await learn_something(parts.learner)
+        await parts.generator.call("tests.weights.test_vllm:KeepsAnOldLayer", "arm", layer)
+        expected = layer.replace("qkv_proj", "q_proj").replace(".", r"\.")
+        with pytest.raises(RefitError, match=rf"compute with other weights.*{expected}"):
+            await parts.publish(sync)
+
+    loop.run(go())
+
+
+def test_a_prefix_cache_that_was_kept_is_noticed(parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(self: Any, engine: Any) -> None:
+        pass
+
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        monkeypatch.setattr(VllmGenerator, "_forget", nothing)
+        with pytest.raises(RefitError, match=r"served 128 tokens .* prefix cache was not reset"):
+            await parts.publish(sync)
+
+    loop.run(go())
+
+
+def test_an_engine_at_another_temperature_is_noticed(parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        honest = parts.generator._translate
+        plain = Distribution()
+        monkeypatch.setattr(
+            parts.generator, "_translate", lambda params, limit: honest(replace(params, distribution=plain), limit)
+        )
+        with pytest.raises(RefitError, match="decode path"):
+            await parts.publish(sync)
+
+    loop.run(go())
+
+
+def test_a_bucket_that_is_lost_is_named(parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        honest = parts.generator.call
+
+        async def forgetful(target: str, method: str, *args: Any) -> list[Any]:
+            return [None] if method == "take_memory" and args[0] == 3 else await honest(target, method, *args)
+
+        monkeypatch.setattr(parts.generator, "call", forgetful)
+        with pytest.raises(RefitError, match=r"did not receive .* missing or differ, the first \S+weight"):
+            await parts.publish(sync)
+        monkeypatch.undo()
+        await parts.publish(sync)  # a complete set makes it good again
+
+    loop.run(go())

@@ -1,0 +1,305 @@
+"""The generator on vLLM: requests go to an engine in processes of its own, and tokens come back.
+
+Who waits for what: the engine starts with the first call that needs it. ``sample`` hands its request over and awaits
+the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` forgets all
+keys and values (those of requests under way are computed anew, from their tokens) and lets them go on. Every wait has
+the config's deadline. A dead or frozen engine fails every wait with an error that names its processes. When this
+process ends, however it ends, the engine ends (``vllm_guard.py``).
+"""
+
+import asyncio
+import gc
+import itertools
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psutil
+import torch
+
+from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
+from whet.generators.base import Completion, SamplingParams
+from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.generators.vllm_guard import start_guard
+from whet.generators.vllm_start import start_engine
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+T = TypeVar("T")
+_TOKENS_PER_OUTPUT = 16  # the engine reports so many at a time; often enough to see that it is alive
+
+
+class VllmGenerator:
+    """Samples from a model of ``model_config``. The engine starts with random weights and refuses to sample until a
+    complete set was published (``whet.weights.engine``). All calls must come from one event loop."""
+
+    def __init__(
+        self,
+        config: VllmGeneratorConfig,
+        model_config: "PretrainedConfig",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+    ) -> None:
+        self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.version = 0
+        self.weights_complete = False  # whoever publishes weights says so
+        self.processes: list[int] = []  # of the engine
+        self._vocab = int(model_config.get_text_config().vocab_size)
+        self._engine: AsyncLLM | None = None
+        self._folder: Path | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._failure: GeneratorError | None = None  # of the start
+        self._starting = asyncio.Lock()
+        self._ids = itertools.count()
+        self._under_way: dict[str, asyncio.Task[Completion]] = {}
+        self._paused = self._closed = self._ended = False
+        self._progress = time.monotonic()  # when the engine last said something
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return dtype
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"the vLLM engine (processes {', '.join(map(str, self.processes)) or 'not started'})"
+
+    # Sampling
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
+        """Continue ``prompt``. A prompt that fills the context gives no token and finish reason ``length``.
+
+        Raises WhetError for parameters that cannot be met, DeadlineError when the engine makes no progress and
+        GeneratorError when it has died.
+        """
+        self._check(prompt, params)
+        limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
+        if limit <= 0:
+            return Completion([], [], (self.version, self.version), "length")
+        engine = await self._started()
+        name = f"whet-{next(self._ids)}"
+        task = asyncio.ensure_future(self._collect(engine, name, prompt, self._translate(params, limit)))
+        self._under_way[name] = task
+        try:
+            while not task.done():
+                left = self._progress + self.config.deadline - time.monotonic()
+                patience = self.config.deadline if self._paused or left <= 0 else left
+                if not (await asyncio.wait({task}, timeout=patience))[0]:
+                    self._check_progress()
+            return task.result()
+        finally:
+            del self._under_way[name]
+            task.cancel()  # for whoever stops waiting: the engine drops the request
+
+    def _check(self, prompt: list[int], params: SamplingParams) -> None:
+        if self._closed:
+            raise WhetError("the generator is closed")
+        if not self.weights_complete:
+            raise RefitError("the vLLM engine holds no complete set of weights; publish one first")
+        if not prompt:
+            raise WhetError("cannot sample from an empty prompt: give at least one token (the BOS token, for example)")
+        if min(prompt) < 0 or max(prompt) >= self._vocab:
+            raise WhetError(f"the prompt has a token outside the model's {self._vocab}: {min(prompt)} or {max(prompt)}")
+        if params.stop and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer: pass one to VllmGenerator, or use stop_token_ids")
+        d = params.distribution
+        if not params.greedy and not (d.temperature > 0 and d.top_k >= 0 and 0 < d.top_p <= 1 and 0 <= d.min_p <= 1):
+            raise ConfigError(f"{d} is no distribution; for the likeliest token at each step set greedy")
+
+    def _translate(self, params: SamplingParams, limit: int) -> Any:
+        """The same in vLLM's words. Nothing ends a completion but what ``params`` names."""
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        d = params.distribution
+        filters = {} if params.greedy else {"top_k": d.top_k, "top_p": d.top_p, "min_p": d.min_p}
+        return vllm.SamplingParams(
+            temperature=0.0 if params.greedy else d.temperature,
+            seed=params.seed % 2**63,
+            max_tokens=limit,
+            stop_token_ids=list(params.stop_token_ids),
+            stop=list(params.stop),
+            include_stop_str_in_output=True,
+            ignore_eos=True,
+            detokenize=bool(params.stop),
+            skip_special_tokens=False,
+            logprobs=0,  # of the sampled token alone
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.CUMULATIVE,
+            stream_interval=_TOKENS_PER_OUTPUT,
+            **filters,
+        )
+
+    async def _collect(self, engine: "AsyncLLM", name: str, prompt: list[int], params: Any) -> Completion:
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        last = None
+        if len(self._under_way) <= 1:
+            self._progress = time.monotonic()  # an idle engine had nothing to say
+        try:
+            async for output in engine.generate(tokens_input(prompt), params, name):
+                last = output
+                self._progress = time.monotonic()
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise self._died(error) from error
+        assert last is not None
+        out = last.outputs[0]
+        if out.finish_reason not in ("stop", "length", "abort"):
+            raise GeneratorError(f"{self.name} gave up on a request: {out.finish_reason}")
+        tokens = list(out.token_ids)
+        spans = [int(span.version) for span in out.weight_versions or ()] or [self.version]
+        return Completion(
+            tokens,
+            [min(logprob, 0.0) for logprob in out.logprobs.logprobs[: len(tokens)]] if out.logprobs else [],
+            (spans[0], spans[-1]),
+            "aborted" if out.finish_reason == "abort" else out.finish_reason,
+            cached=last.num_cached_tokens or 0,
+        )
+
+    def _check_progress(self) -> None:
+        idle = time.monotonic() - self._progress
+        if not self._paused and idle >= self.config.deadline:
+            raise DeadlineError(
+                f"{self.name} has said nothing for {idle:.0f} s (generator.deadline is {self.config.deadline:g} s): a "
+                "step takes too long for this machine, or the engine is stuck"
+            )
+
+    # Pauses and weights
+
+    async def pause(self) -> None:
+        """Return once the engine is between steps and stays there. Raises DeadlineError when a step does not end."""
+        engine = await self._started()
+        self._paused = True
+        await self._bounded(engine.pause_generation(mode="keep", clear_cache=False), "the pause")
+
+    async def resume(self, version: int) -> None:
+        """Go on with weights ``version``. No key or value computed under older weights is used again."""
+        engine = await self._started()
+        await self._bounded(self._forget(engine), "the reset of its prefix cache")
+        await self._bounded(engine.update_weight_version(str(version)), "the new version")
+        self.version = version
+        self._progress = time.monotonic()
+        self._paused = False
+        await self._bounded(engine.resume_generation(), "the end of the pause")
+
+    async def _forget(self, engine: "AsyncLLM") -> None:
+        if not await engine.reset_prefix_cache(reset_running_requests=True):
+            raise RefitError(f"{self.name} did not forget the keys and values of older weights")
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        """Call ``method`` of the object that ``module:Class`` makes of the engine's model (a ``VllmModel``), in each of
+        the engine's worker processes; the object is made once. Arguments and results are plain data."""
+        engine = await self._started()
+        work = engine.collective_rpc("whet_call", args=(target, method, *args))
+        answers: list[Any] = await self._bounded(work, method)
+        return answers
+
+    async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await asyncio.wait_for(awaitable, self.config.deadline)
+        except TimeoutError:
+            raise DeadlineError(
+                f"{self.name} did not answer within {self.config.deadline:g} s (generator.deadline): {what}"
+            ) from None
+        except EngineDeadError as error:
+            raise self._died(error) from error
+        except WhetError:
+            raise
+        except Exception as error:  # vLLM raises what failed in the worker as a plain exception with its text
+            raise GeneratorError(f"{self.name} failed at {what}: {error}") from error
+
+    def _died(self, error: BaseException) -> GeneratorError:
+        return GeneratorError(
+            f"{self.name} died or failed: {error}. Its own messages are above (more of them with "
+            "VLLM_LOGGING_LEVEL=INFO); the system's log says whether it ran out of memory"
+        )
+
+    # Start and end
+
+    async def _started(self) -> "AsyncLLM":
+        async with self._starting:
+            if self._closed:
+                raise WhetError("the generator is closed")
+            if self._failure is not None:
+                raise self._failure
+            if self._engine is None:
+                try:
+                    self._engine = await self._start()
+                except Exception as error:
+                    self._failure = GeneratorError(
+                        f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
+                        f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s"
+                    )
+                    raise self._failure from error
+            return self._engine
+
+    async def _start(self) -> "AsyncLLM":
+        self._folder = self._write_folder()  # its name is like no other: the mark of the engine's processes
+        self._guard = start_guard(self._folder.name)
+        engine = await asyncio.to_thread(start_engine, self.config, self._folder, self._folder.name)
+        await engine.update_weight_version(str(self.version))
+        found = await engine.collective_rpc("whet_processes")
+        self.processes = sorted({int(number) for numbers in found for number in numbers})
+        self._progress = time.monotonic()
+        return engine
+
+    def _write_folder(self) -> Path:
+        """What vLLM reads a model from: config and tokenizer, no weights."""
+        folder = Path(tempfile.mkdtemp(prefix="whet-vllm-"))
+        self.model_config.save_pretrained(folder)
+        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        if not facts.get("architectures"):
+            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
+
+            facts["architectures"] = [known[facts["model_type"]]]
+            (folder / "config.json").write_text(json.dumps(facts), encoding="utf-8")
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+        return folder
+
+    async def close(self) -> None:
+        """End the engine's processes. Requests under way return what they have, with finish reason ``aborted``."""
+        async with self._starting:
+            self._closed = True
+            engine, self._engine = self._engine, None
+        if engine is not None:
+            tasks = list(self._under_way.values())
+            try:
+                await asyncio.wait_for(engine.abort(list(self._under_way)), 5)
+                if tasks:
+                    await asyncio.wait(tasks, timeout=5)
+            except Exception:  # a dead engine can't abort; its requests fail with their own error
+                pass
+            if engine.output_handler is not None:
+                engine.output_handler.cancel()  # else it reports the engine's end as a failure
+            await asyncio.to_thread(self._end, engine)
+            del engine
+            gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end
+        if self._guard is not None and (self._ended or self._failure):  # a start that was given up may still succeed
+            self._guard.kill()
+            self._guard.wait(5)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _end(self, engine: "AsyncLLM") -> None:
+        """Ask, then kill: a frozen process doesn't listen."""
+        left = [psutil.Process(number) for number in self.processes if psutil.pid_exists(number)]
+        for process in left:
+            if process.status() == psutil.STATUS_STOPPED:
+                process.kill()
+        engine.shutdown(timeout=5)
+        self._ended = True
+        _, left = psutil.wait_procs(left, timeout=5)
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left, timeout=5)

@@ -1,0 +1,75 @@
+"""Starts a vLLM engine: its settings, and the environment that its processes are born with."""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.generators.vllm_guard import MARK
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+_WORKER = "whet.generators.vllm_worker.VllmWorker"
+_ENVIRONMENT = threading.Lock()  # it belongs to the whole process
+
+
+def start_engine(config: VllmGeneratorConfig, folder: Path, mark: str) -> "AsyncLLM":
+    """An engine for the model whose config and tokenizer are in ``folder``, with random weights; its processes
+    bear ``mark``. Takes 10 to 40 seconds; raises whatever vLLM raises."""
+    with _environment(config, mark):
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        settings = AsyncEngineArgs(
+            model=str(folder),
+            skip_tokenizer_init=not (folder / "tokenizer_config.json").exists(),
+            load_format="dummy",  # weights come from the learner
+            dtype=config.dtype,
+            max_model_len=config.max_context,
+            max_num_seqs=config.max_batch,
+            max_num_batched_tokens=max(config.prefill_tokens, config.max_batch),
+            kv_cache_memory_bytes=int(config.cache_gib * 2**30),
+            enforce_eager=not config.compile,
+            logprobs_mode="processed_logprobs",  # of what is sampled from: temperature and filters applied
+            generation_config="vllm",  # no sampling defaults from the model's files
+            worker_extension_cls=_WORKER,
+            disable_log_stats=True,
+        )
+        return AsyncLLM.from_engine_args(settings)
+
+
+@contextmanager
+def _environment(config: VllmGeneratorConfig, mark: str) -> Iterator[None]:
+    """Children inherit it; this process goes back to its own."""
+    wanted = {
+        MARK: mark,
+        "SPT_NOENV": "1",  # vLLM gives its processes titles, which would overwrite the mark
+        "OMP_NUM_THREADS": str(config.threads or len(psutil.Process().cpu_affinity())),
+        "OMP_WAIT_POLICY": "PASSIVE",  # the learner computes beside the engine's idle threads
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else one core is kept free
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_deadline)),
+        "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",  # nothing listens beyond this machine
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    }
+    if not config.compile:
+        wanted["TORCHDYNAMO_DISABLE"] = "1"  # else the sampler compiles a helper at its first token: half a minute
+    with _ENVIRONMENT:
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value

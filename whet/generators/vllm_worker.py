@@ -1,0 +1,30 @@
+"""What a vLLM worker process can do beyond vLLM: run an object of ours beside the model, on request. vLLM mixes
+``VllmWorker`` into its own worker class."""
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from whet.generators.vllm_model import VllmModel
+
+
+class VllmWorker:
+    """Called by name through the engine (``VllmGenerator.call``)."""
+
+    def whet_processes(self) -> list[int]:
+        """This process and the engine's core."""
+        return [os.getpid(), os.getppid()]
+
+    def whet_call(self, target: str, method: str, *args: Any) -> Any:
+        """Call ``method`` of the object that ``module:Class`` makes of the model; it lives as long as the worker."""
+        objects: dict[str, Any] = self.__dict__.setdefault("_whet_objects", {})
+        if target not in objects:
+            module, _, name = target.partition(":")
+            objects[target] = getattr(importlib.import_module(module), name)(self._whet_model())
+        return getattr(objects[target], method)(*args)
+
+    def _whet_model(self) -> "VllmModel":
+        from whet.generators.vllm_model import VllmModel
+
+        return self.__dict__.setdefault("_whet_vllm_model", VllmModel(self))

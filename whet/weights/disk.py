@@ -1,0 +1,46 @@
+"""Buckets of weights through files in the safetensors format: slower than shared memory, and nothing but a folder that
+both sides can read."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+class Disk:
+    """The sender's side. The files are removed once the engine has taken them."""
+
+    method = "take_file"
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._within = folder
+        self._folder: Path | None = None
+
+    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+        """Write the tensors. Returns the arguments of ``Receiver.take_file``."""
+        from safetensors.torch import save_file
+
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="whet-weights-", dir=self._within))
+        path = self._folder / f"{bucket:05d}.safetensors"
+        save_file(_unshared(named), path)
+        return (str(path),)
+
+    def sent(self) -> None:
+        """The engine has taken everything."""
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def _unshared(named: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    """The format holds no tensor twice: a tied head is written as a copy."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in named:
+        pointer = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if pointer in seen else tensor.contiguous()
+        seen.add(pointer)
+    return found

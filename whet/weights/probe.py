@@ -1,0 +1,39 @@
+"""The last proof after a refit: the log-probs that the generator's decode path gives, against the learner's."""
+
+import torch
+
+from whet.batch import Batch
+from whet.errors import RefitError
+from whet.learner.base import Learner
+from whet.metrics import Metrics
+from whet.types import Distribution, Group, Span, Task, Trajectory
+from whet.weights.config import WeightSyncConfig
+
+
+async def compare_decoding(
+    learner: Learner,
+    prompt: list[int],
+    tokens: list[int],
+    decoded: list[float],
+    config: WeightSyncConfig,
+    *,
+    dtype: torch.dtype,
+    distribution: Distribution | None = None,
+) -> Metrics:
+    """``decoded`` are the generator's log-probs of ``tokens`` after ``prompt``, under ``distribution`` (by default the
+    model's own). ``dtype`` is what the generator computes in. Raises ``RefitError`` beyond the config's tolerance."""
+    spans = [Span(prompt, trained=False), Span(tokens, trained=True)]
+    group = Group("probe", Task("probe", []), [Trajectory(spans)])
+    batch = Batch.from_groups([group], distribution=distribution or Distribution())
+    scored = (await learner.score(batch, {"logprobs"}))["logprobs"][batch.trained].double()
+    difference = (torch.tensor(decoded, dtype=torch.float64) - scored).abs()
+    mean, largest = float(difference.mean()), float(difference.max())
+    coarse = dtype in (torch.bfloat16, torch.float16) or learner.describe().get("precision") == "bfloat16"
+    tolerance = config.probe_tolerance or (0.25 if coarse else 1e-3)
+    if not mean <= tolerance:
+        raise RefitError(
+            f"after publishing, the generator's decode path gives other log-probs than the learner: they differ by "
+            f"{mean:.3g} on average over {len(tokens)} tokens (weights.probe_tolerance {tolerance:g}). Stale "
+            "caches, another precision, or a head that is not tied as in the learner are the usual causes"
+        )
+    return Metrics().mean("refit/probe_mean", mean).max("refit/probe_max", largest)
