@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
-from whet.cluster.config import ClusterConfig
+from whet.cluster.config import ClusterConfig, LocalClusterConfig
 from whet.cluster.registry import CLUSTERS
 from whet.config import Component, Config
 from whet.data.base import Data
@@ -82,6 +82,11 @@ class Recipe(Config):
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
                 f"{key} = {groups} groups there are to split"
             )
+        if self.parallel.ranks > 1 and isinstance(self.cluster, LocalClusterConfig):
+            raise ValueError(
+                f"parallel asks for {self.parallel.ranks} ranks, and cluster = local has no processes for them; set "
+                "cluster=processes or cluster=ray"
+            )
         unfilled = self.algorithm.needs - self.algorithm.fills
         if unfilled:
             raise ValueError(
@@ -124,7 +129,7 @@ class Recipe(Config):
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""
         found = []
-        correction = getattr(getattr(self.algorithm, "loss", None), "correction", None)
+        correction = getattr(getattr(self.algorithm, "loss", None), "correction", "not of this loss")
         if self.algorithm.samples_per_task and self.rollouts.max_staleness > 0 and correction is None:
             found.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.toy import toy_recipe
+from whet.errors import ConfigError
 from whet.run import resume, start
 
 _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
@@ -26,3 +27,36 @@ def test_a_run_on_another_cluster_gives_the_same_numbers(cluster: str, tiny_mode
     resume(there, ["steps=3"])
     assert [row["step"] for row in numbers(there)][-3:] == [1, 2, 3]
     assert numbers(there) == numbers(here)
+
+
+SAME = ("reward/mean", "loss", "gradient_norm", "answer/length_mean", "mismatch/token_mult_prob_error")
+LAYOUTS = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}]
+
+
+@pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS[1:])])
+def test_a_run_whose_learner_is_spread_over_ranks_learns_the_same(
+    layout: dict[str, int], tiny_model: Path, tmp_path: Path
+) -> None:
+    here = numbers(start(toy_recipe(tiny_model, steps=3), tmp_path / "here"))[1:]
+    recipe = toy_recipe(tiny_model, steps=2, cluster={"type": "processes"}, parallel=layout)
+    there = start(recipe, tmp_path / "there")
+    resume(there, ["steps=3"])
+    spread = numbers(there)[1:]
+    assert len(spread) == len(here) == 3
+    for one, other in zip(here, spread, strict=True):
+        assert {name: other[name] for name in SAME} == pytest.approx({name: one[name] for name in SAME}, rel=1e-4)
+
+
+@_RAY
+@pytest.mark.slow
+def test_a_run_on_ray_whose_learner_is_spread_over_ranks_learns_the_same(tiny_model: Path, tmp_path: Path) -> None:
+    here = numbers(start(toy_recipe(tiny_model, steps=2), tmp_path / "here"))[1:]
+    recipe = toy_recipe(tiny_model, steps=2, cluster={"type": "ray"}, parallel={"fsdp": 2})
+    spread = numbers(start(recipe, tmp_path / "there"))[1:]
+    for one, other in zip(here, spread, strict=True):
+        assert {name: other[name] for name in SAME} == pytest.approx({name: one[name] for name in SAME}, rel=1e-4)
+
+
+def test_many_ranks_without_processes_are_refused_before_anything_starts(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"parallel asks for 2 ranks.*cluster=processes"):
+        toy_recipe(tiny_model, parallel={"fsdp": 2})

@@ -45,8 +45,9 @@ def test_what_does_not_fit_is_said_with_what_to_do(folder):
 def test_a_model_of_671_billion_parameters_on_2048_ranks(folder, tmp_path):
     DeepseekV3Config().save_pretrained(tmp_path)
     parallel = {"fsdp": 256, "tensor": 8}
+    cluster = {"type": "ray"}
     changes = {"learner": {"activation_checkpointing": True}, "rollouts": {"prompts_per_step": 512}}
-    plan = make_plan(toy_recipe(tmp_path, parallel=parallel, **changes), runtime=0)
+    plan = make_plan(toy_recipe(tmp_path, cluster=cluster, parallel=parallel, **changes), runtime=0)
     assert plan.ranks == 2048
     assert plan.models["policy"].parameters == pytest.approx(671e9, rel=0.001)
     assert plan.models["policy"].experts == pytest.approx(654e9, rel=0.001)
@@ -55,7 +56,7 @@ def test_a_model_of_671_billion_parameters_on_2048_ranks(folder, tmp_path):
 
 
 def test_heads_that_can_not_be_divided_are_said(folder):
-    plan = make_plan(toy_recipe(folder, parallel={"tensor": 4}), runtime=0)
+    plan = make_plan(toy_recipe(folder, cluster={"type": "ray"}, parallel={"tensor": 4}), runtime=0)
     assert any("does not divide the model's 2 key-value heads" in warning for warning in plan.warnings)
 
 
