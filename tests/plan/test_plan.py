@@ -6,6 +6,7 @@ from transformers import DeepseekV3Config
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.cli.main import main
+from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.plan.plan import in_words, make_plan
 
 
@@ -20,21 +21,28 @@ def folder(tmp_path_factory):
 def test_the_parts_of_a_step_are_in_its_plan(folder):
     plan = make_plan(toy_recipe(folder), runtime=1000)
     assert plan.ranks == 1
-    assert set(plan.memory.always) == {"runtime", "weights", "optimizer", "generator weights"}
-    assert set(plan.memory.phases) == {"learn", "generate", "publish"}
+    assert set(plan.processes["this process"].always) == {"runtime", "weights", "optimizer", "generator weights"}
+    assert set(plan.processes["this process"].phases) == {"learn", "generate", "publish"}
     assert plan.refit == plan.models["policy"].parameters * 4
     assert not plan.warnings
 
 
 def test_a_critic_is_a_second_model(folder):
     plan = make_plan(toy_recipe(folder, algorithm={"type": "ppo", "minibatches": 1}), runtime=0)
-    assert plan.memory.always["weights of the critic"] == plan.memory.always["weights of the policy"]
-    assert {"learn of the policy", "learn of the critic"} <= set(plan.memory.phases)
+    here = plan.processes["this process"]
+    assert here.always["weights of the critic"] == here.always["weights of the policy"]
+    assert {"learn of the policy", "learn of the critic"} <= set(here.phases)
+
+
+def test_the_frozen_start_of_an_implicit_reward_model_is_counted(folder):
+    plan = make_plan(toy_recipe(folder, algorithm={"type": "prime"}), runtime=0)
+    assert plan.processes["this process"].always["reference of the implicit_reward"] > 0
+    assert "reference of the policy" not in plan.processes["this process"].always
 
 
 def test_a_kl_term_costs_a_reference(folder):
     plan = make_plan(toy_recipe(folder, algorithm={"loss": {"type": "policy", "kl": {}}}), runtime=0)
-    assert plan.memory.always["reference"] > 0
+    assert plan.processes["this process"].always["reference"] > 0
 
 
 def test_what_does_not_fit_is_said_with_what_to_do(folder):
@@ -51,8 +59,20 @@ def test_a_model_of_671_billion_parameters_on_2048_ranks(folder, tmp_path):
     assert plan.ranks == 2048
     assert plan.models["policy"].parameters == pytest.approx(671e9, rel=0.001)
     assert plan.models["policy"].experts == pytest.approx(654e9, rel=0.001)
-    weights = plan.memory.always["weights"]
+    weights = plan.processes["each rank of the policy"].always["weights"]
     assert weights == pytest.approx(671e9 * 4 / 2048, rel=0.01)
+
+
+def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder):
+    ppo = {"type": "ppo", "minibatches": 1}
+    recipe = toy_recipe(folder, cluster={"type": "processes"}, algorithm=ppo)
+    recipe = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0)})
+    plan = make_plan(recipe, runtime=1000)
+    ranks = [f"each rank of the {role}" for role in ("policy", "critic")]
+    assert list(plan.processes) == ["this process", *ranks, "each engine"]
+    assert plan.processes["this process"].peak() == 1000
+    assert plan.processes["each engine"].always["KV cache"] == 2 * 1024**3
+    assert plan.refit == plan.models["policy"].parameters * 2, "vLLM holds bfloat16"
 
 
 def test_heads_that_can_not_be_divided_are_said(folder):

@@ -52,18 +52,20 @@ def _print(plan: "Plan") -> None:
     for role, size in plan.models.items():
         experts = f", {size.experts / 1e9:.2f} B of them in experts" if size.experts else ""
         print(f"{role}: {size.parameters / 1e9:.3f} B parameters{experts}, {size.layers} layers")
-    print(f"learner: {plan.ranks} rank{'s' * (plan.ranks > 1)}")
+    each = "" if len(plan.models) == 1 else " each"
+    print(f"learner: {plan.ranks} rank{'s' * (plan.ranks > 1)}{each}")
     for line in plan.layout:
         print(f"  {line}")
     print(f"  fullest micro-batch: {plan.tokens:,} tokens")
-    print("\nmemory of one rank, at most")
-    for name, held in plan.memory.always.items():
-        print(f"  {'always':<22} {name:<28} {in_words(held):>11}")
-    for phase, kinds in plan.memory.phases.items():
-        for name, held in kinds.items():
-            if held:
-                print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
-    print(f"  {'peak':<22} {'':<28} {in_words(plan.memory.peak()):>11}")
+    for process, memory in plan.processes.items():
+        print(f"\nmemory of {process}, at most")
+        for name, held in memory.always.items():
+            print(f"  {'always':<22} {name:<28} {in_words(held):>11}")
+        for phase, kinds in memory.phases.items():
+            for name, held in kinds.items():
+                if held:
+                    print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
+        print(f"  {'peak':<22} {'':<28} {in_words(memory.peak()):>11}")
     if plan.refit:
         print(f"\na refit moves {in_words(plan.refit)} in {plan.refit_tensors} tensors")
     for warning in plan.warnings:

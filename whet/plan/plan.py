@@ -6,6 +6,7 @@ Nothing is started and no weight is read: the model's config file is enough.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from whet.cluster.config import LocalClusterConfig
 from whet.data.examples import PreferenceRows
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.config import ModelConfig
@@ -24,12 +25,11 @@ _TRACED = 16384  # tokens; what a longer micro-batch keeps grows in proportion
 class Plan:
     """What ``whet plan`` prints. Bytes, except where said."""
 
-    ranks: int
+    ranks: int  # of each learner
     layout: list[str]  # one line for each dimension that is larger than 1
     models: dict[str, ModelSize]  # by role
     tokens: int  # of the fullest micro-batch
-    memory: Memory  # of one rank of the learner; where one process holds everything, of that
-    generator: Memory | None  # of the generator, where it has a process of its own
+    processes: dict[str, Memory]  # what one of each kind holds
     refit: int  # that one publication of weights moves
     refit_tensors: int
     warnings: list[str] = field(default_factory=list)
@@ -40,32 +40,37 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     device, for the warning that a rank doesn't fit."""
     algorithm, parallel = recipe.algorithm, recipe.parallel
     lengths = _lengths(recipe)
-    memory = Memory(always={"runtime": runtime})
-    models: dict[str, ModelSize] = {}
-    lora = recipe.model.lora is not None
-    traced: dict[str, int] = {}
+    here = Memory(always={"runtime": runtime})
+    plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
+    apart = not isinstance(recipe.cluster, LocalClusterConfig)
     several = len(algorithm.heads) + len(algorithm.frozen) > 1
+    traced: dict[str, int] = {}
     for role in (*algorithm.heads, *algorithm.frozen):
         trains = role in algorithm.heads
-        model = recipe.model if trains else algorithm.frozen[role]
-        config = load_model_config(model)
-        size = models[role] = model_size(config, model.lora if trains else None)
+        model = algorithm.model_of(role, recipe.model) if trains else algorithm.frozen[role]
+        size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
         if trains and model.path not in traced:
             traced[model.path] = _activations(recipe, model, lengths)
+        asked = [
+            column
+            for column in algorithm.needs & algorithm.filled_by.keys()
+            if algorithm.filled_by[column] == (role, "reference_logprobs")
+        ]
         part = learner_memory(
             size,
             recipe.learner,
             shares_of(parallel),
             activations=traced.get(model.path, 0) if trains else 0,
             trains=trains,
-            lora=lora and trains,
-            reference="reference_logprobs" in algorithm.needs
-            and algorithm.filled_by.get("reference_logprobs", ("",))[0] == role,
+            lora=model.lora is not None and trains,
+            reference=bool(asked) and not algorithm.caches_reference,
         )
-        memory.merge(part, of=role if several else "")
-    plan = Plan(parallel.ranks, _layout(parallel), models, sum(lengths), memory, None, 0, 0)
+        if apart:
+            plan.processes[f"each rank of the {role}"] = Memory(always={"runtime": runtime}).merge(part)
+        else:
+            here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
-        _add_generator(plan, recipe, models["policy"])
+        _add_generator(plan, recipe, runtime)
     plan.warnings = _warnings(plan, recipe, available)
     return plan
 
@@ -82,22 +87,28 @@ def shares_of(parallel: "ParallelConfig") -> Shares:
     )
 
 
-def _add_generator(plan: Plan, recipe: "Recipe", size: ModelSize) -> None:
-    config = recipe.generator
+def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
+    config, size = recipe.generator, plan.models["policy"]
     plan.refit_tensors = size.tensors
-    if not isinstance(config, TorchGeneratorConfig):
-        plan.refit = size.parameters * 2
+    if isinstance(config, TorchGeneratorConfig):
+        held = generator_memory(
+            size,
+            config,
+            prompts=recipe.rollouts.prompts_per_step,
+            answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
+            prompt=recipe.sampling.max_prompt_tokens,
+            answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
+        )
+        plan.refit = held.phases["publish"]["cast"]
+        plan.processes["this process"].merge(held)
         return
-    held = generator_memory(
-        size,
-        config,
-        prompts=recipe.rollouts.prompts_per_step,
-        answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
-        prompt=recipe.sampling.max_prompt_tokens,
-        answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
-    )
-    plan.refit = held.phases["publish"]["cast"]
-    plan.memory.merge(held)
+    replicas, engine = getattr(config, "replicas", 1), getattr(config, "replica", config)
+    number = 4 if getattr(engine, "dtype", "bfloat16") == "float32" else 2
+    plan.refit = size.parameters * number * replicas
+    if hasattr(engine, "cache_gib"):
+        cache = int(engine.cache_gib * 1024**3)
+        kinds = {"runtime": runtime, "weights": size.parameters * number, "KV cache": cache}
+        plan.processes["each engine"] = Memory(always=kinds)
 
 
 def _lengths(recipe: "Recipe") -> list[int]:
@@ -141,12 +152,12 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
 
 def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     found = list(recipe.warnings())
-    peak = plan.memory.peak()
-    if available and peak > available:
-        found.append(
-            f"a rank needs about {in_words(peak)}, and {in_words(available)} are there: raise parallel.fsdp, lower "
-            "learner.max_tokens, or set learner.activation_checkpointing=true"
-        )
+    for process, memory in plan.processes.items():
+        if available and memory.peak() > available:
+            found.append(
+                f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
+                "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
+            )
     text = load_model_config(recipe.model).get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if heads % recipe.parallel.tensor:
