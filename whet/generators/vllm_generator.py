@@ -26,7 +26,7 @@ from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, 
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_guard import start_guard
-from whet.generators.vllm_start import start_engine
+from whet.generators.vllm_start import import_vllm, start_engine
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -246,6 +246,7 @@ class VllmGenerator:
     async def _start(self) -> "AsyncLLM":
         self._folder = self._write_folder()  # its name is like no other: the mark of the engine's processes
         self._guard = start_guard(self._folder.name)
+        await asyncio.to_thread(import_vllm, self.config, self._folder.name)
         engine = await asyncio.to_thread(start_engine, self.config, self._folder, self._folder.name)
         await engine.update_weight_version(str(self.version))
         found = await engine.collective_rpc("whet_processes")
@@ -284,7 +285,7 @@ class VllmGenerator:
                 engine.output_handler.cancel()  # else it reports the engine's end as a failure
             await asyncio.to_thread(self._end, engine)
             del engine
-            gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end
+            gc.collect()  # vLLM's object fails when it is deleted at the interpreter's end
         if self._guard is not None and (self._ended or self._failure):  # a start that was given up may still succeed
             self._guard.kill()
             self._guard.wait(5)

@@ -19,6 +19,14 @@ _WORKER = "whet.generators.vllm_worker.VllmWorker"
 _ENVIRONMENT = threading.Lock()  # it belongs to the whole process
 
 
+def import_vllm(config: VllmGeneratorConfig, mark: str) -> None:
+    """A call of its own, before ``start_engine``: while it is imported, vLLM keeps an exception whose traceback holds
+    the frames of whoever imported it, and what these hold, for ever."""
+    with _environment(config, mark):
+        import vllm.engine.arg_utils
+        import vllm.v1.engine.async_llm  # noqa: F401
+
+
 def start_engine(config: VllmGeneratorConfig, folder: Path, mark: str) -> "AsyncLLM":
     """An engine for the model whose config and tokenizer are in ``folder``, with random weights; its processes
     bear ``mark``. Takes 10 to 40 seconds; raises whatever vLLM raises."""

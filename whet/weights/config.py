@@ -13,7 +13,7 @@ class WeightSyncConfig(Config):
     transport: Literal["shared_memory", "disk"] = "shared_memory"
     """The way to an engine in other processes; the built-in generator needs none."""
     bucket_mb: float = Field(128, gt=0)
-    """Weights travel to an engine in buckets of this size, in MiB; two exist at a time, or a larger tensor alone."""
+    """Weights travel to an engine in buckets of this size, in MiB; a larger tensor travels alone."""
     digest: bool = True
     """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
     layers compute with."""
