@@ -1,4 +1,6 @@
-"""A Ray cluster of several nodes that somebody else started. Its nodes are processes of this machine."""
+"""A Ray cluster of several nodes that somebody else started. Its nodes are processes of this machine.
+
+The name sorts before test_ray.py: after a Ray of its own whose worker was killed, a process can't join another one."""
 
 import asyncio
 from collections import Counter as Tally
