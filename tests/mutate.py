@@ -46,9 +46,9 @@ _PAIRS = [
     "test_preference or dpo or po or kto or bradley or score or value",
 ]
 _TEXT = [*_ALL, "tests/losses/test_distillation.py", "-k", "distillation or sft"]
-# Folder and pattern of what is broken -> the tests of a file that NARROWER doesn't name.
+# What is broken beside the files that TESTED names, by pattern, and the tests that concern it.
 MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/algorithms/advantage*.py": ["tests/algorithms"]}
-NARROWER = {
+TESTED = {
     "whet/losses/kl.py": _POLICY,
     "whet/losses/policy_gradient.py": _POLICY,
     "whet/losses/off_policy.py": _POLICY,
@@ -75,10 +75,8 @@ NARROWER = {
     "whet/algorithms/advantage_registry.py": ["tests/algorithms/test_advantages.py", "-k", "registered"],
 }
 TESTS = {
-    (path := str(file.relative_to(ROOT))): NARROWER.get(path, tests)
-    for pattern, tests in MUTATED.items()
-    for file in sorted(ROOT.glob(pattern))
-}
+    str(file.relative_to(ROOT)): tests for pattern, tests in MUTATED.items() for file in sorted(ROOT.glob(pattern))
+} | TESTED
 
 # "file: mutant" -> why no test can tell it from the original.
 _ONLY_A_GRAPH = "the number is the same; without it a graph is built that nobody uses"
