@@ -10,8 +10,6 @@ import pytest
 
 from tests.mutate import ROOT, TESTED, TESTS
 
-ROOT = Path(__file__).parent.parent
-
 
 def mutate(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
