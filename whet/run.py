@@ -15,12 +15,14 @@ from whet.batch import Batch
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.files import atomic_write_text
 from whet.checkpoint.lock import RunLock
+from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint, CheckpointStore
 from whet.config import dump_yaml, load
 from whet.data.source import Source
 from whet.errors import ConfigError
 from whet.feed import Feed, build_feed
 from whet.learner.base import Learner
+from whet.learner.state import FACTS
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.report import write_report
@@ -50,12 +52,14 @@ def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> 
 def start(recipe: Recipe, folder: Path) -> Path:
     """Train from the beginning into a new ``folder``. Returns it."""
     create(folder)
+    folder = folder.absolute()  # workers may have other working folders, and this process's may change
     atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
     return _train(recipe, folder, resuming=False)
 
 
 def resume(folder: Path, overrides: Sequence[str] = ()) -> Path:
     """Go on from the newest intact checkpoint, or, said loudly, from the beginning where there is none yet."""
+    folder = folder.absolute()
     recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
     return _train(recipe, folder, resuming=True)
 
@@ -146,6 +150,11 @@ class Run:
             for role in self.recipe.algorithm.heads:
                 (folder / role).mkdir()
                 await self.learners[role].save(folder / role)
+                if not (folder / role / FACTS).is_file():
+                    raise CheckpointError(
+                        f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
+                        "folder must be one that all nodes see"
+                    )
 
         await self.store.save(step, write, {"step": step, "source": self.source.state()}, metric)
 
