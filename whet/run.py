@@ -17,6 +17,7 @@ from whet.checkpoint.files import atomic_write_text
 from whet.checkpoint.lock import RunLock
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint, CheckpointStore
+from whet.closing import Closing
 from whet.config import dump_yaml, load
 from whet.data.source import Source
 from whet.errors import ConfigError
@@ -199,15 +200,12 @@ class Run:
 @asynccontextmanager
 async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.build import build_learners, build_renderer
+    from whet.build import build_renderer, open_learners
 
-    renderer = build_renderer(recipe)
-    cluster = recipe.cluster.build()
-    learners, feed, sinks = {}, None, None
-    try:
-        learners = await build_learners(recipe, folder, cluster)
-        main = learners[recipe.algorithm.main_role]
-        feed = build_feed(recipe, renderer)
+    async with Closing() as closing:
+        feed = build_feed(recipe, build_renderer(recipe))  # what is quickly found to be missing comes first
+        closing.closes("the feed", feed.close)
+        learners = await closing.enter_async_context(open_learners(recipe, folder))
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         run = Run(
             recipe=recipe,
@@ -228,20 +226,12 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
         if resuming:
             drop_rollouts_after(folder, run.start)
         resume_step = (run.start if checkpoint else -1) if resuming else None
-        run.sinks = sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        run.sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        closing.closes("the sinks", run.sinks.close)
         if not run.start:
-            sinks.write(0, {f"run/{name}": value for name, value in main.describe().items()})
+            main = learners[recipe.algorithm.main_role]
+            run.sinks.write(0, {f"run/{name}": value for name, value in main.describe().items()})
         yield run
-    finally:
-        if sinks is not None:
-            sinks.close()
-        if feed is not None:
-            await feed.close()
-        try:
-            for learner in learners.values():
-                await learner.close()
-        finally:
-            await cluster.close()
 
 
 class _Screen(logging.Handler):
