@@ -3,7 +3,6 @@ parts: the weights are published with all proofs on, a few answers are sampled, 
 disagree, experiments tell the likely cause. Trains nothing and writes nothing.
 """
 
-import contextlib
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from whet.batch import Batch
 from whet.build import build_renderer, open_learners
+from whet.closing import Closing
 from whet.errors import RefitError
 from whet.feed import SampledFeed
 from whet.losses.off_policy import mismatch, mismatch_metrics
@@ -47,11 +47,11 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
     algorithm = recipe.algorithm.model_copy(update={"filters": ()} if hasattr(recipe.algorithm, "filters") else {})
     recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts, "algorithm": algorithm})
-    async with contextlib.AsyncExitStack() as stack:
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
+    async with Closing() as closing:
+        scratch = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
         feed = SampledFeed(recipe, build_renderer(recipe))
-        stack.push_async_callback(feed.close)
-        learner = (await stack.enter_async_context(open_learners(recipe, scratch)))["policy"]
+        closing.closes("the feed", feed.close)
+        learner = (await closing.enter_async_context(open_learners(recipe, scratch)))["policy"]
         try:
             await feed.publish({"policy": learner}, 0)
         except RefitError as error:

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from whet.closing import Closing
 from whet.seeds import derive_seed
 from whet.types import Distribution
 
@@ -73,32 +74,18 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, 
 
 @asynccontextmanager
 async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
-    """The learners of a recipe on its cluster, which is started for them and closed with them."""
-    cluster = recipe.cluster.build()
-    try:
-        learners = await build_learners(recipe, folder, cluster)
-        try:
-            yield learners
-        finally:
-            for learner in learners.values():
-                await learner.close()
-    finally:
-        await cluster.close()
-
-
-async def build_learners(recipe: "Recipe", folder: Path, cluster: "Cluster") -> "dict[str, WorkerLearner]":
-    """A learner for each role of the algorithm, trained or frozen. None is left over where one can't be built."""
+    """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
+    All are closed at the end, and where one can't be built."""
     recipe.algorithm.check_models(recipe.model)
-    learners: dict[str, WorkerLearner] = {}
-    try:
+    async with Closing() as closing:
+        cluster = recipe.cluster.build()
+        closing.closes("the cluster", cluster.close)
+        learners: dict[str, WorkerLearner] = {}
         # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.
         for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
             learners[role] = await build_learner(recipe, folder, cluster, role)
-    except BaseException:
-        for learner in learners.values():
-            await learner.close()
-        raise
-    return learners
+            closing.closes(f"the learner of {role}", learners[role].close)
+        yield learners
 
 
 async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role: str = "policy") -> "WorkerLearner":

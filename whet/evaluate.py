@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
+from whet.closing import Closing
 from whet.config import Config
 from whet.data.renderer import Renderer
 from whet.environments.base import TaskSet
@@ -183,9 +184,11 @@ def evaluate(
         )
 
     async def go() -> Report:
-        renderer = build_renderer(settings)
-        generator = build_generator(settings, renderer)
-        try:
+        async with Closing() as closing:
+            closing.closes("the task set", taskset.close)
+            renderer = build_renderer(settings)
+            generator = build_generator(settings, renderer)
+            closing.closes("the generator", generator.close)
             await build_sync(settings, generator, [0, 0]).load(trained_weights(settings, run), generator, 0)
             tasks = taskset.tasks(config.split)[: config.limit]
             return await evaluate_tasks(
@@ -197,8 +200,5 @@ def evaluate(
                 config,
                 seed=recipe.seed,
             )
-        finally:
-            await generator.close()
-            await taskset.close()
 
     return asyncio.run(go())

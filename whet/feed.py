@@ -220,14 +220,14 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
     from whet.build import build_renderer, open_learners
     from whet.checkpoint.store import CheckpointStore
 
-    renderer = build_renderer(recipe)
+    feed = RowsFeed(recipe, build_renderer(recipe))
     checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
     with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
         async with open_learners(recipe, Path(scratch)) as learners:
             if checkpoint is not None:
                 for role in recipe.algorithm.heads:
                     await learners[role].load(checkpoint.folder / role)
-            values = await RowsFeed(recipe, renderer).evaluate(learners)
+            values = await feed.evaluate(learners)
     if not values:
         raise DataError("no row is held out, so there is nothing to measure on; give data.test_path, or more rows")
     return values

@@ -15,12 +15,15 @@ from whet.batch import Batch
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.files import atomic_write_text
 from whet.checkpoint.lock import RunLock
+from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint, CheckpointStore
+from whet.closing import Closing
 from whet.config import dump_yaml, load
 from whet.data.source import Source
 from whet.errors import ConfigError
 from whet.feed import Feed, build_feed
 from whet.learner.base import Learner
+from whet.learner.state import FACTS
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.report import write_report
@@ -50,12 +53,14 @@ def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> 
 def start(recipe: Recipe, folder: Path) -> Path:
     """Train from the beginning into a new ``folder``. Returns it."""
     create(folder)
+    folder = folder.absolute()  # workers may have other working folders, and this process's may change
     atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
     return _train(recipe, folder, resuming=False)
 
 
 def resume(folder: Path, overrides: Sequence[str] = ()) -> Path:
     """Go on from the newest intact checkpoint, or, said loudly, from the beginning where there is none yet."""
+    folder = folder.absolute()
     recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
     return _train(recipe, folder, resuming=True)
 
@@ -146,6 +151,11 @@ class Run:
             for role in self.recipe.algorithm.heads:
                 (folder / role).mkdir()
                 await self.learners[role].save(folder / role)
+                if not (folder / role / FACTS).is_file():
+                    raise CheckpointError(
+                        f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
+                        "folder must be one that all nodes see"
+                    )
 
         await self.store.save(step, write, {"step": step, "source": self.source.state()}, metric)
 
@@ -190,15 +200,12 @@ class Run:
 @asynccontextmanager
 async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.build import build_learners, build_renderer
+    from whet.build import build_renderer, open_learners
 
-    renderer = build_renderer(recipe)
-    cluster = recipe.cluster.build()
-    learners, feed, sinks = {}, None, None
-    try:
-        learners = await build_learners(recipe, folder, cluster)
-        main = learners[recipe.algorithm.main_role]
-        feed = build_feed(recipe, renderer)
+    async with Closing() as closing:
+        feed = build_feed(recipe, build_renderer(recipe))  # what is quickly found to be missing comes first
+        closing.closes("the feed", feed.close)
+        learners = await closing.enter_async_context(open_learners(recipe, folder))
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         run = Run(
             recipe=recipe,
@@ -219,20 +226,12 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
         if resuming:
             drop_rollouts_after(folder, run.start)
         resume_step = (run.start if checkpoint else -1) if resuming else None
-        run.sinks = sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        run.sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        closing.closes("the sinks", run.sinks.close)
         if not run.start:
-            sinks.write(0, {f"run/{name}": value for name, value in main.describe().items()})
+            main = learners[recipe.algorithm.main_role]
+            run.sinks.write(0, {f"run/{name}": value for name, value in main.describe().items()})
         yield run
-    finally:
-        if sinks is not None:
-            sinks.close()
-        if feed is not None:
-            await feed.close()
-        try:
-            for learner in learners.values():
-                await learner.close()
-        finally:
-            await cluster.close()
 
 
 class _Screen(logging.Handler):

@@ -11,7 +11,7 @@ from tests.contracts.cluster_contract import ClusterContract, Counter, CounterCo
 from tests.contracts.fault_contract import FaultContract
 from whet.cluster.base import Cluster, Placement
 from whet.cluster.config import RayClusterConfig
-from whet.cluster.ray_cluster import RayCluster
+from whet.cluster.ray_cluster import Books, RayCluster
 from whet.errors import WhetError
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
@@ -44,3 +44,34 @@ async def test_more_ranks_than_this_machine_has_room_for_are_refused_at_once(sta
     with pytest.raises(WhetError, match=r"200 ranks of Counter need 0\.25 CPU each, but .*lower cluster\."):
         await group.call("where")
     await group.close()
+
+
+@in_event_loop
+async def test_a_group_that_would_wait_for_another_of_the_same_run_is_refused_at_once(started: RayCluster) -> None:
+    import ray
+
+    group = started.launch(Counter, CounterConfig(), Placement())
+    await group.call("where")
+    await group.close()
+    more_than_half = ray.cluster_resources()["CPU"] // 2 + 1
+    run = RayCluster(RayClusterConfig(cpus_per_rank=more_than_half))
+    first = run.launch(Counter, CounterConfig(), Placement())
+    await first.call("where")
+    second = run.launch(Counter, CounterConfig(), Placement())
+    with pytest.raises(WhetError, match=r"1 ranks of Counter need .* of which 1 ranks of Counter hold \d+ CPU; "):
+        await second.call("where", deadline=20.0)
+    await second.close()
+    await first.close()
+
+
+def test_what_a_run_holds_is_counted_until_it_is_given_back() -> None:
+    books, there = Books(), {"CPU": 4.0, "GPU": 2.0}
+    assert books.enter("policy", "the policy", {"CPU": 2.0, "GPU": 1.0}, there) is None
+    assert books.enter("critic", "the critic", {"CPU": 1.0, "GPU": 1.0}, there) is None
+    assert books.enter("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) == (
+        "the cluster has 4 CPU and 2 GPU, of which the policy hold 2 CPU and 1 GPU, the critic hold 1 CPU and 1 GPU"
+    )
+    books.strike("judge")
+    books.strike("critic")
+    assert books.enter("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) is None
+    assert books.enter("elsewhere", "it", {"TPU": 1.0}, there) is not None

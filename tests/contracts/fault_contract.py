@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.workers import Choir, Talker, alive
 from tests.contracts.cluster_contract import Counter, CounterConfig, in_event_loop
 from whet.cluster.base import Cluster, Placement
+from whet.cluster.cores import divided_cores
 from whet.errors import DeadlineError, WorkerError
 
 
@@ -94,8 +95,7 @@ class FaultContract:
     async def test_cores_are_divided_among_ranks(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         several = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
-        cores = len(os.sched_getaffinity(0))
-        assert await several.call("environment", "OMP_NUM_THREADS") == [str(max(1, cores // 2))] * 2
+        assert await several.call("environment", "OMP_NUM_THREADS") == [str(divided_cores(2))] * 2
         await several.close()
         alone = cluster.launch(Talker, CounterConfig(), Placement())
         assert await alone.call("environment", "OMP_NUM_THREADS") == [None]

@@ -1,5 +1,6 @@
 """What starting, failing, resuming and evaluating do to a run folder."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ import yaml
 from tests.toy import Lowercase, toy_recipe
 from whet import run
 from whet.build import trained_weights
+from whet.checkpoint.manifest import CheckpointError
 from whet.cli.main import main
 from whet.errors import ConfigError, WhetError
 from whet.evaluate import evaluate
+from whet.learner.learner import WorkerLearner
 from whet.metrics.report import write_report
 from whet.metrics.rollout_file import read_rollouts
 from whet.types import Task
@@ -45,6 +48,41 @@ def test_a_best_metric_that_nobody_measures_is_said_aloud(
     recipe = toy_recipe(tiny_model, steps=1, checkpoints={"best_metric": "evaluation/acuracy"})
     run.start(recipe, tmp_path / "run")
     assert "evaluation/acuracy is not measured" in capsys.readouterr().err
+
+
+class Elsewhere(Lowercase):
+    """A grader that changes the working folder."""
+
+    folder: str
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        os.chdir(self.folder)
+        return await super().grade(task, answer)
+
+
+def test_a_relative_run_folder_stays_where_it_was_when_the_working_folder_changes(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other"
+    other.mkdir()
+    data = {"type": "tests.e2e.test_run_folder:Elsewhere", "folder": str(other)}
+    run.start(toy_recipe(tiny_model, steps=1, data=data), Path("run"))
+    assert (tmp_path / "run/checkpoints/step-000001/policy/learner.json").is_file()
+    assert (tmp_path / "run/report.html").is_file()
+    assert list(other.iterdir()) == []
+
+
+def test_a_learner_that_saved_nothing_that_can_be_seen_publishes_no_checkpoint(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def elsewhere(self: WorkerLearner, folder: Path) -> None:
+        await self._group.call("save", tmp_path)  # as on a node with another folder of the same name
+
+    monkeypatch.setattr(WorkerLearner, "save", elsewhere)
+    with pytest.raises(CheckpointError, match=r"learner of policy .*has no learner\.json"):
+        run.start(toy_recipe(tiny_model, steps=1), tmp_path / "run")
+    assert list((tmp_path / "run/checkpoints").iterdir()) == []
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}], ids=["full", "LoRA"])

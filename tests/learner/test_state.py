@@ -57,6 +57,12 @@ def test_a_learner_saved_before_its_first_step_can_be_loaded(llama, tmp_path):
     resumed.update(whole(some_batch()), PolicyGradient())
 
 
+def test_a_folder_that_is_not_there_is_refused_and_not_made(llama, tmp_path):
+    with pytest.raises(WhetError, match=r"missing is not there on .*all nodes see"):
+        worker(llama).save(tmp_path / "missing")
+    assert not (tmp_path / "missing").exists()
+
+
 def test_only_adapters_are_saved_under_lora(qwen, tmp_path):
     worker(qwen, lora=LORA).save(tmp_path)
     names = load_file(tmp_path / "model.safetensors").keys()

@@ -171,6 +171,22 @@ def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:
     return f"{caught.value} / {later.value}"
 
 
+def save_where_there_is_no_folder(rendezvous: str, rank: int, case: Case, folder: Path) -> list[str]:
+    worker = build(case, rendezvous, rank)
+    said = []
+    for save in (worker.save, worker.begin_save):
+        with pytest.raises(WhetError) as caught:
+            save(folder / f"of rank {rank}" if rank else folder)  # as on a node that does not see the run folder
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_folder_that_one_rank_does_not_see_is_an_error_on_all_and_is_not_made(models, tmp_path):
+    said = on_ranks(2, save_where_there_is_no_folder, Case(models["llama"], TWO), tmp_path)
+    assert all("is not there on" in message and "all nodes see" in message for rank in said for message in rank)
+    assert list(tmp_path.iterdir()) == []
+
+
 def _no_space(*_: Any, **__: Any) -> None:
     raise OSError(28, "No space left on device")
 

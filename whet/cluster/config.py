@@ -11,9 +11,6 @@ from whet.config import Config
 class ClusterConfig(Config):
     """Where the workers of a run's learners run."""
 
-    placement: Literal["colocated", "split"] = "colocated"
-    """Whether generator and learner take turns on the same devices, or each has its own."""
-
     def build(self) -> Cluster:
         """The cluster. Nothing is started before the first launch."""
         raise NotImplementedError

@@ -113,12 +113,6 @@ class _Appending:
         self.put_nowait = records.append
 
 
-def divided_cores(ranks: int) -> int:
-    """Threads for each of so many ranks on this machine."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // ranks)
-
-
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process, even a frozen one, when ``parent`` ends (Linux; nothing elsewhere)."""
     if sys.platform == "linux":

@@ -25,8 +25,7 @@ class Tenant(Protocol):
 
 
 class Devices:
-    """The devices of a run. Where they are not ``shared`` (``cluster.placement`` is ``split``), everybody has its own,
-    nobody waits and nobody sleeps.
+    """The devices of a run. Where they are not ``shared``, everybody has its own, nobody waits and nobody sleeps.
 
     >>> async with devices.lent_to("learning"):
     ...     await learner.update(batch, loss)
@@ -54,7 +53,7 @@ class Devices:
         except TimeoutError:
             raise DeadlineError(
                 f"{name} did not get the devices within {self.deadline:g} s: {self._using} holds them; look for what "
-                "hangs there, or give each its own with cluster.placement=split"
+                "hangs there"
             ) from None
         try:
             self._using = name

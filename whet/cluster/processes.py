@@ -16,8 +16,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from whet.cluster.base import Placement, Seat, WorkerGroup
+from whet.cluster.cores import divided_cores
 from whet.cluster.group import Call, LinkedGroup
-from whet.cluster.host import Host, Reply, die_with_parent, divided_cores, failed
+from whet.cluster.host import Host, Reply, die_with_parent, failed
 from whet.cluster.rendezvous import LOOPBACK, Reservation, seats
 from whet.config import Config
 from whet.errors import WhetError, WorkerError

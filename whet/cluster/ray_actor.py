@@ -4,7 +4,8 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from whet.cluster.host import Host, Reply, die_with_parent, divided_cores
+from whet.cluster.cores import cores
+from whet.cluster.host import Host, Reply, die_with_parent
 from whet.cluster.rendezvous import Reservation
 
 
@@ -25,7 +26,7 @@ class RayHost(Host):
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return Home(node, ray.util.get_node_ip_address(), os.getpid(), divided_cores(1))
+        return Home(node, ray.util.get_node_ip_address(), os.getpid(), cores())
 
     def reserve(self) -> str:
         """``host:port`` on this node, kept free while this actor lives."""

@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from whet.cluster.base import Placement, Seat, WorkerGroup
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_HINT = "use fewer ranks, lower cluster.cpus_per_rank or cluster.gpus_per_rank, or add nodes"
+
 
 class RayCluster:
     """Launches workers in Ray actors."""
@@ -33,10 +36,11 @@ class RayCluster:
     def __init__(self, config: "RayClusterConfig") -> None:
         self.config = config
         self._connected = False
+        self._books = Books()
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         self._connected |= connect(self.config.address)
-        team = _Team(self.config, worker, config, placement)
+        team = _Team(self.config, self._books, worker, config, placement)
         return LinkedGroup(worker, placement, [_Actor(team, rank) for rank in range(placement.ranks)])
 
     async def close(self) -> None:
@@ -48,10 +52,43 @@ class RayCluster:
             await asyncio.to_thread(ray.shutdown)
 
 
+class Books:
+    """What the groups of a run hold of its cluster. One that waits for another of the same run would wait forever."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[object, tuple[str, dict[str, float]]] = {}
+
+    def enter(self, holder: object, name: str, wanted: Mapping[str, float], there: Mapping[str, float]) -> str | None:
+        """Set ``wanted`` (by kind of resource) aside for a holder called ``name``. Returns what is in the way where
+        all that is held would be more than what is ``there``."""
+        with self._lock:
+            others = list(self._held.values())
+            self._held[holder] = name, dict(wanted)
+        needed = {kind: number + sum(held.get(kind, 0.0) for _, held in others) for kind, number in wanted.items()}
+        if all(number <= there.get(kind, 0.0) + 1e-6 for kind, number in needed.items()):
+            return None
+        has = f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in wanted})}"
+        holders = ", ".join(f"{name} hold {_listed(held)}" for name, held in others)
+        return f"{has}, of which {holders}" if holders else has
+
+    def strike(self, holder: object) -> None:
+        """Its resources are free, or about to be."""
+        with self._lock:
+            self._held.pop(holder, None)
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{number:g} {kind}" for kind, number in resources.items())
+
+
 class _Team:
     """The actors of one group."""
 
-    def __init__(self, settings: "RayClusterConfig", worker: type, config: Config, placement: Placement) -> None:
+    def __init__(
+        self, settings: "RayClusterConfig", books: Books, worker: type, config: Config, placement: Placement
+    ) -> None:
+        self._books = books
         self._settings, self._worker, self._config, self._placement = settings, worker, config, placement
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -87,6 +124,7 @@ class _Team:
         from ray.util.placement_group import remove_placement_group
 
         self._ended = True
+        self._books.strike(self)
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
             for actor, _, _ in self.members:
@@ -99,10 +137,12 @@ class _Team:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         end = time.monotonic() + self._settings.start_deadline
-        each = self._resources(ray.cluster_resources())
+        there = ray.cluster_resources()
+        each = self._resources(there)
+        problem = self._enter_in_books(each, there)
         bundles = self._bundles(each, ray.nodes())
         self._group = group = placement_group(bundles, strategy=self._settings.strategy.upper())
-        self._wait_for_room(group, each, end)
+        self._wait_for_room(group, problem, end)
         environment = self._settings.runtime_env.get(self._worker.__name__)
         actors = [
             ray.remote(RayHost)
@@ -145,25 +185,25 @@ class _Team:
             return [together] * self._placement.shards
         return [each] * self._placement.ranks
 
-    def _wait_for_room(self, group: Any, each: dict[str, float], end: float) -> None:
-        import ray
+    def _enter_in_books(self, each: dict[str, float], there: dict[str, float]) -> str:
+        """What to say while there is no room. Raises ``WhetError`` where there never will be."""
+        ranks = self._placement.ranks
+        name = f"{ranks} ranks of {self._worker.__name__}"
+        in_the_way = self._books.enter(self, name, {kind: ranks * number for kind, number in each.items()}, there)
+        has = in_the_way or f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in each})}"
+        problem = f"{name} need {_listed(each)} each, but {has}"
+        if in_the_way and self._settings.address is None:  # one that others made may grow
+            self._books.strike(self)
+            raise WhetError(f"{problem}; {_HINT}")
+        return problem
 
-        wanted = " and ".join(f"{number:g} {name}" for name, number in each.items())
-        there = ray.cluster_resources()
-        never = [name for name, number in each.items() if number * self._placement.ranks > there.get(name, 0)]
-        has = " and ".join(f"{there.get(name, 0):g} {name}" for name in each)
-        problem = (
-            f"{self._placement.ranks} ranks of {self._worker.__name__} need {wanted} each, but the cluster has {has}"
-        )
-        hint = "use fewer ranks, lower cluster.cpus_per_rank or cluster.gpus_per_rank, or add nodes"
-        if never and self._settings.address is None:
-            raise WhetError(f"{problem}; {hint}")
+    def _wait_for_room(self, group: Any, problem: str, end: float) -> None:
         told = False
         while not group.wait(1.0):
             if time.monotonic() > end:
                 raise DeadlineError(
                     f"{problem}, and there was no room within cluster.start_deadline="
-                    f"{self._settings.start_deadline:g} s; {hint}"
+                    f"{self._settings.start_deadline:g} s; {_HINT}"
                 )
             if not told:
                 log.warning("waiting for room on the Ray cluster: %s, some of it taken", problem)

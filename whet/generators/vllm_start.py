@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from whet.cluster.cores import cores
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_guard import MARK
 
@@ -58,7 +57,7 @@ def _environment(config: VllmGeneratorConfig, mark: str) -> Iterator[None]:
     wanted = {
         MARK: mark,
         "SPT_NOENV": "1",  # vLLM gives its processes titles, which would overwrite the mark
-        "OMP_NUM_THREADS": str(config.threads or len(psutil.Process().cpu_affinity())),
+        "OMP_NUM_THREADS": str(config.threads or cores()),
         "OMP_WAIT_POLICY": "PASSIVE",  # the learner computes beside the engine's idle threads
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else one core is kept free
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_deadline)),

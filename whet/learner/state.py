@@ -8,6 +8,7 @@ needs.
 """
 
 import json
+import socket
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -57,6 +58,7 @@ def save_state(
 ) -> None:
     """Write into an existing folder, which all ranks see; the facts (JSON values) come last. Raises on every rank where
     one of them fails."""
+    _check_there(folder, ranks)
     moments = _moments(tensors, optimizer)
     if ranks is None:
         _save_whole(folder, tensors, moments)
@@ -81,6 +83,7 @@ class SaveUnderWay:
         facts: Mapping[str, Any],
         ranks: Ranks | None = None,
     ) -> None:
+        _check_there(folder, ranks)
         self._folder, self._facts, self._ranks = folder, dict(facts), ranks
         weights, moments = (
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()}
@@ -108,6 +111,16 @@ class SaveUnderWay:
                 raise error
             if self._ranks is None or self._ranks.seat.rank == 0:
                 _save_facts(self._folder, self._facts)
+
+
+def _check_there(folder: Path, ranks: Ranks | None) -> None:
+    """Files written into a folder that is made here would be seen by nobody else."""
+    with ranks.together("saving") if ranks is not None else nullcontext():
+        if not folder.is_dir():
+            raise WhetError(
+                f"{folder} is not there on {socket.gethostname()}, where a learner has to save; the run folder must be "
+                "one that all nodes see"
+            )
 
 
 def _in_thread(work: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:

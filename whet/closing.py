@@ -1,0 +1,27 @@
+"""Closing what a run holds, all of it, in the reverse order in which it was opened, whatever goes wrong on the way."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+log = logging.getLogger(__name__)
+
+
+class Closing(AsyncExitStack):
+    """An exit stack out of which the first error comes: later ones, of what is closed because of it, are logged."""
+
+    def closes(self, name: str, close: Callable[[], Awaitable[None] | None]) -> None:
+        """Have ``close()`` called, and awaited, at the end. ``name`` is for the log."""
+
+        async def end(_: type[BaseException] | None, first: BaseException | None, __: TracebackType | None) -> None:
+            try:
+                closing = close()
+                if closing is not None:
+                    await closing
+            except Exception as error:
+                if first is None:
+                    raise
+                log.warning("%s could not be closed: %s: %s", name, type(error).__name__, error)
+
+        self.push_async_exit(end)
