@@ -4,8 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.learner.parts import PolicyGradient, assert_close
@@ -20,7 +22,7 @@ from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import ModelConfig
 from whet.packing import pack
 from whet.parallel.config import ParallelConfig
-from whet.parallel.mesh import Ranks, join
+from whet.parallel.mesh import Ranks, check_devices, join
 
 CPU = torch.device("cpu")
 
@@ -116,6 +118,45 @@ def one_fails(rendezvous: str, rank: int) -> str:
 
 def test_what_fails_on_one_rank_fails_on_all_with_its_name(models):
     assert on_ranks(2, one_fails) == ["WhetError rank 1 failed while counting: KeyError: 'seven'", "KeyError 'seven'"]
+
+
+def listening(rendezvous: str, rank: int) -> list[str]:
+    """The addresses at which this process listens while ranks are together."""
+    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 30.0)
+    ranks.sum(torch.ones(1))
+    found = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    ranks.sum(torch.ones(1))  # nobody leaves before the other has looked
+    return found
+
+
+def test_ranks_on_one_machine_listen_on_loopback_only():
+    said = on_ranks(2, listening)
+    assert said[0]  # where they meet
+    assert {address for addresses in said for address in addresses} == {"127.0.0.1"}
+
+
+def test_two_ranks_with_one_gpu_are_refused():
+    check_devices(["GPU-a", "GPU-b", "GPU-c"])
+    with pytest.raises(WhetError, match=r"ranks 0 and 2 of 4 have the same GPU \(GPU-a\).* There are 2 for them"):
+        check_devices(["GPU-a", "GPU-b", "GPU-a", "GPU-b"])
+
+
+def one_leaves_a_mesh(rendezvous: str, rank: int) -> float:
+    """The groups of a mesh have the deadline too."""
+    ranks = join(ParallelConfig(fsdp=2, tensor=2), seat_of(rendezvous, rank, 4, 2), CPU, 1.0)
+    begun = time.monotonic()
+    if rank == 0:
+        for group in (ranks.data.get_group(), ranks.tensor.get_group()):
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(1), group=group)
+    else:
+        time.sleep(8.0)
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+def test_a_rank_does_not_wait_for_ever_for_those_of_its_mesh():
+    assert on_ranks(4, one_leaves_a_mesh)[0] < 7.0
 
 
 def one_leaves(rendezvous: str, rank: int) -> float:
