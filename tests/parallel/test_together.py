@@ -8,7 +8,6 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from tests.learner.parts import PolicyGradient, assert_close
 from tests.parallel.cases import Case, batch_of, build, gathered
@@ -60,9 +59,10 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     assert sum(bool(micro.batch.weight.isnan().any()) for micro in dumped) == 1
 
 
-def give_up(rendezvous: str, rank: int, case: Case) -> str:
+def give_up(rendezvous: str, rank: int, case: Case, dumps: Path) -> str:
     worker = build(case, rendezvous, rank)
-    bad = micro(case, 0, worker, poisoned=1)
+    worker.config = worker.config.model_copy(update={"dumps": dumps})
+    bad = micro(case, 0, worker, poisoned=worker.seat.shards - 1)
     worker.update(bad, PolicyGradient())
     worker.update(bad, PolicyGradient())
     with pytest.raises(WhetError) as caught:
@@ -70,9 +70,14 @@ def give_up(rendezvous: str, rank: int, case: Case) -> str:
     return str(caught.value)
 
 
-def test_all_ranks_end_the_run_after_too_many_bad_steps(models):
-    said = on_ranks(2, give_up, Case(models["llama"], {"fsdp": 2}))
-    assert all("3 optimizer steps in a row" in message for message in said)
+def test_all_ranks_end_the_run_after_too_many_bad_steps_and_say_where_the_batch_is(models, tmp_path):
+    for layout, names in [("fsdp", ["-shard-0", "-shard-1"]), ("tensor", ["", ""])]:
+        said = on_ranks(2, give_up, Case(models["llama"], {layout: 2}), tmp_path / layout)
+        for message, name in zip(said, names, strict=True):
+            folder = tmp_path / layout / f"step-000000-003{name}"
+            assert "3 optimizer steps in a row" in message
+            assert f"its batch is in {folder}." in message
+            assert read_dump(folder)[0]
 
 
 def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
@@ -202,14 +207,3 @@ def test_a_rank_speaks_for_its_shard_of_the_data():
         return made
 
     assert [ranks(rank).speaks_for_shard for rank in range(4)] == [True, False, True, False]
-
-
-def test_buckets_are_bounded_and_complete():
-    from whet.learner.named_weights import in_buckets, named_weights
-
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    named = list(named_weights(model))
-    buckets = list(in_buckets(named, 80))
-    assert [name for bucket in buckets for name, _ in bucket] == [name for name, _ in named]
-    assert [sum(tensor.nbytes for _, tensor in bucket) for bucket in buckets] == [80, 80]
-    assert [len(bucket) for bucket in in_buckets(named, 1)] == [1, 1, 1, 1]
