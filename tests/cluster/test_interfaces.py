@@ -15,7 +15,9 @@ NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def test_the_interface_is_that_of_the_address() -> None:
     assert psutil.net_if_addrs()[interface_to("127.0.0.1") or ""]
     assert interface_to("127.0.0.2") == interface_to("127.0.0.1")  # one is asked for, the other known
-    own = [(name, a.address) for name, all_ in psutil.net_if_addrs().items() for a in all_ if a.family.name == "AF_INET"]
+    own = [
+        (name, a.address) for name, all_ in psutil.net_if_addrs().items() for a in all_ if a.family.name == "AF_INET"
+    ]
     assert own
     for name, address in own:
         assert interface_to(address) == name

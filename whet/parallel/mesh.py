@@ -127,8 +127,8 @@ def check_devices(devices: Sequence[str]) -> None:
     for rank, device in enumerate(devices):
         if (first := devices.index(device)) != rank:
             raise WhetError(
-                f"ranks {first} and {rank} of {len(devices)} have the same GPU ({device}): each rank of a learner needs "
-                f"one of its own. There are {len(set(devices))} for them; ask for fewer ranks with parallel.*, use more "
+                f"ranks {first} and {rank} of {len(devices)} have the same GPU ({device}): each rank needs one "
+                f"of its own. There are {len(set(devices))} for them; ask for fewer ranks with parallel.*, use more "
                 "nodes, or with cluster=ray set cluster.gpus_per_rank=1"
             )
 
