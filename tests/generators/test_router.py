@@ -114,7 +114,16 @@ def test_every_replica_gets_the_weights_and_proves_it(
         try:
             sync = build_sync(recipe, router, renderer.render_prompt([{"role": "user", "content": "over the wire"}]))
             await learn_something(learner)
+            gathered: list[Any] = []
+            gather = learner.named_weights
+
+            async def counted() -> Any:
+                gathered.append(await gather())
+                return gathered[-1]
+
+            monkeypatch.setattr(learner, "named_weights", counted)
             await sync.publish(learner, router, 3)
+            assert len(gathered) == 1  # not once for each replica
             assert [one.version for one in router.replicas] == [3, 3]
             one, two = (dict(each.named_weights()) for each in router.replicas)
             assert all(one[name].equal(two[name]) for name in one)

@@ -1,6 +1,7 @@
 """Naming vLLM in a recipe imports nothing, and where it is not installed the answer says what to do."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -26,3 +27,22 @@ def test_a_missing_vllm_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="make install-vllm"):
         VllmGeneratorConfig().build(tiny_llama().config, None)
+
+
+def test_an_engine_beside_gpus_has_to_say_which_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match=r"generator\.devices is not set: .* the GPU that the learner computes on"):
+        VllmGeneratorConfig().build(tiny_llama().config, None)
+    assert VllmGeneratorConfig(devices="2,3").build(tiny_llama().config, None).config.devices == "2,3"
+
+
+def test_the_engine_is_born_with_its_devices_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whet.generators.vllm_start import _environment
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    with _environment(VllmGeneratorConfig(devices="2"), "mark"):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2"

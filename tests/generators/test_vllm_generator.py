@@ -27,6 +27,7 @@ from whet.errors import DeadlineError, GeneratorError, RefitError
 from whet.generators.base import SamplingParams
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_generator import VllmGenerator
+from whet.generators.vllm_guard import marked
 from whet.types import Distribution
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
@@ -172,6 +173,37 @@ def test_an_engine_that_cannot_start_says_so(loop: Loop) -> None:
     with pytest.raises(GeneratorError, match="did not start"):
         loop.run(generator.pause())
     loop.run(generator.close())
+
+
+@pytest.mark.parametrize("how", ["failing", "silent"])
+def test_an_engine_that_starts_half_way_is_ended(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    there: list[int] = []
+
+    async def no_answer(*_: Any) -> Any:
+        assert generator._folder is not None
+        there.extend(process.pid for process in marked(generator._folder.name))
+        if how == "silent":
+            await asyncio.sleep(600)
+        raise RuntimeError("no such method")
+
+    generator = make(tiny_llama(), deadline=20.0)
+    monkeypatch.setattr(AsyncLLM, "collective_rpc", no_answer)
+
+    async def go() -> None:
+        why = "no such method" if how == "failing" else "did not answer within 20 s"
+        with pytest.raises(GeneratorError, match=rf"did not start: .*{why}"):
+            await generator.pause()
+        assert there
+        assert not any(map(psutil.pid_exists, there))
+        with pytest.raises(GeneratorError, match="did not start"):
+            await generator.pause()
+        await generator.close()
+        assert generator._guard is not None
+        assert generator._guard.poll() is not None
+
+    asyncio.run(go())
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])

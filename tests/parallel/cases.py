@@ -142,7 +142,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
-    published = {name: t.clone() for bucket in worker.buckets(4096) for name, t in bucket}
+    published = {name: t.clone() for name, t in worker.named_weights()}
     return Said(
         scored,
         score(case, worker),

@@ -4,9 +4,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
 
 from tests.learner.parts import PolicyGradient, assert_close
 from tests.parallel.cases import Case, batch_of, build, gathered
@@ -20,7 +21,7 @@ from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import ModelConfig
 from whet.packing import pack
 from whet.parallel.config import ParallelConfig
-from whet.parallel.mesh import Ranks, join
+from whet.parallel.mesh import Ranks, check_devices, join
 
 CPU = torch.device("cpu")
 
@@ -58,9 +59,10 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     assert sum(bool(micro.batch.weight.isnan().any()) for micro in dumped) == 1
 
 
-def give_up(rendezvous: str, rank: int, case: Case) -> str:
+def give_up(rendezvous: str, rank: int, case: Case, dumps: Path) -> str:
     worker = build(case, rendezvous, rank)
-    bad = micro(case, 0, worker, poisoned=1)
+    worker.config = worker.config.model_copy(update={"dumps": dumps})
+    bad = micro(case, 0, worker, poisoned=worker.seat.shards - 1)
     worker.update(bad, PolicyGradient())
     worker.update(bad, PolicyGradient())
     with pytest.raises(WhetError) as caught:
@@ -68,9 +70,14 @@ def give_up(rendezvous: str, rank: int, case: Case) -> str:
     return str(caught.value)
 
 
-def test_all_ranks_end_the_run_after_too_many_bad_steps(models):
-    said = on_ranks(2, give_up, Case(models["llama"], {"fsdp": 2}))
-    assert all("3 optimizer steps in a row" in message for message in said)
+def test_all_ranks_end_the_run_after_too_many_bad_steps_and_say_where_the_batch_is(models, tmp_path):
+    for layout, names in [("fsdp", ["-shard-0", "-shard-1"]), ("tensor", ["", ""])]:
+        said = on_ranks(2, give_up, Case(models["llama"], {layout: 2}), tmp_path / layout)
+        for message, name in zip(said, names, strict=True):
+            folder = tmp_path / layout / f"step-000000-003{name}"
+            assert "3 optimizer steps in a row" in message
+            assert f"its batch is in {folder}." in message
+            assert read_dump(folder)[0]
 
 
 def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
@@ -118,6 +125,45 @@ def test_what_fails_on_one_rank_fails_on_all_with_its_name(models):
     assert on_ranks(2, one_fails) == ["WhetError rank 1 failed while counting: KeyError: 'seven'", "KeyError 'seven'"]
 
 
+def listening(rendezvous: str, rank: int) -> list[str]:
+    """The addresses at which this process listens while ranks are together."""
+    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 30.0)
+    ranks.sum(torch.ones(1))
+    found = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    ranks.sum(torch.ones(1))  # nobody leaves before the other has looked
+    return found
+
+
+def test_ranks_on_one_machine_listen_on_loopback_only():
+    said = on_ranks(2, listening)
+    assert said[0]  # where they meet
+    assert {address for addresses in said for address in addresses} == {"127.0.0.1"}
+
+
+def test_two_ranks_with_one_gpu_are_refused():
+    check_devices(["GPU-a", "GPU-b", "GPU-c"])
+    with pytest.raises(WhetError, match=r"ranks 0 and 2 of 4 have the same GPU \(GPU-a\).* There are 2 for them"):
+        check_devices(["GPU-a", "GPU-b", "GPU-a", "GPU-b"])
+
+
+def one_leaves_a_mesh(rendezvous: str, rank: int) -> float:
+    """The groups of a mesh have the deadline too."""
+    ranks = join(ParallelConfig(fsdp=2, tensor=2), seat_of(rendezvous, rank, 4, 2), CPU, 1.0)
+    begun = time.monotonic()
+    if rank == 0:
+        for group in (ranks.data.get_group(), ranks.tensor.get_group()):
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(1), group=group)
+    else:
+        time.sleep(8.0)
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+def test_a_rank_does_not_wait_for_ever_for_those_of_its_mesh():
+    assert on_ranks(4, one_leaves_a_mesh)[0] < 7.0
+
+
 def one_leaves(rendezvous: str, rank: int) -> float:
     ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 1.0)
     begun = time.monotonic()
@@ -161,14 +207,3 @@ def test_a_rank_speaks_for_its_shard_of_the_data():
         return made
 
     assert [ranks(rank).speaks_for_shard for rank in range(4)] == [True, False, True, False]
-
-
-def test_buckets_are_bounded_and_complete():
-    from whet.learner.named_weights import in_buckets, named_weights
-
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    named = list(named_weights(model))
-    buckets = list(in_buckets(named, 80))
-    assert [name for bucket in buckets for name, _ in bucket] == [name for name, _ in named]
-    assert [sum(tensor.nbytes for _, tensor in bucket) for bucket in buckets] == [80, 80]
-    assert [len(bucket) for bucket in in_buckets(named, 1)] == [1, 1, 1, 1]

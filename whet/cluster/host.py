@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -56,8 +57,9 @@ class Host:
 
     def build(self, worker: type, config: Config, seat: Seat) -> Reply:
         """Make the worker."""
-        if seat.rendezvous.startswith(LOOPBACK):  # gloo would ask the machine's name for an address
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        if name := interface_to(seat.rendezvous.rpartition(":")[0]):  # gloo would ask the machine's name for an address
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # exactly this one
 
         def build() -> None:
             self._worker = worker(config, seat)
@@ -111,6 +113,21 @@ class _Appending:
 
     def __init__(self, records: list[logging.LogRecord]) -> None:
         self.put_nowait = records.append
+
+
+def interface_to(host: str) -> str | None:
+    """The network interface by which this machine reaches ``host``; None where there is none."""
+    if not host or host == LOOPBACK:
+        return ("lo0" if sys.platform == "darwin" else "lo") if host else None
+    import psutil
+
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+            towards.connect((host, 9))  # of a datagram socket: sends nothing, chooses the address to send from
+            own = towards.getsockname()[0]
+    except OSError:
+        return None
+    return next((name for name, found in psutil.net_if_addrs().items() if own in [one.address for one in found]), None)
 
 
 def die_with_parent(parent: int) -> None:

@@ -11,7 +11,7 @@ class Reservation:
     """A free port at an address of this machine, which the system gives to nobody else while this object lives.
 
     The socket is bound but does not listen, and allows its address to be used again: so a server that allows that too,
-    as torch's TCPStore does, can listen on the same port (Linux; elsewhere the port is merely free to begin with).
+    as ``whet.parallel`` does, can listen on the same port (Linux; elsewhere the port is merely free to begin with).
     """
 
     def __init__(self, host: str) -> None:

@@ -22,6 +22,9 @@ class VllmGeneratorConfig(Config):
     """Most tokens in one forward; a longer prompt takes several."""
     cache_gib: float = Field(default=1.0, gt=0)
     """Memory for keys and values, in GiB."""
+    devices: str | None = Field(default=None, min_length=1)
+    """The GPUs of the engine, as CUDA_VISIBLE_DEVICES says it ("1" or "2,3"). Has to be set where there are GPUs: the
+    learner computes on the first ones."""
     threads: int | None = Field(default=None, ge=1)
     """Of the engine's products on CPUs; None: one for each core that this process may use."""
     compile: bool = False
@@ -33,7 +36,8 @@ class VllmGeneratorConfig(Config):
 
     def build(self, model_config: Any, tokenizer: Any) -> "VllmGenerator":
         """A generator for models of a transformers config. Its weights are still to be published. The engine starts
-        when it is first needed. Raises ``ConfigError`` where vLLM is not installed."""
+        when it is first needed. Raises ``ConfigError`` where vLLM is not installed, or
+        where there are GPUs and ``devices`` does not say which."""
         import importlib.util
 
         from whet.errors import ConfigError
@@ -42,6 +46,13 @@ class VllmGeneratorConfig(Config):
             raise ConfigError(
                 "generator.type=vllm needs vLLM, which is not installed here. Run make install-vllm (docs/vllm.md says "
                 "what that does), or sample with generator=torch"
+            )
+        import torch
+
+        if self.devices is None and torch.cuda.is_available():
+            raise ConfigError(
+                "generator.devices is not set: the vLLM engine would take the GPU that the learner computes on. Say "
+                "which ones are the engine's: generator.devices='\"1\"' is the second"
             )
         from whet.generators.vllm_generator import VllmGenerator
 

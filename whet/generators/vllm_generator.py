@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +26,7 @@ import torch
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.vllm_config import VllmGeneratorConfig
-from whet.generators.vllm_guard import start_guard
+from whet.generators.vllm_guard import marked, start_guard
 from whet.generators.vllm_start import import_vllm, start_engine
 
 if TYPE_CHECKING:
@@ -234,25 +235,41 @@ class VllmGenerator:
                 raise self._failure
             if self._engine is None:
                 try:
-                    self._engine = await self._start()
+                    await self._start()
+                except asyncio.CancelledError:
+                    if self._engine is not None:  # else it is still starting: the guard ends it
+                        await self._give_up()
+                    raise
                 except Exception as error:
                     self._failure = GeneratorError(
                         f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
                         f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s"
                     )
+                    await self._give_up()
                     raise self._failure from error
+            assert self._engine is not None
             return self._engine
 
-    async def _start(self) -> "AsyncLLM":
+    async def _start(self) -> None:
         self._folder = self._write_folder()  # its name is like no other: the mark of the engine's processes
         self._guard = start_guard(self._folder.name)
         await asyncio.to_thread(import_vllm, self.config, self._folder.name)
         engine = await asyncio.to_thread(start_engine, self.config, self._folder, self._folder.name)
-        await engine.update_weight_version(str(self.version))
-        found = await engine.collective_rpc("whet_processes")
+        self._engine = engine
+        await self._bounded(engine.update_weight_version(str(self.version)), "its first version")
+        found = await self._bounded(engine.collective_rpc("whet_processes"), "which processes it has")
         self.processes = sorted({int(number) for numbers in found for number in numbers})
         self._progress = time.monotonic()
-        return engine
+
+    async def _give_up(self) -> None:
+        """End an engine that did not start, or not completely: which processes it has, only their mark says."""
+        engine, self._engine = self._engine, None
+        if engine is not None and engine.output_handler is not None:
+            engine.output_handler.cancel()  # else it reports the engine's end as a failure
+        if self._folder is not None:
+            self.processes = [process.pid for process in await asyncio.to_thread(marked, self._folder.name)]
+        await asyncio.to_thread(self._end, engine)
+        self.processes = []
 
     def _write_folder(self) -> Path:
         """What vLLM reads a model from: config and tokenizer, no weights."""
@@ -285,22 +302,25 @@ class VllmGenerator:
                 engine.output_handler.cancel()  # else it reports the engine's end as a failure
             await asyncio.to_thread(self._end, engine)
             del engine
-            gc.collect()  # vLLM's object fails when it is deleted at the interpreter's end
-        if self._guard is not None and (self._ended or self._failure):  # a start that was given up may still succeed
+            gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end
+        if self._guard is not None and self._ended:  # a start that was given up may still succeed
             self._guard.kill()
             self._guard.wait(5)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _end(self, engine: "AsyncLLM") -> None:
+    def _end(self, engine: "AsyncLLM | None") -> None:
         """Ask, then kill: a frozen process doesn't listen."""
-        left = [psutil.Process(number) for number in self.processes if psutil.pid_exists(number)]
+        left = [process for process in psutil.process_iter() if process.pid in self.processes]
         for process in left:
-            if process.status() == psutil.STATUS_STOPPED:
-                process.kill()
-        engine.shutdown(timeout=5)
-        self._ended = True
+            with suppress(psutil.NoSuchProcess):
+                if process.status() == psutil.STATUS_STOPPED:
+                    process.kill()
+        if engine is not None:
+            engine.shutdown(timeout=5)
         _, left = psutil.wait_procs(left, timeout=5)
         for process in left:
-            process.kill()
-        psutil.wait_procs(left, timeout=5)
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, left = psutil.wait_procs(left, timeout=5)
+        self._ended = not left

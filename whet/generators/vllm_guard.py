@@ -26,12 +26,13 @@ def _guard(owner: int, mark: str) -> None:
     if os.getppid() == owner:
         select.select([os.pidfd_open(owner)], [], [])  # readable when it ends
     for _ in range(20):  # a process that is just being born may not have its environment yet
-        for process in _marked(mark):
+        for process in marked(mark):
             process.kill()
         time.sleep(0.5)
 
 
-def _marked(mark: str) -> list[psutil.Process]:
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes of the engine."""
     found = []
     for process in psutil.process_iter():
         try:

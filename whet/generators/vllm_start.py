@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from whet.cluster.cores import cores
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_guard import MARK
@@ -67,6 +69,10 @@ def _environment(config: VllmGeneratorConfig, mark: str) -> Iterator[None]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
+    if config.devices is not None:
+        wanted["CUDA_VISIBLE_DEVICES"] = config.devices
+        if torch.cuda.is_available():
+            torch.cuda.init()  # which GPUs this process itself sees is settled before the variable changes
     if not config.compile:
         wanted["TORCHDYNAMO_DISABLE"] = "1"  # else the sampler compiles a helper at its first token: half a minute
     with _ENVIRONMENT:

@@ -1,7 +1,7 @@
 """The full current weights of a model under the names that the plain Hugging Face model has. LoRA is merged on the way
 out, one matrix at a time: the model itself is never changed. Knows no generator."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,17 +50,3 @@ def _merged(layer: Any, weight: Tensor, whole: Callable[[Tensor], Tensor]) -> Te
             delta = (b @ a).T if layer.fan_in_fan_out else b @ a
             weight = weight + (delta * layer.scaling[adapter]).to(weight.dtype)
     return weight
-
-
-def in_buckets(named: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The same, several at a time: as many as ``max_bytes`` hold, and at least one."""
-    bucket: list[tuple[str, Tensor]] = []
-    room = max_bytes
-    for name, tensor in named:
-        if bucket and tensor.nbytes > room:
-            yield bucket
-            bucket, room = [], max_bytes
-        bucket.append((name, tensor))
-        room -= tensor.nbytes
-    if bucket:
-        yield bucket

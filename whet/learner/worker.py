@@ -24,7 +24,7 @@ from whet.learner import precision
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
-from whet.learner.named_weights import in_buckets, named_weights
+from whet.learner.named_weights import named_weights
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
 from whet.learner.scorer import Scorer, build_scorer
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
@@ -248,7 +248,10 @@ class LearnerWorker:
         self.skipped_in_a_row += 1
         what = f"the loss ({value})" if not math.isfinite(value) else f"the norm of the gradient ({norm})"
         where = "set a folder for dumps to keep its batch"
-        if self.config.dumps is not None and (self.ranks is None or self.ranks.speaks_for_shard):
+        if self.config.dumps is not None:
+            shard = f"-shard-{self.seat.shard}" if self.seat.shards > 1 else ""
+            folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}{shard}"
+            where = f"its batch is in {folder}"  # on every rank: any of them may be the one that is heard
             facts = {
                 "what": f"{what} is not finite",
                 "step": self.step,
@@ -257,9 +260,9 @@ class LearnerWorker:
                 "not_finite": first_not_finite(self._own_gradients()),
                 "settings": repr(loss),
             }
-            shard = f"-shard-{self.seat.shard}" if self.seat.shards > 1 else ""
-            folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}{shard}"
-            where = f"its batch is in {write_dump(folder, micro_batches, facts)}"
+            with self.ranks.together("writing a dump") if self.ranks is not None else nullcontext():
+                if self.ranks is None or self.ranks.speaks_for_shard:
+                    write_dump(folder, micro_batches, facts)
         if self.skipped_in_a_row >= self.config.learner.max_skipped_steps:
             raise WhetError(
                 f"{what} was not finite in {self.skipped_in_a_row} optimizer steps in a row, the last one being step "
@@ -272,11 +275,6 @@ class LearnerWorker:
         """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
         it together: each tensor is gathered when its turn comes, and every rank gets it."""
         return named_weights(self.model, lambda tensor: whole(tensor, self.device))
-
-    def buckets(self, max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """``named_weights``, at most ``max_bytes`` at a time, or one tensor. Beside the model exist that and the next
-        tensor."""
-        return in_buckets(self.named_weights(), max_bytes)
 
     def collect_weights(self) -> list[tuple[str, Tensor]]:
         """``named_weights`` at once, on the first rank; nothing on the others. The tensors are the model's own where

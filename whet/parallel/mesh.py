@@ -4,7 +4,8 @@ Ranks are numbered with ``tensor`` fastest, then ``context``, ``fsdp`` and ``rep
 same data stand side by side, as in a ``Placement``. Knows no model.
 """
 
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.base import Seat
 from whet.errors import WhetError
@@ -91,7 +93,7 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     """Meet the other ranks at ``seat.rendezvous``. A process whose group is there already (several learners in the same
     processes) stays in it. Collectives that take longer than ``deadline`` seconds raise.
 
-    Raises ``WhetError`` where the sizes are not those of the seat, or nobody else comes.
+    Raises ``WhetError`` where the sizes are not those of the seat, nobody else comes, or two ranks have one GPU.
     """
     if config.ranks != seat.ranks or config.ranks_per_shard * seat.shards != seat.ranks:
         raise WhetError(
@@ -107,16 +109,28 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
     sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
     work = (config.replicas * config.fsdp, config.context, config.tensor)
-    return Ranks(
-        config,
-        seat,
-        device,
-        init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)),
-        init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "tensor")).get_group("context"),
-        dist.new_group(backend="gloo", timeout=timeout),
-        dist.new_group(backend="gloo", timeout=timeout),
-        owns,
-    )
+    messages = dist.new_group(backend="gloo", timeout=timeout)
+    if device.type == "cuda":
+        devices = [""] * seat.ranks
+        dist.all_gather_object(devices, str(torch.cuda.get_device_properties(device).uuid), messages)
+        check_devices(devices)
+    parameters = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    working = init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "tensor"))
+    for group in (*parameters.get_all_groups(), *working.get_all_groups()):
+        _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
+    background = dist.new_group(backend="gloo", timeout=timeout)
+    return Ranks(config, seat, device, parameters, working.get_group("context"), messages, background, owns)
+
+
+def check_devices(devices: Sequence[str]) -> None:
+    """``devices`` are the ids of the GPUs of all ranks, by rank. Raises ``WhetError`` where two ranks have the same."""
+    for rank, device in enumerate(devices):
+        if (first := devices.index(device)) != rank:
+            raise WhetError(
+                f"ranks {first} and {rank} of {len(devices)} have the same GPU ({device}): each rank needs one "
+                f"of its own. There are {len(set(devices))} for them; ask for fewer ranks with parallel.*, use more "
+                "nodes, or with cluster=ray set cluster.gpus_per_rank=1"
+            )
 
 
 def _meet(seat: Seat, device: torch.device, timeout: timedelta) -> None:
@@ -128,11 +142,20 @@ def _meet(seat: Seat, device: torch.device, timeout: timedelta) -> None:
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(
-            backend, init_method=f"tcp://{host}:{port}", rank=seat.rank, world_size=seat.ranks, timeout=timeout
-        )
-    except dist.DistError as error:
+        listening = _listen(host, int(port)) if seat.rank == 0 else None
+        store = dist.TCPStore(host, int(port), seat.ranks, seat.rank == 0, timeout, master_listen_fd=listening)
+        dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
+    except (dist.DistError, OSError) as error:
         raise WhetError(
             f"rank {seat.rank} did not meet the other {seat.ranks - 1} ranks at {seat.rendezvous} within "
             f"{timeout.total_seconds():.0f} s: {error}"
         ) from error
+
+
+def _listen(host: str, port: int) -> int:
+    """A socket that listens at this one address, for torch to own: by itself it would listen on all interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside the reservation
+        listening.bind((host, port))
+        listening.listen(2048)
+        return listening.detach()

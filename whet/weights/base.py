@@ -12,8 +12,11 @@ from whet.metrics import Metrics
 class WeightSync(Protocol):
     """The way of weights to one generator. Arrival is proven before anything that was sampled is learned from."""
 
-    async def publish(self, learner: Learner, generator: Any, version: int) -> Metrics:
-        """Returns once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs."""
+    async def publish(
+        self, learner: Learner, generator: Any, version: int, weights: Iterable[tuple[str, Tensor]] | None = None
+    ) -> Metrics:
+        """Returns once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs.
+        ``weights`` are the learner's, where they were gathered already."""
         ...
 
     async def load(self, weights: Iterable[tuple[str, Tensor]], generator: Any, version: int) -> Metrics:

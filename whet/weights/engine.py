@@ -69,10 +69,13 @@ class EngineSync:
         self.distribution = distribution or Distribution()
         self.transport: Transport = Disk(folder) if config.transport == "disk" else SharedMemory()
 
-    async def publish(self, learner: Learner, generator: Engine, version: int) -> Metrics:
+    async def publish(
+        self, learner: Learner, generator: Engine, version: int, weights: Iterable[tuple[str, Tensor]] | None = None
+    ) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (how long nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
-        metrics = await self.load(await learner.named_weights(), generator, version)
+        weights = await learner.named_weights() if weights is None else weights
+        metrics = await self.load(weights, generator, version)
         return metrics.merge(await self._probe(learner, generator, version)) if self.config.probe else metrics
 
     async def load(self, weights: Iterable[tuple[str, Tensor]], generator: Engine, version: int) -> Metrics:

@@ -39,10 +39,12 @@ class InProcessSync:
         self.config = config
         self.prompt, self.tokens = text[:-count], text[-count:]
 
-    async def publish(self, learner: Learner, generator: Refittable, version: int) -> Metrics:
-        """Returns once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs."""
+    async def publish(
+        self, learner: Learner, generator: Refittable, version: int, weights: Iterable[tuple[str, Tensor]] | None = None
+    ) -> Metrics:
+        """See ``WeightSync``."""
         await generator.pause()
-        weights = await learner.named_weights()
+        weights = await learner.named_weights() if weights is None else weights
         await asyncio.to_thread(self._write, weights, generator)
         metrics = await self._probe(learner, generator) if self.config.probe else Metrics()
         await generator.resume(version)

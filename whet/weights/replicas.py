@@ -16,14 +16,17 @@ class ReplicasSync:
     def __init__(self, ways: Sequence[WeightSync]) -> None:
         self.ways = tuple(ways)
 
-    async def publish(self, learner: Learner, generator: Router, version: int) -> Metrics:
-        """See ``WeightSync``. All replicas stop before the first gets new weights; then each goes on as soon as it
-        has them."""
+    async def publish(
+        self, learner: Learner, generator: Router, version: int, weights: Iterable[tuple[str, Tensor]] | None = None
+    ) -> Metrics:
+        """See ``WeightSync``. The weights are gathered once. All replicas stop before the first gets new ones; then
+        each goes on as soon as it has them."""
         await generator.pause()
         generator.weights_changed()
+        named = list(await learner.named_weights() if weights is None else weights)
         metrics = Metrics()
         for way, replica in zip(self.ways, generator.replicas, strict=True):
-            metrics.merge(await way.publish(learner, replica, version))
+            metrics.merge(await way.publish(learner, replica, version, named))
         return metrics
 
     async def load(self, weights: Iterable[tuple[str, Tensor]], generator: Router, version: int) -> Metrics:

@@ -1,0 +1,37 @@
+"""Ranks talk over the interface by which they reach the place where they meet."""
+
+import os
+
+import psutil
+import pytest
+
+from tests.contracts.cluster_contract import Counter, CounterConfig
+from whet.cluster.base import Seat
+from whet.cluster.host import Host, interface_to
+
+NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def test_the_interface_is_that_of_the_address() -> None:
+    assert psutil.net_if_addrs()[interface_to("127.0.0.1") or ""]
+    assert interface_to("127.0.0.2") == interface_to("127.0.0.1")  # one is asked for, the other known
+    own = [
+        (name, a.address) for name, all_ in psutil.net_if_addrs().items() for a in all_ if a.family.name == "AF_INET"
+    ]
+    assert own
+    for name, address in own:
+        assert interface_to(address) == name
+    assert interface_to("") is None
+    assert interface_to("no address") is None
+
+
+@pytest.mark.parametrize("chosen", [None, "ib0"])
+def test_a_worker_gets_the_interface_where_none_is_chosen(monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # put back at the end, whatever is set meanwhile
+        monkeypatch.delenv(name)
+        if chosen:
+            monkeypatch.setenv(name, chosen)
+    Host().build(Counter, CounterConfig(), Seat(rendezvous="127.0.0.1:1"))
+    lo = interface_to("127.0.0.1")
+    assert [os.environ[name] for name in NAMES] == ([chosen, chosen] if chosen else [lo, f"={lo}"])
