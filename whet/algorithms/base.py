@@ -126,4 +126,6 @@ class Algorithm(Config):
         needs = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))
         if self.estimator is not None:
             needs |= self.estimator.needs
-        return needs if self.on_policy or not self.samples_per_task else needs | {"old_logprobs"}
+        if "advantages" in needs and not self.on_policy:
+            needs |= {"old_logprobs"}  # a policy loss weighs advantages by exp(lp - lp_old)
+        return needs
