@@ -135,6 +135,14 @@ class Recipe(Config):
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
             )
+        apart = not self.algorithm.on_policy or self.rollouts.max_staleness > 0
+        main = self.algorithm.losses[self.algorithm.main_role]
+        if self.algorithm.samples_per_task and apart and "teacher_token_logprobs" in main.needs:
+            found.append(
+                "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
+                "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "
+                "algorithm.loss=policy instead"
+            )
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
             found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
         return found
