@@ -20,6 +20,7 @@ from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.losses.registry import LOSSES
 from whet.metrics.registry import SINKS
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
@@ -27,6 +28,8 @@ from whet.parallel.config import ParallelConfig
 from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
+
+_UNITS = {"token": "single tokens", "sequence": "single replies", "group": "pairs of replies"}
 
 
 class Recipe(Config):
@@ -93,6 +96,11 @@ class Recipe(Config):
                 f"algorithm.loss or algorithm.advantage needs {', '.join(sorted(unfilled))}, which this algorithm "
                 "doesn't provide; choose others"
             )
+        for loss in self.algorithm.losses.values():
+            if loss.unit not in self.algorithm.units:
+                called = Component(LOSSES).name_of(type(loss))
+                learns, here = _UNITS[loss.unit], " or ".join(_UNITS[unit] for unit in self.algorithm.units)
+                raise ValueError(f"algorithm.loss = {called} learns from {learns}, and this algorithm has {here}")
         return self
 
     def _check_lengths(self) -> None:
