@@ -102,7 +102,7 @@ def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path: Path, tiny_m
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
-    model = ModelConfig(path=str(tiny_model))
-    PRIME(reward_model=RewardStart(path=model.path)).check_models(model)
+    model, larger = ModelConfig(path=str(tiny_model)), ModelConfig(path=str(tmp_path))
+    PRIME(reward_model=RewardStart(path=larger.path)).check_models(model)
     with pytest.raises(ConfigError, match=r"algorithm\.reward_model = .* another tokenizer"):
-        PRIME(reward_model=RewardStart(path=str(tmp_path))).check_models(model)
+        PRIME(reward_model=RewardStart(path=model.path)).check_models(larger)

@@ -65,7 +65,7 @@ def test_two_runs_of_different_models_are_compared(
 ) -> None:
     small, large = (toy_recipe(tiny_model, steps=1, model={"lora": {"rank": rank}}) for rank in (2, 4))
     large = large.model_copy(update={"chat_template": "plain"})
-    runs = [run.start(recipe, tmp_path / f"rank-{recipe.model.lora.rank}") for recipe in (small, large)]
+    runs = [run.start(recipe, tmp_path / name) for name, recipe in (("small", small), ("large", large))]
     capsys.readouterr()
     with pytest.raises(SystemExit, match="0"):
         main(["eval", str(runs[0]), "--against", str(runs[1]), "--json"])
