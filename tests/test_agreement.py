@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.toy import save_tiny_model, toy_recipe
+from tests.toy import Lowercase, save_tiny_model, toy_recipe
 from whet.agreement import Agreement, measure_agreement
 from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
@@ -25,6 +25,18 @@ def test_parts_that_agree_are_said_to_agree(folder):
     agreement = found(folder)
     assert agreement.agrees
     assert agreement.error == pytest.approx(1.0, abs=1e-4)
+    assert agreement.tokens > 0
+
+
+@pytest.mark.parametrize("name", ["online_dpo", "dapo", "prime"])
+def test_no_filter_of_an_algorithm_drops_what_is_compared(folder, monkeypatch, name):
+    async def worthless(self, task, answer):
+        return {"reward": 0.0}
+
+    monkeypatch.setattr(Lowercase, "grade", worthless)
+    recipe = toy_recipe(folder, algorithm={"type": name}, rollouts={"prompts_per_step": 4})
+    agreement = asyncio.run(measure_agreement(recipe, prompts=1))
+    assert agreement.agrees
     assert agreement.tokens > 0
 
 

@@ -45,11 +45,10 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     """Over one group for each of ``prompts`` tasks. Raises as a run would where a part can't be built."""
     weights = recipe.weights.model_copy(update={"digest": True, "probe": True})
     rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
-    algorithm = recipe.algorithm.model_copy(update={"filters": ()} if hasattr(recipe.algorithm, "filters") else {})
-    recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts, "algorithm": algorithm})
+    recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts})
     async with Closing() as closing:
         scratch = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
-        feed = SampledFeed(recipe, build_renderer(recipe))
+        feed = SampledFeed(recipe, build_renderer(recipe), filters=())  # answers, whatever they are worth
         closing.closes("the feed", feed.close)
         learner = (await closing.enter_async_context(open_learners(recipe, scratch)))["policy"]
         try:

@@ -21,6 +21,7 @@ from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
 from whet.models.loading import fingerprint
+from whet.rollouts.filters import Filter
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.source import RolloutSource
 from whet.types import Distribution, Group, Message, Task
@@ -70,9 +71,9 @@ def build_feed(recipe: "Recipe", renderer: Renderer) -> Feed:
 
 
 class SampledFeed:
-    """Episodes of the policy over a task set, through a generator."""
+    """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default."""
 
-    def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
+    def __init__(self, recipe: "Recipe", renderer: Renderer, filters: tuple[Filter, ...] | None = None) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.distribution = recipe.sampling.distribution
         self.generator = build_generator(recipe, renderer)
@@ -83,7 +84,7 @@ class SampledFeed:
             self.generator,
             renderer,
             group_size=recipe.algorithm.samples_per_task,
-            filters=recipe.algorithm.group_filters,
+            filters=recipe.algorithm.group_filters if filters is None else filters,
             seed=recipe.seed,
         )
         self.sync = build_sync(recipe, self.generator, _probe_text(renderer, self.source.tasks[0]))

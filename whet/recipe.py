@@ -20,6 +20,7 @@ from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.losses.registry import LOSSES
 from whet.metrics.registry import SINKS
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
@@ -27,6 +28,8 @@ from whet.parallel.config import ParallelConfig
 from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
+
+_UNITS = {"token": "single tokens", "sequence": "single replies", "group": "pairs of replies"}
 
 
 class Recipe(Config):
@@ -93,6 +96,11 @@ class Recipe(Config):
                 f"algorithm.loss or algorithm.advantage needs {', '.join(sorted(unfilled))}, which this algorithm "
                 "doesn't provide; choose others"
             )
+        for loss in self.algorithm.losses.values():
+            if loss.unit not in self.algorithm.units:
+                called = Component(LOSSES).name_of(type(loss))
+                learns, here = _UNITS[loss.unit], " or ".join(_UNITS[unit] for unit in self.algorithm.units)
+                raise ValueError(f"algorithm.loss = {called} learns from {learns}, and this algorithm has {here}")
         return self
 
     def _check_lengths(self) -> None:
@@ -134,6 +142,14 @@ class Recipe(Config):
             found.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
+            )
+        apart = not self.algorithm.on_policy or self.rollouts.max_staleness > 0
+        main = self.algorithm.losses[self.algorithm.main_role]
+        if self.algorithm.samples_per_task and apart and "teacher_token_logprobs" in main.needs:
+            found.append(
+                "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
+                "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "
+                "algorithm.loss=policy instead"
             )
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
             found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")

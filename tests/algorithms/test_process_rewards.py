@@ -13,7 +13,7 @@ from tests.algorithms.test_advantages import group_of, make, per_row
 from tests.tiny import tiny_tokenizer
 from whet.algorithms.advantage_registry import ADVANTAGES
 from whet.algorithms.advantages import GroupAdvantage
-from whet.algorithms.prime import PRIME
+from whet.algorithms.prime import PRIME, RewardStart
 from whet.algorithms.process_rewards import ProcessRewards
 from whet.batch import Batch
 from whet.errors import ConfigError, DataError
@@ -93,7 +93,7 @@ def test_prime_trains_a_reward_model_beside_the_policy() -> None:
     assert [prime.optimizer(role, shared).lr for role in prime.heads] == [0.1, 0.5]
     assert [PRIME().optimizer(role, shared).lr for role in prime.heads] == [0.1, 0.1]
     own, model = ModelConfig(path="own"), ModelConfig(path="shared")
-    assert [PRIME(reward_model=own).model_of(role, model) for role in prime.heads] == [model, own]
+    assert [PRIME(reward_model=RewardStart(path="own")).model_of(role, model) for role in prime.heads] == [model, own]
     assert [prime.model_of(role, model) for role in prime.heads] == [model, model]
 
 
@@ -102,7 +102,7 @@ def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path: Path, tiny_m
     tokenizer.add_tokens(["more"])
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
-    model = ModelConfig(path=str(tiny_model))
-    PRIME(reward_model=model).check_models(model)
+    model, larger = ModelConfig(path=str(tiny_model)), ModelConfig(path=str(tmp_path))
+    PRIME(reward_model=RewardStart(path=larger.path)).check_models(model)
     with pytest.raises(ConfigError, match=r"algorithm\.reward_model = .* another tokenizer"):
-        PRIME(reward_model=ModelConfig(path=str(tmp_path))).check_models(model)
+        PRIME(reward_model=RewardStart(path=model.path)).check_models(larger)

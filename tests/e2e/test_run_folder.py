@@ -1,5 +1,6 @@
 """What starting, failing, resuming and evaluating do to a run folder."""
 
+import json
 import os
 from pathlib import Path
 
@@ -95,6 +96,24 @@ def test_a_run_is_evaluated_with_the_weights_it_ended_with(
     assert trained.keys() == untrained.keys()
     assert any(not trained[name].equal(untrained[name]) for name in trained)
     assert evaluate(recipe, run=folder).n == 4
+
+
+def test_two_runs_of_different_models_are_compared(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small, large = (toy_recipe(tiny_model, steps=1, model={"lora": {"rank": rank}}) for rank in (2, 4))
+    large = large.model_copy(update={"chat_template": "plain"})
+    runs = [run.start(recipe, tmp_path / name) for name, recipe in (("small", small), ("large", large))]
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(runs[0]), "--against", str(runs[1]), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    own = [evaluate(recipe, run=folder) for recipe, folder in zip((small, large), runs, strict=True)]
+    assert [found["reward"], found["against/reward"]] == [report.reward for report in own]
+    assert own[0].reward != own[1].reward
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(runs[0]), "--model", str(runs[1]), "--json"])
+    assert json.loads(capsys.readouterr().out)["reward"] == own[1].reward
 
 
 class OneBroken(Lowercase):

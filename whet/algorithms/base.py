@@ -10,6 +10,7 @@ from whet.config import Config
 from whet.data.base import Data
 from whet.environments.base import TaskSet
 from whet.learner.config import OptimizerConfig
+from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.rollouts.filters import Filter
 from whet.types import Group, Weighting
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
     from whet.learner.base import Learner
-    from whet.losses.base import Loss
     from whet.models.config import ModelConfig
 
 Head = Literal["language", "value"]
@@ -37,6 +37,8 @@ class Algorithm(Config):
         "values": ("critic", "values"),
     }
     """Which role's learner fills a column of the batch, and what the learner calls it."""
+    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence", "group")
+    """What its losses may learn from as a whole: ``group`` for pairs, ``sequence`` for judged replies."""
 
     epochs: int = Field(1, gt=0)
     """How often each step's groups are learned from."""
@@ -116,9 +118,10 @@ class Algorithm(Config):
     @property
     def fills(self) -> frozenset[str]:
         """What losses and advantages may need: columns that somebody fills, and outputs of the model."""
-        of_critic = {"values", "returns"} if "value" in self.heads.values() else set[str]()
         said = {"rollout_logprobs", "old_logprobs", "reference_logprobs", "entropy"}
-        return frozenset({"advantages"} | said | of_critic)
+        of_critic = {"values"} if "value" in self.heads.values() else set[str]()
+        of_estimator = {"advantages", "returns"} if self.estimator is not None else set[str]()
+        return frozenset(said | of_critic | of_estimator)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -126,4 +129,6 @@ class Algorithm(Config):
         needs = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))
         if self.estimator is not None:
             needs |= self.estimator.needs
-        return needs if self.on_policy or not self.samples_per_task else needs | {"old_logprobs"}
+        if "advantages" in needs and not self.on_policy:
+            needs |= {"old_logprobs"}  # a policy loss weighs advantages by exp(lp - lp_old)
+        return needs

@@ -10,6 +10,7 @@ from whet.algorithms.preference import PreferenceAlgorithm
 from whet.config import Component
 from whet.data.base import Data
 from whet.data.examples import PreferenceRows
+from whet.losses.base import Unit
 from whet.losses.registry import LOSSES
 from whet.types import Weighting
 
@@ -18,6 +19,7 @@ class DPO(PreferenceAlgorithm):
     """The chosen answer of each pair becomes likelier than the rejected one, measured from the reference."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (PreferenceRows,)
+    units: ClassVar[tuple[Unit, ...]] = ("group",)
 
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="dpo")
     """``dpo``, ``simpo`` or ``orpo``, with their settings."""

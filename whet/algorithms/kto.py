@@ -10,6 +10,7 @@ from whet.algorithms.preference import PreferenceAlgorithm
 from whet.config import Component
 from whet.data.base import Data
 from whet.data.examples import LabelledRows
+from whet.losses.base import Unit
 from whet.losses.registry import LOSSES
 from whet.metrics import Metrics
 from whet.types import Group, Weighting
@@ -23,6 +24,7 @@ class KTO(PreferenceAlgorithm):
     """The reference point is KL(policy || reference), estimated over each whole step on mismatched replies."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (LabelledRows,)
+    units: ClassVar[tuple[Unit, ...]] = ("sequence",)
 
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="kto")
     """Its weights balance good and bad rows: ``desirable_weight``, ``undesirable_weight``."""

@@ -5,9 +5,10 @@ likeliest tokens (``distillation``), or its opinion of the token that was sample
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algorithms.advantage_registry import ADVANTAGES
+from whet.algorithms.advantages import GDPO, GroupAdvantage
 from whet.algorithms.grpo import GRPO
 from whet.algorithms.teachers import Taught
 from whet.config import Component
@@ -27,6 +28,17 @@ class OnPolicyDistillation(Taught, GRPO):
     """``teacher``, for losses that need one."""
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="distillation")
     """``distillation``, ``on_policy_distillation``, or ``policy`` with an advantage."""
+
+    @model_validator(mode="after")
+    def _compares_answers(self) -> "OnPolicyDistillation":
+        of_reward = getattr(self.advantage, "reward", None)
+        compares = isinstance(of_reward, GroupAdvantage | GDPO) or getattr(of_reward, "group_baseline", False)
+        if self.group_size == 1 and compares:
+            raise ValueError(
+                "advantage.reward compares the answers to a task, and with group_size = 1 it is always 0; set "
+                "group_size to 2 or more, or leave advantage.reward out"
+            )
+        return self
 
     @property
     def fills(self) -> frozenset[str]:

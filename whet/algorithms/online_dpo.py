@@ -1,12 +1,13 @@
 """Online DPO (arXiv 2402.04792): the policy answers each task several times, its best and its worst answer by reward
 become a pair, and DPO learns from the pair, measured from the model that the run started from."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from whet.algorithms.base import Algorithm
 from whet.config import Component
+from whet.losses.base import Unit
 from whet.losses.registry import LOSSES
 from whet.rollouts.filters import FILTERS, BestAndWorst, Filter
 from whet.types import Weighting
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 class OnlineDPO(Algorithm):
     """DPO on the policy's own answers. A task whose answers are all worth the same is dropped, and another is drawn."""
+
+    units: ClassVar[tuple[Unit, ...]] = ("group",)
 
     group_size: int = Field(8, gt=1)
     """Answers per task, of which two are learned from."""

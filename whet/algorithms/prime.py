@@ -2,7 +2,7 @@
 only ever sees the outcomes of whole answers. A second language model tells right answers from wrong ones by its
 log-ratio to its frozen start; token by token, that ratio is the process reward."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,12 +13,19 @@ from whet.config import Component
 from whet.errors import ConfigError
 from whet.learner.config import OptimizerConfig
 from whet.losses.registry import LOSSES
-from whet.models.config import ModelConfig
+from whet.models.config import LoraSettings, ModelConfig
 from whet.rollouts.filters import FILTERS, Filter
 from whet.types import Weighting
 
 if TYPE_CHECKING:
     from whet.losses.base import Loss
+
+
+class RewardStart(ModelConfig):
+    """What the implicit reward model starts from."""
+
+    lora: LoraSettings | Literal[False] | None = None  # type: ignore[assignment]
+    """By default adapters as the policy has them, if it has any; false: full weights."""
 
 
 class PRIME(GRPO):
@@ -33,7 +40,7 @@ class PRIME(GRPO):
     advantage: Annotated[Any, Component(ADVANTAGES, base="whet.config:Config")] = "process_rewards"
     reward_loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="implicit_reward")
     """What the reward model minimises."""
-    reward_model: ModelConfig | None = None
+    reward_model: RewardStart | None = None
     """What the reward model starts from, with the policy's tokenizer; by default what the policy starts from."""
     reward_lr: float | None = Field(None, ge=0)
     """The reward model's learning rate; by default that of the policy."""
@@ -49,7 +56,11 @@ class PRIME(GRPO):
         return super().fills | {"reward_logprobs", "reward_reference_logprobs"}
 
     def model_of(self, role: str, shared: ModelConfig) -> ModelConfig:
-        return self.reward_model or shared if role == "implicit_reward" else shared
+        own = self.reward_model
+        if role != "implicit_reward" or own is None:
+            return shared
+        lora = shared.lora if own.lora is None else own.lora or None
+        return ModelConfig(**own.model_dump(exclude={"lora"}), lora=lora)
 
     def check_models(self, model: ModelConfig) -> None:
         from whet.algorithms.vocabulary import same_tokens

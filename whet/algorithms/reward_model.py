@@ -3,7 +3,7 @@ as a reward model, arXiv 2203.02155) or, with ``loss: score_regression`` and sco
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algorithms.base import Algorithm, Head
 from whet.config import Component
@@ -25,6 +25,14 @@ class RewardModel(Algorithm):
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="bradley_terry")
     """``bradley_terry`` for pairs, ``score_regression`` for scored rows."""
     weighting: Weighting = "group"
+
+    @model_validator(mode="after")
+    def _reads_the_head(self) -> "RewardModel":
+        if self.loss.needs != {"values"}:
+            raise ValueError(
+                "loss learns from more or other than the head's scores; bradley_terry or score_regression do"
+            )
+        return self
 
     @property
     def losses(self) -> "dict[str, Loss]":

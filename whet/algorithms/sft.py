@@ -8,6 +8,7 @@ from whet.algorithms.base import Algorithm
 from whet.config import Component
 from whet.data.base import Data
 from whet.data.examples import SupervisedRows
+from whet.losses.base import Unit
 from whet.losses.registry import LOSSES
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class SFT(Algorithm):
     """Mean -log p over the step's trained tokens."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (SupervisedRows,)
+    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
     loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="sft")
     """What is minimised."""

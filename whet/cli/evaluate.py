@@ -26,7 +26,7 @@ def evaluate(
     ],
     overrides: Overrides = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="Model to score instead: a folder or a name on the Hugging Face hub.")
+        str | None, typer.Option("--model", help="Model to score instead: a run, a folder or a Hub id.")
     ] = None,
     against: Annotated[
         str | None,
@@ -57,7 +57,9 @@ def evaluate(
     from whet.evaluate import evaluate as score
 
     def measured(name: str) -> "Report":
-        return score(settings, model=None if _run(name) or name == target else name, run=_run(name), **asked)
+        run = _run(name)
+        own = settings if run is None or name == target else _with_model_of(settings, run)
+        return score(own, model=None if run or name == target else name, run=run, **asked)
 
     report = measured(model or target)
     measures = _measures(report.metrics())
@@ -73,6 +75,17 @@ def evaluate(
 
 def _run(name: str) -> Path | None:
     return Path(name) if (Path(name) / "recipe.yaml").is_file() else None
+
+
+def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
+    """The tasks of ``settings``, answered by what another run trained: a checkpoint fits its own run's model only."""
+    from whet.config import load
+    from whet.recipe import Recipe
+
+    own = load(Recipe, run).value
+    return settings.model_copy(
+        update={"model": own.model, "chat_template": own.chat_template, "checkpoints": own.checkpoints}
+    )
 
 
 def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:

@@ -1,0 +1,115 @@
+"""What of an algorithm's settings fits together: refused, warned about or completed before anything is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rows import pairs, rows_recipe, write_rows
+from tests.toy import read_settings, toy_settings
+from whet.algorithms.grpo import GRPO
+from whet.algorithms.on_policy_distillation import OnPolicyDistillation
+from whet.algorithms.online_dpo import OnlineDPO
+from whet.algorithms.ppo import PPO
+from whet.algorithms.prime import PRIME
+from whet.config import dump_yaml, load
+from whet.errors import ConfigError
+from whet.models.config import LoraSettings
+from whet.recipe import Recipe
+
+ROWS = {"sft": "supervised", "dpo": "preference", "kto": "labelled", "reward_model": "preference"}
+TEACHERS: Any = {"tutor": {"path": "elsewhere"}}
+
+
+def recipe(algorithm: dict[str, Any], **changes: Any) -> Recipe:
+    return read_settings(toy_settings(Path("nowhere"), **changes) | {"algorithm": algorithm})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss", "why"),
+    [
+        ("sft", "policy", "needs advantages, which"),
+        ("sft", "dpo", "loss = dpo learns from pairs of replies, and .* has single tokens or single replies"),
+        ("dpo", "policy", "needs advantages, which"),
+        ("dpo", "kto", "loss = kto learns from single replies, and .* has pairs"),
+        ("dpo", "sft", "loss = sft learns from single tokens, and .* has pairs"),
+        ("dpo", "bradley_terry", "needs values, which"),
+        ("kto", "policy", "needs advantages, which"),
+        ("kto", "dpo", "loss = dpo learns from pairs of replies, and .* has single replies"),
+        ("online_dpo", "policy", "needs advantages, which"),
+        ("online_dpo", "kto", "loss = kto learns from single replies, and .* has pairs"),
+        ("reward_model", "policy", "bradley_terry or score_regression"),
+        ("reward_model", "simpo", "bradley_terry or score_regression"),
+    ],
+)
+def test_a_loss_of_another_kind_of_data_is_refused(tmp_path: Path, algorithm: str, loss: str, why: str) -> None:
+    settings, path = {"type": algorithm, "loss": loss}, write_rows(tmp_path / "rows.jsonl", pairs(4))
+    data = {"data": {"type": ROWS[algorithm], "path": str(path)}} if algorithm in ROWS else {}
+    with pytest.raises(ConfigError, match=why):
+        recipe(settings, **data)
+
+
+@pytest.mark.parametrize("loss", ["bradley_terry", "score_regression"])
+def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", pairs(4))
+    made = rows_recipe(tmp_path, "preference", path, {"type": "reward_model", "loss": loss})
+    assert made.algorithm.needs == frozenset()
+
+
+def test_old_logprobs_are_computed_only_where_a_policy_loss_reads_them() -> None:
+    losing = OnPolicyDistillation(teachers=TEACHERS, loss="on_policy_distillation", epochs=2)
+    for unread in (OnlineDPO(epochs=2), losing, GRPO()):
+        assert "old_logprobs" not in unread.needs
+    judging = OnPolicyDistillation(teachers=TEACHERS, loss="policy", advantage="teacher")
+    for read in (GRPO(epochs=2), GRPO(minibatches=2), PPO(), judging):
+        assert "old_logprobs" in read.needs
+
+
+def test_distillation_without_a_ratio_is_warned_about_off_policy() -> None:
+    def said(algorithm: dict[str, Any], **rollouts: Any) -> list[str]:
+        settings = {"type": "on_policy_distillation", "teachers": TEACHERS, **algorithm}
+        return [line for line in recipe(settings, rollouts=rollouts).warnings() if "has no ratio" in line]
+
+    plain = {"loss": "on_policy_distillation"}
+    assert not said(plain)
+    for several in ({"epochs": 2}, {"minibatches": 3}):
+        assert "algorithm.advantage=teacher" in said(plain | several)[0]
+    assert said(plain, max_staleness=1)
+    assert not said({"loss": "policy", "advantage": "teacher", "epochs": 2})
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "group",
+        {"type": "gdpo", "components": {"correct": 1.0}},
+        {"type": "reinforce_plus_plus", "group_baseline": True},
+    ],
+)
+def test_a_single_answer_is_compared_with_no_other(reward: Any) -> None:
+    settings: dict[str, Any] = {
+        "teachers": TEACHERS,
+        "loss": "policy",
+        "advantage": {"type": "teacher", "reward": reward},
+    }
+    with pytest.raises(ValueError, match=r"group_size = 1 it is always 0"):
+        OnPolicyDistillation(**settings)
+    assert OnPolicyDistillation(**settings, group_size=2).group_size == 2
+    settings["advantage"] = {"type": "teacher", "reward": "reinforce_plus_plus"}
+    assert OnPolicyDistillation(**settings).group_size == 1
+
+
+@pytest.mark.parametrize(
+    ("own", "rank"), [({}, 4), ({"lora": False}, None), ({"lora": {"rank": 2}}, 2)], ids=["inherited", "full", "own"]
+)
+def test_another_reward_model_is_adapted_as_the_policy_is(
+    tmp_path: Path, own: dict[str, Any], rank: int | None
+) -> None:
+    algorithm = {"type": "prime", "reward_model": {"path": "other"} | own}
+    made = recipe(algorithm, model={"lora": {"rank": 4}})
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(made))
+    again = load(Recipe, tmp_path).value  # as a resumed run reads it
+    for one in (made, again):
+        model = one.algorithm.model_of("implicit_reward", one.model)
+        assert (model.path, model.lora and model.lora.rank) == ("other", rank)
+    assert PRIME().model_of("implicit_reward", made.model).lora == LoraSettings(rank=4)
