@@ -47,8 +47,8 @@ class ChildProcess:
         return self.process.returncode
 
     def kill(self) -> None:
-        """Return once the process is gone, or after a while: one that hangs inside the system (a GPU's driver, a network
-        disk) goes when that lets it."""
+        """Return once the process is gone, or after a while: one that hangs inside the system (a GPU's driver, a
+        network disk) goes when that lets it."""
         self.process.kill()
         try:
             self.process.wait(KILL_S)
@@ -60,8 +60,8 @@ class ChildProcess:
                     pipe.close()
 
     def exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
-        """Send one request, return the reply. Raises ``EOFError`` when the process dies or was killed, ``DeadlineError``
-        when it takes too long."""
+        """Send one request, return the reply. Raises ``EOFError`` when the process dies or was killed,
+        ``DeadlineError`` when it takes too long."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:

@@ -66,8 +66,8 @@ class CachedReference:
             return
         if self._loaded:
             log.warning(
-                "%s lacked %d sequences, because rows, their tokens or the number of steps changed, or because it was not "
-                "finished: they were computed",
+                "%s lacked %d sequences, because rows, their tokens or the number of steps changed, or because it "
+                "was not finished: they were computed",
                 self.path,
                 self._computed,
             )

@@ -37,7 +37,7 @@ class Draws(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. Raises ``ConfigError`` when the tasks, their order or the seed are others than they were."""
+        """Go on from there. Raises ``ConfigError`` when the tasks, their order or the seed are others."""
         ...
 
 
