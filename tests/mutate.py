@@ -99,6 +99,13 @@ EQUIVALENT: dict[str, str] = {
     "whet/algorithms/advantages.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
         "another row of zeros before the first tokens"
     ),
+    "whet/algorithms/mismatched.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
+        "no two have the same second part"
+    ),
+    "whet/algorithms/mismatched.py: 0 -> 1  in  "
+    "room = max((len(prompt) + len(reply) for _, _, prompt, reply in halves), default=0)": (
+        "where nothing trains, there is no reply to cut"
+    ),
     "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
     "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
     "whet/losses/weighted.py: column.detach() -> column  in  "

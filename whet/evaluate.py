@@ -40,13 +40,13 @@ class EvaluationConfig(Config):
     max_new_tokens: int | None = Field(None, gt=0)
     """Longest answer; by default as in training."""
     enabled: bool = True
+    """False: never."""
     concurrency: int = Field(256, gt=0)
     """Episodes that run at once."""
     retries: int = Field(2, ge=0)
     """How often an episode is run again after its environment or generator failed."""
     deadline: float = Field(3600.0, gt=0)
     """Seconds that one evaluation may take."""
-    """False: never."""
 
     def sampling(self, training: Sampling) -> Sampling:
         """As in training, but for what this config says; plain temperature sampling, nothing cut off."""

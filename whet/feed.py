@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+REFERENCE_FILE = "reference.safetensors"  # in the run folder
+
 
 class Feed(Protocol):
     """One run's supply of groups."""
@@ -146,9 +148,8 @@ class RowsFeed:
         recipe, algorithm = self.recipe, self.recipe.algorithm
         if not algorithm.caches_reference:
             return learners
-        role = algorithm.main_role
-        cached = CachedReference(learners[role], folder / "reference.safetensors", self._reference_facts(learners))
-        learners = {**learners, role: cached}
+        cached = self._cached(learners, folder)
+        learners = {**learners, algorithm.main_role: cached}
         steps = DatasetSource(
             recipe.rows.groups(self.renderer, judging=self.judging), recipe.rows.batch_size, recipe.seed
         )
@@ -162,6 +163,16 @@ class RowsFeed:
                 await annotate(self._batch(groups, learners), algorithm, learners, groups)
         await cached.finish()
         return learners
+
+    def _cached(self, learners: Mapping[str, Learner], folder: Path, read_only: bool = False) -> CachedReference:
+        learner = learners[self.recipe.algorithm.main_role]
+        return CachedReference(learner, folder / REFERENCE_FILE, self._reference_facts(learners), read_only)
+
+    def looking_up(self, learners: Mapping[str, Learner], run: Path) -> Mapping[str, Learner]:
+        """The learners, with the reference that a run has cached; its file isn't changed."""
+        if not self.recipe.algorithm.caches_reference or not (run / REFERENCE_FILE).exists():
+            return learners
+        return {**learners, self.recipe.algorithm.main_role: self._cached(learners, run, read_only=True)}
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         return Metrics()
@@ -194,10 +205,19 @@ class RowsFeed:
     def _groups(self) -> list[Group]:
         config = self.recipe.evaluation
         rows = self.recipe.rows.groups(self.renderer, config.split, judging=self.judging)
-        groups = [rows[index] for index in range(len(rows))]
-        for reason, count in Counter(group for group in groups if isinstance(group, str)).items():
-            log.warning("%d of %d held-out rows are left out: %s", count, len(groups), reason)
-        return [group for group in groups if not isinstance(group, str)][: config.limit]
+        groups, left_out = list[Group](), Counter[str]()
+        for index in range(len(rows)):
+            if len(groups) == config.limit:
+                break
+            group = rows[index]
+            if isinstance(group, str):
+                left_out[group] += 1
+            else:
+                groups.append(group)
+        for reason, count in left_out.items():
+            read = len(groups) + left_out.total()
+            log.warning("%d of %d rows of the %s split are left out: %s", count, read, config.split, reason)
+        return groups
 
     def _reference_facts(self, learners: Mapping[str, Learner]) -> dict[str, str]:
         """What reference log-probs depend on besides the tokens."""
@@ -228,7 +248,7 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
             if checkpoint is not None:
                 for role in recipe.algorithm.heads:
                     await learners[role].load(checkpoint.folder / role)
-            values = await feed.evaluate(learners)
+            values = await feed.evaluate(learners if run is None else feed.looking_up(learners, run))
     if not values:
         raise DataError("no row is held out, so there is nothing to measure on; give data.test_path, or more rows")
     return values

@@ -111,7 +111,7 @@ def make_run(
     batch = Batch.from_groups([judged(group, Renderer(tokenizer, template))])
     worker.model.eval()
     with torch.no_grad():
-        scores = sequence_scores(forward(worker.model, batch, frozenset({"values"}), worker.value_head), batch)
+        scores = sequence_scores(forward(worker.model, batch, frozenset({"values"}), worker.scorer.value_head), batch)
     assert scores.std() > 0.01
     return run, scores.tolist()
 

@@ -1,5 +1,6 @@
 """Whole runs over rows, with a tiny random model: it learns texts, preferences and judgement, and resumes exactly."""
 
+import asyncio
 import gc
 import json
 import weakref
@@ -15,7 +16,10 @@ from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
 from tests.toy import write_recipe
 from whet import run
 from whet.checkpoint.export import export
+from whet.data.examples import SupervisedRows
+from whet.data.renderer import Renderer
 from whet.errors import ConfigError, WhetError
+from whet.feed import RowsFeed, measure_rows
 from whet.learner.worker import LearnerWorker
 from whet.metrics.summary import commands
 
@@ -112,21 +116,21 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.models: list[weakref.ref[Any]] = []
-        load, update = LearnerWorker._load, LearnerWorker.update
+        load, update = LearnerWorker._scorer, LearnerWorker.update
         self.alive_in_updates: list[int] = []
 
         def watched_load(worker: LearnerWorker, *, train: bool) -> Any:
-            model = load(worker, train=train)
+            scorer = load(worker, train=train)
             if not train:
-                self.models.append(weakref.ref(model))
-            return model
+                self.models.append(weakref.ref(scorer.model))
+            return scorer
 
         def watched_update(worker: LearnerWorker, *arguments: Any) -> Any:
             gc.collect()
             self.alive_in_updates.append(sum(model() is not None for model in self.models))
             return update(worker, *arguments)
 
-        monkeypatch.setattr(LearnerWorker, "_load", watched_load)
+        monkeypatch.setattr(LearnerWorker, "_scorer", watched_load)
         monkeypatch.setattr(LearnerWorker, "update", watched_update)
 
 
@@ -167,6 +171,35 @@ def test_a_cached_reference_gives_the_same_run_and_is_not_in_memory(
         assert one.keys() == other.keys()
         numbers = {key: value for key, value in one.items() if isinstance(value, float)}
         assert {key: other[key] for key in numbers} == pytest.approx(numbers, rel=2e-3, abs=2e-4)
+
+
+def test_an_evaluation_looks_up_what_its_run_has_cached(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "pairs.jsonl", pairs(40))
+    recipe = rows_recipe(tiny_model, "preference", path, {"type": "dpo", "reference": "cached"}, steps=1)
+    folder = run.start(recipe, tmp_path / "run")
+    file = folder / "reference.safetensors"
+    before, watched = file.read_bytes(), Watched(monkeypatch)
+    found = asyncio.run(measure_rows(recipe, folder))
+    assert not watched.models, "no reference was loaded"
+    assert file.read_bytes() == before
+    file.unlink()
+    assert asyncio.run(measure_rows(recipe, folder)) == pytest.approx(found, rel=1e-4)
+    assert (len(watched.models), file.exists()) == (1, False)
+
+
+def test_rows_beyond_the_limit_are_not_rendered(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_rows(tmp_path / "texts.jsonl", texts(40))
+    settings = {"split": "train", "limit": 3}
+    recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, evaluation=settings)
+    feed = RowsFeed(recipe, Renderer(AutoTokenizer.from_pretrained(tiny_model)))
+    rendered: list[Any] = []
+    group = SupervisedRows.group
+    monkeypatch.setattr(SupervisedRows, "group", lambda *given: rendered.append(given) or group(*given))
+    assert len(feed._groups()) == len(rendered) == 3
 
 
 def test_changed_rows_are_noticed_when_a_run_with_a_cached_reference_goes_on(tiny_model: Path, tmp_path: Path) -> None:
@@ -266,7 +299,6 @@ def test_a_killed_run_over_rows_resumes_to_the_same_bits(
 
 def test_rows_of_one_prompt_are_never_in_both_splits(tiny_model: Path, tmp_path: Path) -> None:
     from tests.tiny import tiny_tokenizer
-    from whet.data.renderer import Renderer
 
     twice = pairs(60) + [row | {"prompt": row["prompt"] + " "} for row in pairs(60, seed=1)]
     train_path = write_rows(tmp_path / "train.jsonl", twice)
@@ -301,6 +333,7 @@ def test_rows_are_read_and_not_answered_in_an_evaluation(tiny_model: Path, tmp_p
     recipe_file = write_recipe(tmp_path / "toy.yaml", recipe)
     assert whet_json("eval", recipe_file).keys() == {"loss", "n"}
     assert whet_json("eval", recipe_file, "--limit", "3")["n"] == 3
+    assert ": 3 rows of the train split" in whet("eval", str(recipe_file), "--limit", "3", "--split", "train").stdout
     for option in (["--samples", "2"], ["--temperature", "1"], ["--model", str(tiny_model)]):
         refused = whet("eval", str(recipe_file), *option)
         assert refused.returncode == 2
@@ -320,7 +353,6 @@ def test_only_commands_that_a_run_over_rows_can_take_are_suggested(tiny_model: P
 
 def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_model: Path, tmp_path: Path) -> None:
     from whet.batch import Batch
-    from whet.data.renderer import Renderer
 
     path = write_rows(tmp_path / "pairs.jsonl", pairs(10))
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
@@ -337,7 +369,6 @@ def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_mode
 
 def test_a_file_may_call_the_fields_by_other_names(tiny_model: Path, tmp_path: Path) -> None:
     from tests.tiny import tiny_tokenizer
-    from whet.data.renderer import Renderer
 
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"question": "one", "answer": "two"}) + "\n")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from tests.checkpoint.test_export_reward_model import make_run
 from tests.tiny import tiny_llama
 from whet.checkpoint.export import export
 from whet.environments.base import Observation, Step, TaskSet
+from whet.environments.child_process import ChildProcess
 from whet.environments.judge import Judge, JudgeProcess
 from whet.environments.reward_model import RewardModelTasks
 from whet.errors import DataError, WhetError
@@ -142,6 +144,57 @@ def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:
     assert all(isinstance(result, WhetError) for result in results)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of_the_model(model: Path) -> None:
+    from whet.models.judge import Judge as Served
+
+    served = Served(str(model), None, "cpu", "float32", 1)
+    served.tokenizer.chat_template = "{% if messages[1]['content'] == '5' %}{{ 1 + 'a' }}{% endif %}a fine text"
+    failed, score = served.scores([{"messages": talk(answer), "tools": None} for answer in ("5", "6")])
+    assert "chat template can't render the conversation: unsupported operand" in str(failed)
+    assert isinstance(score, float)
+
+
+def test_a_reply_of_the_wrong_length_is_told_to_all_who_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def calls(judge: Judge) -> list[Any]:
+        await judge.score(talk("5"))
+        assert judge._child is not None
+        monkeypatch.setattr(judge._child, "exchange", lambda *_: {"scores": [1.0] * 9})
+        waiting = asyncio.gather(*(judge.score(talk(answer)) for answer in ("5", "6")), return_exceptions=True)
+        return await asyncio.wait_for(waiting, 20)
+
+    results, _ = with_judge(model, calls)
+    assert ["gave 9 scores for" in str(result) for result in results] == [True, True]
+
+
+def test_a_judge_that_is_closed_while_it_starts_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judge = Judge(str(model), None, JudgeProcess())
+
+    def started(*arguments: Any) -> ChildProcess:
+        child = ChildProcess(*arguments)
+        closing = threading.Thread(target=judge.close)
+        closing.start()
+        while judge._thread is not None:
+            closing.join(0.01)
+        return child
+
+    monkeypatch.setattr("whet.environments.judge.ChildProcess", started)
+    with pytest.raises(WhetError, match="was closed while it started"):
+        asyncio.run(judge.score(talk("5")))
+
+
+def test_a_killed_process_that_does_not_go_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("whet.environments.child_process.KILL_S", 0.1)
+    child = ChildProcess("whet.models.judge")
+    process = child.process
+    monkeypatch.setattr(process, "kill", lambda: os.kill(process.pid, signal.SIGSTOP))  # as if the system held it
+    child.kill()
+    assert "is still there after 0.1 s" in caplog.text
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(20) == -signal.SIGKILL
 
 
 # The task set

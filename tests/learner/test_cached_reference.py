@@ -1,5 +1,6 @@
 """Reference log-probs in a file: the same numbers, looked up by tokens, and no reference model in memory."""
 
+import contextlib
 import logging
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import torch
 
 from tests.learner.parts import PolicyGradient, some_batch
 from tests.learner.test_learner import config, with_learner
-from whet.checkpoint.files import load_tensors
+from whet.checkpoint.files import load_tensors, save_tensors
+from whet.learner import cached_reference
 from whet.learner.cached_reference import CachedReference
 from whet.learner.learner import WorkerLearner
 from whet.models.config import LoraSettings
@@ -18,7 +20,7 @@ REFERENCE = {"reference_logprobs"}
 
 
 def references(learner: WorkerLearner) -> list[object]:
-    return [thread._worker.reference for thread in learner._group._threads]
+    return [rank._link._worker.reference for rank in learner._group._ranks]
 
 
 async def fill(learner: WorkerLearner, path: Path, facts=FACTS, batches=None):
@@ -114,14 +116,18 @@ def test_rows_whose_tokens_changed_are_said_and_computed(llama, tmp_path, caplog
     with_learner(config(llama), go)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "foreign", "nameless"])
 def test_a_damaged_file_is_said_and_computed_anew(llama, tmp_path, caplog, damage):
     path = tmp_path / "reference.safetensors"
 
     async def go(learner: WorkerLearner) -> None:
         await fill(learner, path)
         whole = path.read_bytes()
-        path.write_bytes({"cut": whole[:-7], "empty": b"", "foreign": b"hello" * 50}[damage])
+        if damage == "nameless":
+            tensors = load_tensors(path)
+            save_tensors(path, tensors | {"sequences": tensors["sequences"][:-16]})
+        else:
+            path.write_bytes({"cut": whole[:-7], "empty": b"", "foreign": b"hello" * 50}[damage])
         assert (await fill(learner, path))._computed == 8
         assert "is damaged" in caplog.text
         assert path.read_bytes() == whole
@@ -132,11 +138,63 @@ def test_a_damaged_file_is_said_and_computed_anew(llama, tmp_path, caplog, damag
 
 def test_a_sequence_that_was_not_foreseen_is_computed_and_said(llama, tmp_path, caplog):
     async def go(learner: WorkerLearner) -> None:
-        cached = await fill(learner, tmp_path / "reference.safetensors", batches=[some_batch(0)])
+        path = tmp_path / "reference.safetensors"
+        cached = await fill(learner, path, batches=[some_batch(0)])
         found = (await cached.score(some_batch(1), REFERENCE))["reference_logprobs"]
+        assert references(learner) == [None], "it was let go again"
+        assert (await fill(learner, path))._computed == 0, "it was saved"
         live = (await learner.score(some_batch(1), REFERENCE))["reference_logprobs"]
         assert torch.equal(found, live)
         assert "the reference is loaded" in caplog.text
+
+    with_learner(config(llama), go)
+
+
+def test_what_was_computed_before_a_filling_was_interrupted_is_kept(llama, tmp_path):
+    path = tmp_path / "reference.safetensors"
+
+    async def go(learner: WorkerLearner) -> None:
+        cached = CachedReference(learner, path, FACTS)
+        with contextlib.suppress(KeyboardInterrupt), cached.filling():
+            await cached.score(some_batch(0), REFERENCE)
+            assert not path.exists(), "not after each batch"
+            raise KeyboardInterrupt
+        assert len(CachedReference(learner, path, FACTS).found) == 4
+        again = await fill(learner, path)
+        assert again._computed == 4
+        stamp = path.stat().st_mtime_ns
+        await again.finish()
+        assert path.stat().st_mtime_ns == stamp, "there is nothing more to write"
+
+    with_learner(config(llama), go)
+
+
+def test_a_kill_while_filling_loses_only_what_was_computed_last(llama, tmp_path, monkeypatch):
+    path = tmp_path / "reference.safetensors"
+
+    async def go(learner: WorkerLearner) -> None:
+        cached = CachedReference(learner, path, FACTS)
+        with cached.filling():
+            monkeypatch.setattr(cached_reference, "SAVE_EVERY_S", 0.0)
+            await cached.score(some_batch(0), REFERENCE)
+            monkeypatch.setattr(cached_reference, "SAVE_EVERY_S", 60.0)
+            await cached.score(some_batch(1), REFERENCE)
+            assert len(CachedReference(learner, path, FACTS).found) == 4, "what a kill would leave now"
+        assert len(CachedReference(learner, path, FACTS).found) == 8
+
+    with_learner(config(llama), go)
+
+
+def test_a_file_that_is_only_read_stays_as_it_is(llama, tmp_path):
+    path = tmp_path / "reference.safetensors"
+
+    async def go(learner: WorkerLearner) -> None:
+        await fill(learner, path, batches=[some_batch(0)])
+        before = path.read_bytes()
+        cached = CachedReference(learner, path, FACTS, read_only=True)
+        found = (await cached.score(some_batch(1), REFERENCE))["reference_logprobs"]
+        assert found.any()
+        assert path.read_bytes() == before
 
     with_learner(config(llama), go)
 

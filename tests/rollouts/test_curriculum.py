@@ -207,6 +207,9 @@ def test_a_checkpoint_of_other_tasks_is_refused() -> None:
     state = PassRateCurriculum().over(tasks(3), 0).state()
     with pytest.raises(ConfigError, match="3 tasks, now there are 4"):
         PassRateCurriculum().over(tasks(4), 0).load_state(state)
+    for others, seed in ((tasks(3), 1), (tasks(3)[::-1], 0), (tasks(4)[1:], 0)):
+        with pytest.raises(ConfigError, match="another seed, other tasks, or these in another order"):
+            PassRateCurriculum().over(others, seed).load_state(state)
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,12 @@ def retell(trajectory: Trajectory, tokenizer: Any, renderer: Renderer, where: st
     """``tokenizer`` is ours, ``renderer`` the other model's. The text of a reply and the tokens that end it are apart:
     what ends a turn here answers to what ends it there, whatever the two write for it.
 
-    Raises ``DataError``, naming ``where``, unless the messages are known and only replies are trained."""
+    Raises ``DataError``, naming ``where``, unless the messages are known."""
     replies, messages = trajectory.spans[1::2], trajectory.messages
     places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     places = places[len(places) - len(replies) :] if len(replies) <= len(places) else []
-    if len(places) != len(replies) or any(span.trained for span in trajectory.spans[0::2]):
-        raise DataError(
-            f"{where}: a teacher with another tokenizer needs the conversation's messages, and only replies of the "
-            "assistant may be trained (data.train_on must not be 'all')"
-        )
+    if len(places) != len(replies):
+        raise DataError(f"{where}: a teacher with another tokenizer needs the messages of the whole conversation")
     retold, history, done = Retold(Trajectory([], messages=messages)), list[int](), 0
     for place, reply in zip(places, replies, strict=True):
         new = messages[done:place]

@@ -51,7 +51,8 @@ def evaluate(
     if not isinstance(settings.data, TaskSet):
         refused = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
         values = _rows(settings, asked, [name for name, value in refused.items() if value is not None], _run(target))
-        _show(f"{target}: {values['n']:.0f} held-out rows", values, [], as_json)
+        where = asked.get("split", settings.evaluation.split)
+        _show(f"{target}: {values['n']:.0f} rows of the {where} split", values, [], as_json)
         return
 
     from whet.evaluate import evaluate as score

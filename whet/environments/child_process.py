@@ -5,6 +5,7 @@ standard input closes. Knows nothing of what is asked.
 
 import contextlib
 import json
+import logging
 import os
 import select
 import subprocess
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from whet.errors import DeadlineError
+
+log = logging.getLogger(__name__)
+KILL_S = 10.0  # a killed process is gone in less
 
 
 class ChildProcess:
@@ -43,20 +47,27 @@ class ChildProcess:
         return self.process.returncode
 
     def kill(self) -> None:
-        """Return once the process is gone."""
+        """Return once the process is gone, or after a while: one that hangs inside the system (a GPU's driver, a
+        network disk) goes when that lets it."""
         self.process.kill()
-        self.process.wait()
+        try:
+            self.process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            log.warning("process %d was killed and is still there after %g s", self.process.pid, KILL_S)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe:
                 with contextlib.suppress(OSError):
                     pipe.close()
 
     def exchange(self, request: bytes, seconds: float) -> dict[str, Any]:
-        """Send one request, return the reply. Raises ``EOFError`` when the process dies, ``DeadlineError`` when it
-        takes too long."""
+        """Send one request, return the reply. Raises ``EOFError`` when the process dies or was killed,
+        ``DeadlineError`` when it takes too long."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        source, sink = self.process.stdout.fileno(), self.process.stdin.fileno()
+        try:
+            source, sink = self.process.stdout.fileno(), self.process.stdin.fileno()
+        except ValueError:  # closed by ``kill``, perhaps by another thread
+            raise EOFError from None
         deadline = time.monotonic() + seconds
         unsent = memoryview(len(request).to_bytes(8, "big") + request)
         received = bytearray()

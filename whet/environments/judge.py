@@ -116,6 +116,10 @@ class Judge:
             if "error" in reply:
                 raise WhetError(f"the reward model {self.model} failed:\n{reply['error']}")
             scores: list[float | str] = reply["scores"]
+            if len(scores) != len(conversations):
+                raise WhetError(
+                    f"the reward model {self.model} gave {len(scores)} scores for {len(conversations)} conversations"
+                )
             return scores
         raise WhetError(
             f"the reward model {self.model} failed twice on {len(conversations)} conversations; the last time: "
@@ -143,6 +147,8 @@ class Judge:
         if problem:
             child.kill()
             self._child = None
+            if self._thread is None:
+                raise WhetError("the reward model was closed while it started")
             raise WhetError(f"the reward model {self.model} could not start: {problem}")
         return child
 

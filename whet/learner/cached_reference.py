@@ -8,6 +8,7 @@ the tokens and of which of them train: a row whose text or rendering has changed
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,39 +31,52 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COLUMN = "reference_logprobs"
+SAVE_EVERY_S = 60.0  # a run that is killed while it fills the file loses no more than this
 
 
 class CachedReference:
     """A ``Learner`` that looks ``reference_logprobs`` up and leaves all else to ``learner``."""
 
-    def __init__(self, learner: Learner, path: Path, facts: Mapping[str, str]) -> None:
-        """What ``path`` holds is used as far as it was computed under the same ``facts``; what isn't is said."""
-        self.learner, self.path, self.facts = learner, path, dict(facts)
+    def __init__(self, learner: Learner, path: Path, facts: Mapping[str, str], read_only: bool = False) -> None:
+        """What ``path`` holds is used as far as it was computed under the same ``facts``; what isn't is said. With
+        ``read_only`` the file stays as it is."""
+        self.learner, self.path, self.facts, self.read_only = learner, path, dict(facts), read_only
         self.found = self._load()  # hash -> [trained tokens of the sequence]
         self._loaded, self._computed = len(self.found), 0
+        self._unsaved, self._saved_at = 0, time.monotonic()
         self._filling = False
 
     @contextmanager
     def filling(self) -> "Iterator[None]":
         """Inside, ``score`` computes and keeps what is not known yet, and answers 0 for all other columns: who scores
-        the batches of a run here has their reference log-probs when it comes to learning from them."""
-        self._filling = True
+        the batches of a run here has their reference log-probs when it comes to learning from them. What is known is
+        written now and then, and at the end, whatever ends it."""
+        self._filling, self._saved_at = True, time.monotonic()
         try:
             yield
         finally:
             self._filling = False
+            self._save()
 
     async def finish(self) -> None:
-        """Write what was computed, atomically, and let go of the reference model."""
+        """Write what was computed and let go of the reference model. To be called again is harmless."""
         await self.learner.release_reference()
+        self._save()
         if not self._computed:
             return
         if self._loaded:
             log.warning(
-                "%s lacked %d sequences, because rows, their tokens or the number of steps changed: they were computed",
+                "%s lacked %d sequences, because rows, their tokens or the number of steps changed, or because it "
+                "was not finished: they were computed",
                 self.path,
                 self._computed,
             )
+        log.info("%s holds the reference log-probs of %d sequences", self.path, len(self.found))
+
+    def _save(self) -> None:
+        """Write all that is known, atomically, unless the file holds it already."""
+        if not self._unsaved or self.read_only:
+            return
         names = sorted(self.found)
         columns = [self.found[name] for name in names]
         save_tensors(
@@ -74,7 +88,7 @@ class CachedReference:
                 "logprobs": torch.cat(columns) if columns else torch.zeros(0),
             },
         )
-        log.info("%s holds the reference log-probs of %d sequences", self.path, len(names))
+        self._unsaved, self._saved_at = 0, time.monotonic()
 
     @property
     def model(self) -> ModelConfig:
@@ -101,6 +115,11 @@ class CachedReference:
             computed = (await self.learner.score(batch, {COLUMN}))[COLUMN]
             self.found |= {name: computed[tokens] for name, tokens in missing.items()}
             self._computed += len(missing)
+            self._unsaved += len(missing)
+            if not self._filling:
+                await self.learner.release_reference()
+            if not self._filling or time.monotonic() - self._saved_at >= SAVE_EVERY_S:
+                self._save()
         if not sequences:
             return torch.zeros(len(batch))
         column = self.found[sequences[0][0]].new_zeros(len(batch))
@@ -116,6 +135,8 @@ class CachedReference:
             facts = json.loads(bytes(tensors["facts"].tolist()))
             columns = tensors["logprobs"].split(tensors["lengths"].tolist())
             names = bytes(tensors["sequences"].tolist())
+            if len(names) != 16 * len(columns):
+                raise ValueError(f"{len(names) / 16:g} names of {len(columns)} sequences")
         except (WhetError, KeyError, ValueError, RuntimeError) as error:
             log.warning("%s is damaged (%s): reference log-probs are computed anew", self.path, error)
             return {}

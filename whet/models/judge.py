@@ -70,7 +70,7 @@ class Judge:
 
         try:
             tokens: list[int] = self.tokenizer.apply_chat_template(messages, tools=tools, return_dict=False)
-        except TemplateError as error:
+        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
         if self.longest is not None and len(tokens) > self.longest:
             raise DataError(f"the conversation has {len(tokens)} tokens, the reward model reads at most {self.longest}")

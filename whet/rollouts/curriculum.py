@@ -37,7 +37,7 @@ class Draws(Protocol):
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. Raises ``ConfigError`` when the number of tasks is another than it was."""
+        """Go on from there. Raises ``ConfigError`` when the tasks, their order or the seed are others."""
         ...
 
 
@@ -97,6 +97,7 @@ class PassRateDraws:
 
     def __init__(self, config: PassRateCurriculum, tasks: Sequence[Task], seed: int) -> None:
         self.config, self.seed = config, seed
+        self.name = derive_seed("curriculum of", seed, *(task.uid for task in tasks))  # what its indices mean
         self.seen: dict[int, _Seen] = {}
         self._draws = 0
         self._new = list(range(len(tasks)))  # in the order in which they come
@@ -149,13 +150,18 @@ class PassRateDraws:
 
     def state(self) -> dict[str, Any]:
         seen = [[task, *astuple(seen)] for task, seen in self.seen.items()]
-        return {"count": len(self._new), "draws": self._draws, "seen": seen}
+        return {"count": len(self._new), "name": self.name, "draws": self._draws, "seen": seen}
 
     def load_state(self, state: dict[str, Any]) -> None:
         if state["count"] != len(self._new):
             raise ConfigError(
                 f"the checkpoint was made with {state['count']} tasks, now there are {len(self._new)}: "
                 "resume with the same data, or start anew"
+            )
+        if state.get("name") != self.name:
+            raise ConfigError(
+                "the checkpoint's curriculum was made with another seed, other tasks, or these in another order: "
+                "resume with the same seed and data, or start anew"
             )
         self._draws = state["draws"]
         self.seen = {task: _Seen(*values) for task, *values in state["seen"]}
