@@ -35,7 +35,12 @@ OBJECTIVES += [
     for settings in (
         {"loss": "on_policy_distillation"},
         {"loss": "policy", "advantage": "teacher", "epochs": 2},
-        {"loss": "policy", "advantage": {"type": "teacher", "weight": 0.5, "reward": "group"}, "minibatches": 2},
+        {
+            "loss": "policy",
+            "group_size": 4,
+            "advantage": {"type": "teacher", "weight": 0.5, "reward": "group"},
+            "minibatches": 2,
+        },
     )
 ]
 OBJECTIVES += [("dpo", {"loss": {"type": "dpo", **loss}}) for loss in DPO_LOSSES]
