@@ -195,3 +195,8 @@ def test_small_floats_are_written_short():
         b: float = 0.1
 
     assert dump_yaml(Rates()) == "a: 1e-06\nb: 0.1\n"
+
+
+@pytest.mark.parametrize("text", ["\x85", "a\u2028b", "a\n\u2029"])
+def test_line_breaks_of_unicode_survive_a_dump(text):
+    assert loaded(dump_yaml(Settings(name=text))).value.name == text

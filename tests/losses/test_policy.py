@@ -38,6 +38,15 @@ def test_on_policy_gradient_is_advantage_times_weight(loss: object) -> None:
     torch.testing.assert_close(gradient(loss, output, batch), expected)
 
 
+def test_the_gradient_of_an_unbiased_kl_has_its_value_in_it_also_on_policy() -> None:
+    batch, output = fill(random_groups(3), 3)
+    batch.old_logprobs = output.logprobs.detach()
+    expected = gradient(KL(unbiased_gradient=True), output, batch)
+    batch.old_logprobs = None
+    torch.testing.assert_close(gradient(KL(unbiased_gradient=True), output, batch), expected)
+    assert not torch.allclose(gradient(KL(), output, batch), expected)
+
+
 @every_surrogate
 @pytest.mark.parametrize("shift", [1e4, -1e4, 30.0, -30.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0, 0.0])

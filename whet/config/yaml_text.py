@@ -72,6 +72,8 @@ def _write_float(writer: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
 
 
 def _write_text(writer: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    if any(separator in value for separator in "\x85\u2028\u2029"):  # line breaks to YAML 1.1, which a reader may fold
+        return writer.represent_scalar(_STR, value, style='"')
     return writer.represent_scalar(_STR, value, style="|" if "\n" in value else None)
 
 
