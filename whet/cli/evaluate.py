@@ -115,7 +115,8 @@ def _show(title: str, measures: dict[str, float], said: list[str], as_json: bool
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    print(title)  # a table would wrap it to its own width
+    table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")
     for name, value in measures.items():
