@@ -93,7 +93,7 @@ def test_ppo_resumes_with_its_critic(tiny_model: Path, tmp_path: Path) -> None:
 SHIPPED = ["sft-gsm8k", "dpo-gsm8k", "reward-model-gsm8k", "ppo-quickstart", "dapo-quickstart", "gspo-quickstart"]
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, "rloo-quickstart", "online-dpo-quickstart"])
+@pytest.mark.parametrize("name", [*SHIPPED, "rloo-quickstart", "online-dpo-quickstart", "rlhf-reward-model"])
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]
     if name.endswith("quickstart"):
