@@ -141,7 +141,9 @@ SHIPPED += ["prime-quickstart"]
 DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
 
 
-@pytest.mark.parametrize("name", [*SHIPPED, *DISTILLATION, "rloo-quickstart", "online-dpo-quickstart"])
+@pytest.mark.parametrize(
+    "name", [*SHIPPED, *DISTILLATION, "rloo-quickstart", "online-dpo-quickstart", "rlhf-reward-model"]
+)
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]
     if name.endswith("quickstart"):

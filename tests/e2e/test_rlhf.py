@@ -19,8 +19,10 @@ from whet.recipe import Recipe
 OTHER = "0123456789 .,;:!?()[]{}<>+-*/=#%&$@ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def train_judge(tiny_model: Path, folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def judge(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reward model that has learned from examples what share of a text is lower-case letters, exported."""
+    folder = tmp_path_factory.mktemp("judge")
     dice, rows = random.Random(0), []
     for i in range(300):
         share = dice.random()
@@ -35,8 +37,9 @@ def train_judge(tiny_model: Path, folder: Path) -> Path:
     return folder / "judge"
 
 
-def test_a_policy_learns_from_a_reward_model_and_is_measured_by_the_grader(tiny_model: Path, tmp_path: Path) -> None:
-    judge = train_judge(tiny_model, tmp_path)
+def test_a_policy_learns_from_a_reward_model_and_is_measured_by_the_grader(
+    tiny_model: Path, judge: Path, tmp_path: Path
+) -> None:
     data = {"type": "reward_model", "taskset": {"type": "tests.toy:Lowercase"}, "model": str(judge), "clamp": 10.0}
     recipe = toy_recipe(tiny_model, steps=25, data=data, checkpoints={"every": 25})
     folder = run.start(recipe, tmp_path / "run")
@@ -56,6 +59,19 @@ def test_a_run_whose_reward_model_can_not_be_loaded_stops_and_says_so(tiny_model
     data = {"type": "reward_model", "taskset": {"type": "tests.toy:Lowercase"}, "model": str(tiny_model)}
     with pytest.raises(WhetError, match="is no reward model"):
         run.start(toy_recipe(tiny_model, steps=2, data=data), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["rlhf-quickstart", "rlhf-gsm8k"])
+def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, judge: Path, tmp_path: Path) -> None:
+    changes = [f"model.path={tiny_model}", f"data.model={judge}", "steps=2", "sinks=[jsonl]", "evaluation.limit=2"]
+    changes += ["learner.precision=float32", "generator.dtype=float32", "rollouts.prompts_per_step=2"]
+    changes += ["sampling.max_new_tokens=8", "sampling.max_prompt_tokens=1000", "algorithm.group_size=2"]
+    if name == "rlhf-gsm8k":
+        rows = [{"question": f"What is {i} + 1?", "answer": f"#### {i + 1}"} for i in range(20)]
+        changes += [f"data.taskset.path={write_rows(tmp_path / 'train.jsonl', rows)}", "data.taskset.test_size=4"]
+    trained = lines(run.start(load(Recipe, name, changes).value, tmp_path / "run"), "train")[1:]
+    assert len(trained) == 2
+    assert all(line["reward/mean"] == pytest.approx(line["scores/reward_model"]) for line in trained)
 
 
 def test_the_recipe_poses_the_tasks_of_the_quickstart() -> None:

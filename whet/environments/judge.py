@@ -31,7 +31,7 @@ class JudgeProcess(Config):
 
     threads: int = Field(1, ge=1)
     """Of the process; the learner keeps the other cores."""
-    batch_size: int = Field(16, ge=1)
+    batch_size: int = Field(32, ge=1)
     """Conversations that are scored at once, at most. 1: scores are the same to the last bit in every run."""
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"

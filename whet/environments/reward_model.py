@@ -25,7 +25,7 @@ class RewardModelTasks(TaskSet):
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
     """Which tasks are posed."""
     model: str
-    """A folder that ``whet export`` wrote, or a sequence classifier with one label on the Hugging Face Hub."""
+    """A folder that ``whet export`` wrote, or a decoder with a linear head to one label on the Hugging Face Hub."""
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
     scale: float = 1.0

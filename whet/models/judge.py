@@ -1,5 +1,6 @@
 """A reward model in a process of its own: conversations come in, scores go out. Started by ``whet.environments.judge``,
-which knows no torch. Knows no task and no reward."""
+which knows no torch. Answers to one prompt are one forest, so that the prompt is computed once. Knows no reward.
+"""
 
 import json
 import traceback
@@ -7,10 +8,13 @@ from typing import Any
 
 import torch
 
+from whet.batch import Batch
 from whet.environments.child_process import to_parent
 from whet.errors import DataError, WhetError
 from whet.models.config import ModelConfig
+from whet.models.forest_attention import forest_hidden, supports_forest, use_forest_attention
 from whet.models.loading import resolve
+from whet.types import Group, Span, Task, Trajectory
 
 
 class Judge:
@@ -18,7 +22,7 @@ class Judge:
 
     def __init__(self, model: str, revision: str | None, device: str, dtype: str, threads: int) -> None:
         """Raises ``WhetError`` for a model that can't be loaded, or is no reward model."""
-        from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
         disable_progress_bar()
@@ -28,7 +32,6 @@ class Judge:
             raise WhetError("device is cuda, and torch finds no GPU here; use cpu")
         folder = resolve(ModelConfig(path=model, revision=revision))
         try:
-            config = AutoConfig.from_pretrained(folder)
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
             self.model, info = AutoModelForSequenceClassification.from_pretrained(
                 folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
@@ -40,28 +43,33 @@ class Judge:
                 f"{folder} is no reward model: it lacks {', '.join(sorted(info['missing_keys'])[:3])}. "
                 "Name the folder that `whet export` wrote from a reward model's run"
             )
-        if config.num_labels != 1:
-            raise WhetError(f"{folder} has {config.num_labels} labels; a reward model has one")
+        head = getattr(self.model, "score", None)
+        if type(head) is not torch.nn.Linear or head.out_features != 1:
+            raise WhetError(f"{folder} is no reward model: its head must be one linear map, 'score', to one number")
         if not self.tokenizer.chat_template:
             raise WhetError(f"{folder}: the tokenizer has no chat template, so conversations can't be written for it")
-        self.model.to(device).eval()
         text = self.model.config.get_text_config()
         self.padding: int | None = text.pad_token_id
         self.longest: int | None = getattr(text, "max_position_embeddings", None)
+        self.model.to(device).eval()
+        self._select_attention(text.vocab_size)
 
     @torch.no_grad()
     def scores(self, conversations: list[dict[str, Any]]) -> list[float | str]:
-        """The score of each conversation (``messages`` and ``tools``), or why it has none. They are one batch."""
+        """The score of each conversation (``messages`` and ``tools``), or why it has none."""
         found: list[float | str] = [""] * len(conversations)
-        rows: dict[int, list[int]] = {}
+        prompts: dict[str, dict[int, list[int]]] = {}
         for index, conversation in enumerate(conversations):
             try:
-                rows[index] = self._tokens(**conversation)
+                tokens = self._tokens(**conversation)
             except DataError as error:
                 found[index] = str(error)
-        batches = [list(rows)] if self.padding is not None and rows else [[index] for index in rows]
-        for batch in batches:
-            for index, score in zip(batch, self._batch([rows[index] for index in batch]), strict=True):
+            else:
+                prompt = json.dumps([conversation["messages"][:-1], conversation["tools"]])
+                prompts.setdefault(prompt, {})[index] = tokens
+        if prompts:
+            scores = self._read([list(rows.values()) for rows in prompts.values()])
+            for index, score in zip([index for rows in prompts.values() for index in rows], scores, strict=True):
                 found[index] = score
         return found
 
@@ -74,16 +82,40 @@ class Judge:
             raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
         if self.longest is not None and len(tokens) > self.longest:
             raise DataError(f"the conversation has {len(tokens)} tokens, the reward model reads at most {self.longest}")
+        while len(tokens) > 1 and tokens[-1] == self.padding:  # a classifier reads the last token that isn't padding
+            tokens.pop()
         return tokens
 
-    def _batch(self, rows: list[list[int]]) -> list[float]:
-        width = max(map(len, rows))
-        tokens = torch.tensor([row + [self.padding or 0] * (width - len(row)) for row in rows])
-        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-        device = self.model.device
-        logits = self.model(input_ids=tokens.to(device), attention_mask=real.to(device), use_cache=False).logits
-        scores: list[float] = logits[:, 0].float().tolist()
+    def _read(self, groups: list[list[list[int]]]) -> list[float]:
+        """The scores of token rows, in groups that share a beginning. Each row is followed by a token that holds the
+        place whose predictor is the row's last token, as in training."""
+        made = []
+        for number, rows in enumerate(groups):
+            trajectories = [Trajectory([Span(row, False), Span(row[-1:], True)]) for row in rows]
+            made.append(Group(str(number), Task("", []), trajectories))
+        batch = Batch.from_groups(made, share_prompts=self.forest)
+        last = forest_hidden(self.model, batch)[batch.predictor[batch.trained].to(self.model.device)]
+        head = self.model.score
+        bias = None if head.bias is None else head.bias.float()
+        scores: list[float] = torch.nn.functional.linear(last.float(), head.weight.float(), bias)[:, 0].tolist()
         return scores
+
+    @torch.no_grad()
+    def _select_attention(self, vocabulary: int) -> None:
+        """Forest attention where the architecture allows. Raises ``WhetError`` where that, or the head, gives another
+        score than the model itself."""
+        tokens = [token % vocabulary for token in (1, 2, 3) if token % vocabulary != self.padding]
+        own = float(self.model(torch.tensor([tokens], device=self.model.device), use_cache=False).logits[0, 0])
+        self.forest = supports_forest(self.model.config)
+        if self.forest:
+            use_forest_attention(self.model)
+        (found,) = self._read([[tokens]])
+        tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.05
+        if not abs(found - own) <= tolerance * (1 + abs(own)):
+            raise WhetError(
+                f"{type(self.model).__name__} scores {own:.6g} where its head on its last hidden state gives "
+                f"{found:.6g}; this architecture can't be used as a reward model yet"
+            )
 
 
 def serve() -> None:
