@@ -11,6 +11,7 @@ from torch import Tensor
 
 from whet.batch import Batch
 from whet.cluster.base import Cluster, Placement, WorkerGroup
+from whet.cluster.local import LocalCluster
 from whet.errors import WhetError
 from whet.learner.base import Top, Update
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
@@ -34,6 +35,11 @@ class WorkerLearner:
         """Build the workers. By default as many as the sizes of ``parallel`` ask for, with the learner's deadline."""
         sizes = config.parallel
         placement = placement or Placement(sizes.ranks, sizes.ranks_per_shard, config.learner.deadline)
+        if placement.ranks > 1 and isinstance(cluster, LocalCluster):
+            raise WhetError(
+                f"a learner of {placement.ranks} ranks needs a process for each and a place to meet, and the local "
+                "cluster is one process; use cluster=processes or cluster=ray"
+            )
         group = cluster.launch(LearnerWorker, config, placement)
         try:
             facts = (await group.call("describe"))[0]
