@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -144,8 +144,10 @@ def load_state(
 ) -> dict[str, Any]:
     """Copy into the tensors and the optimizer in place; returns the facts. Raises ``WhetError`` where the files belong
     to another model, or are missing; then nothing is changed on any rank."""
+    names = _names(tensors, optimizer)
+    everywhere = names if ranks is None else names.union(*ranks.all(names))
     with ranks.together("loading") if ranks is not None else nullcontext():
-        facts, moments = _check_state(folder, tensors, optimizer)
+        facts, moments = _check_state(folder, tensors, optimizer, everywhere)
     _fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, ranks)
     if optimizer is not None:
         optimizer.state.clear()
@@ -167,9 +169,10 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_state(
-    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None
+    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, everywhere: Set[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The facts, and the moments to be filled. Raises where the files don't fit."""
+    """The facts, and the moments to be filled. Raises where the files don't fit; they may hold what is ``everywhere``,
+    which is more than ``tensors`` where other ranks have other layers."""
     try:
         facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
     except (OSError, ValueError) as error:
@@ -181,8 +184,14 @@ def _check_state(
             if tensor.requires_grad:
                 moments[f"step/{name}"] = torch.zeros((), device=tensor.device)
                 moments |= {f"{kind}/{name}": torch.zeros_like(tensor.detach()) for kind in _KINDS[1:]}
-    _check(folder, found, {**tensors, **moments})
+    _check(folder, found, {**tensors, **moments}, everywhere)
     return facts, moments
+
+
+def _names(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> set[str]:
+    """Of the tensors, and of the moments that there may be."""
+    trained = [name for name, tensor in tensors.items() if tensor.requires_grad] if optimizer is not None else []
+    return {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
 
 
 def _found(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -244,9 +253,14 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | N
     }
 
 
-def _check(folder: Path, found: Mapping[str, tuple[torch.Size, torch.dtype]], expected: Mapping[str, Tensor]) -> None:
+def _check(
+    folder: Path,
+    found: Mapping[str, tuple[torch.Size, torch.dtype]],
+    expected: Mapping[str, Tensor],
+    everywhere: Set[str],
+) -> None:
     wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not of this model" for name in found if name not in expected]
+    wrong += [f"{name} is not of this model" for name in found if name not in everywhere]
     for name in found.keys() & expected.keys():
         (shape, dtype), want = found[name], expected[name]
         if shape != want.shape or dtype != want.dtype:
