@@ -104,8 +104,8 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     if config.ranks != seat.ranks or config.ranks_per_shard * seat.shards != seat.ranks:
         raise WhetError(
             f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x "
-            f"{config.pipeline} pipeline x {config.tensor} tensor are {config.ranks} ranks, {config.ranks_per_shard} to "
-            f"a shard of the data, but the learner was placed on {seat.ranks} ranks with {seat.shards} shards"
+            f"{config.pipeline} pipeline x {config.tensor} tensor are {config.ranks} ranks, {config.ranks_per_shard} "
+            f"to a shard of the data, but the learner was placed on {seat.ranks} ranks with {seat.shards} shards"
         )
     timeout, owns = timedelta(seconds=deadline), not dist.is_initialized()
     if owns:

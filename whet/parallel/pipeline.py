@@ -1,9 +1,9 @@
 """Pipeline parallelism: the layers of a model, spread over ranks; micro-batches pass through them one after the other.
 
 The schedules are those of torch.distributed.pipelining: with one stage on each rank 1F1B (arXiv 2006.09503), with
-several the interleaved one (arXiv 2104.04473). They need hidden states of one shape, so the micro-batches of one run are
-padded to the longest. Batches are on all ranks; only hidden states and their gradients travel. Knows no learner and no
-loss.
+several the interleaved one (arXiv 2104.04473). They need hidden states of one shape, so the micro-batches of one run
+are padded to the longest. Batches are on all ranks; only hidden states and their gradients travel. Knows no learner and
+no loss.
 """
 
 from collections.abc import Callable, Iterable, Iterator

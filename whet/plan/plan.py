@@ -13,6 +13,7 @@ from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.plan.memory import Memory, Shares, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, model_size
+from whet.plan.stages import stage_sizes
 
 if TYPE_CHECKING:
     from whet.parallel.config import ParallelConfig
@@ -56,19 +57,20 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             for column in algorithm.needs & algorithm.filled_by.keys()
             if algorithm.filled_by[column] == (role, "reference_logprobs")
         ]
-        part = learner_memory(
-            size,
-            recipe.learner,
-            shares_of(parallel),
-            activations=traced.get(model.path, 0) if trains else 0,
-            trains=trains,
-            lora=model.lora is not None and trains,
-            reference=bool(asked) and not algorithm.caches_reference,
-        )
-        if apart:
-            plan.processes[f"each rank of the {role}"] = Memory(always={"runtime": runtime}).merge(part)
-        else:
-            here.merge(part, of=role if several else "")
+        for which, stage, in_flight in stage_sizes(size, parallel):
+            part = learner_memory(
+                stage,
+                recipe.learner,
+                shares_of(parallel),
+                activations=int(traced.get(model.path, 0) * in_flight) if trains else 0,
+                trains=trains,
+                lora=model.lora is not None and trains,
+                reference=bool(asked) and not algorithm.caches_reference,
+            )
+            if apart:
+                plan.processes[f"each rank of the {role}{which}"] = Memory(always={"runtime": runtime}).merge(part)
+            else:
+                here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
         _add_generator(plan, recipe, runtime)
     plan.warnings = _warnings(plan, recipe, available)
@@ -145,6 +147,7 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "replicas": "copies of the sharded model, with data of their own",
         "fsdp": "ranks that each hold a part of every parameter, with data of their own",
         "context": "ranks that share the tokens of a micro-batch",
+        "pipeline": "ranks that each hold some of the layers",
         "tensor": "ranks that share every matrix",
     }
     return [f"{name} {size}: {said[name]}" for name in said if (size := getattr(parallel, name)) > 1]
@@ -158,6 +161,9 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
+    layers = plan.models["policy"].layers if "policy" in plan.models else 0
+    if layers and recipe.parallel.stages > layers:
+        found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
     text = load_model_config(recipe.model).get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if heads % recipe.parallel.tensor:
