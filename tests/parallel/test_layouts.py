@@ -178,7 +178,7 @@ def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
 @pytest.mark.slow
 def test_what_only_scores_is_spread_too(models):
     """A teacher, a frozen reward model."""
-    layouts = [FSDP | {"cpu_offload": True}, TENSOR, CONTEXT]
+    layouts = [FSDP | {"cpu_offload": True}, TENSOR, CONTEXT, {"pipeline": 2}]
     cases = [
         Case(models["qwen"], layout, loss=loss, trains=False) for layout in layouts for loss in ("policy", "value")
     ]

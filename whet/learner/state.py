@@ -33,16 +33,17 @@ MOMENTS = "optimizer.safetensors"
 _KINDS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW's state, as "KIND/PARAMETER"
 
 
-def changing(modules: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
+def changing(modules: Mapping[str, nn.Module | None], everything: bool = True) -> dict[str, Tensor]:
     """What training changes, by name: everything, without the repetition of tied weights; where some of it is frozen
-    (LoRA, a model that only scores), the trained parameters. Keys of ``modules`` are prefixes."""
+    (LoRA, a model that only scores), the trained parameters. Keys of ``modules`` are prefixes. ``everything`` is false
+    where some of it is frozen on another rank."""
     found: dict[str, Tensor] = {}
     for prefix, module in modules.items():
         if module is None:
             continue
         parameters = dict(module.named_parameters())
         found.update({prefix + name: p for name, p in parameters.items() if p.requires_grad})
-        if all(p.requires_grad for p in parameters.values()):
+        if everything and all(p.requires_grad for p in parameters.values()):
             persistent = module.state_dict(keep_vars=True)
             buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
             found.update({prefix + name: buffer for name, buffer in buffers.items()})

@@ -251,12 +251,15 @@ class LearnerWorker:
             shard = f"-shard-{self.seat.shard}" if self.seat.shards > 1 else ""
             folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}{shard}"
             where = f"its batch is in {folder}"  # on every rank: any of them may be the one that is heard
+            not_finite = first_not_finite(self._own_gradients())
+            if self.ranks is not None:
+                not_finite = next(filter(None, self.ranks.all(not_finite)), None)
             facts = {
                 "what": f"{what} is not finite",
                 "step": self.step,
                 "loss": str(value),
                 "gradient_norm": str(norm),
-                "not_finite": first_not_finite(self._own_gradients()),
+                "not_finite": not_finite,
                 "settings": repr(loss),
             }
             with self.ranks.together("writing a dump") if self.ranks is not None else nullcontext():
@@ -367,7 +370,8 @@ class LearnerWorker:
         return [parameter for _, parameter in self._named_parameters()]
 
     def _changing(self) -> dict[str, Tensor]:
-        return changing({"": self.model, "value_head.": self.scorer.value_head})
+        modules = {"": self.model, "value_head.": self.scorer.value_head}
+        return changing(modules, self.parameters == self.trained_parameters)
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:

@@ -42,7 +42,7 @@ class Elsewhere(nn.Module):
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
         for name, value in vars(original).items():
-            if not name.startswith("_") and name != "training":
+            if not name.startswith("_") and not hasattr(self, name):
                 setattr(self, name, value)
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
