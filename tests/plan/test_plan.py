@@ -109,6 +109,8 @@ def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     kept = whole.phases["learn"]["activations"]
     assert first.phases["learn"]["activations"] == kept, "two micro-batches in half the layers"
     assert last.phases["learn"]["activations"] == kept // 2
+    travelling = [stage.phases["learn"]["hidden states between stages"] for stage in (first, last)]
+    assert travelling[0] == travelling[1] > 0
     assert first.phases["learn"]["head"] == 0 < last.phases["learn"]["head"]
 
 
