@@ -57,7 +57,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             for column in algorithm.needs & algorithm.filled_by.keys()
             if algorithm.filled_by[column] == (role, "reference_logprobs")
         ]
-        for stage in stage_sizes(size, parallel):
+        for stage in stage_sizes(size, parallel, micro_batches):
             part = learner_memory(
                 stage.size,
                 recipe.learner,
@@ -163,6 +163,12 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
+    micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
+    if micro_batches < pipeline:
+        found.append(
+            f"a step has {micro_batches} micro-batches for each shard of the data, fewer than the {pipeline} ranks of "
+            "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
+        )
     layers = plan.models["policy"].layers if "policy" in plan.models else 0
     if layers and recipe.parallel.stages > layers:
         found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")

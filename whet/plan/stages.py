@@ -22,9 +22,9 @@ class StageSize:
     borders: int  # over which hidden states, or their gradients, come to it
 
 
-def stage_sizes(size: ModelSize, parallel: "ParallelConfig") -> Iterator[StageSize]:
+def stage_sizes(size: ModelSize, parallel: "ParallelConfig", micro_batches: int) -> Iterator[StageSize]:
     """Of the ranks with the first stage, of those in between, and of those with the last; of all of them where there is
-    no pipeline."""
+    no pipeline. ``micro_batches`` of a step pass through it."""
     ranks = parallel.pipeline
     if ranks == 1:
         yield StageSize("", size, Fraction(1), 0)
@@ -36,6 +36,7 @@ def stage_sizes(size: ModelSize, parallel: "ParallelConfig") -> Iterator[StageSi
         begun = Fraction(ranks - rank)
         if (rounds := parallel.stages_per_rank) > 1:
             begun = Fraction((rounds - 1) * ranks + 2 * (ranks - 1 - rank) + 1, rounds)
+        begun = min(begun, Fraction(micro_batches))
         first, last = rank == 0, rank == ranks - 1
         part, kept = _part(size, layers, first, last), begun * layers / size.layers
         yield StageSize(name, part, kept, 2 * parallel.stages_per_rank - first - last)
