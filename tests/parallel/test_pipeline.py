@@ -10,12 +10,16 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.learner.parts import VOCABULARY, PolicyGradient, assert_close, save_model
-from tests.parallel.cases import CPU, LANGUAGE, Case, build, gathered, micro_batches, train_all
-from tests.parallel.ranks import on_ranks
+from tests.parallel.cases import CPU, LANGUAGE, Case, batch_of, build, gathered, micro_batches, train_all
+from tests.parallel.ranks import on_ranks, seat_of
 from tests.parallel.test_layouts import check, far, held, some
 from tests.parallel.test_saving import folders, go_on, pieces, refuse, save_twice
 from tests.parallel.test_together import refused, skip
 from whet.learner.base import Top
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.models.config import LoraSettings, ModelConfig
+from whet.packing import pack
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import whole
 from whet.types import Distribution
@@ -230,3 +234,31 @@ def test_what_cannot_be_cut_into_stages_is_refused_on_every_rank(models, tmp_pat
 def test_stages_without_a_pipeline_are_refused():
     with pytest.raises(ValueError, match="stages_per_rank needs a pipeline"):
         ParallelConfig(fsdp=2, stages_per_rank=2)
+
+
+def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, folder: Path) -> Any:
+    """Two steps with an adapter in the last layer only, saved or, of one rank, loaded."""
+    lora = LoraSettings(rank=2, alpha=4.0, target_modules=["layers.3.mlp.up_proj"])
+    config = WorkerConfig(
+        model=ModelConfig(path=str(model), lora=lora),
+        learner=LearnerConfig(precision="float64", deadline=60.0),
+        parallel=sizes,
+        optimizer=OptimizerConfig(lr=1e-2),
+        steps=10,
+    )
+    worker = LearnerWorker(config, seat_of(rendezvous, rank, sizes.ranks, sizes.ranks_per_shard))
+    batches = [pack(batch_of(step, Distribution()), 1, 40)[0] for step in range(2)]
+    norms = [worker.update(micro, PolicyGradient()).gradient_norm for micro in batches]
+    updated = {name: t.clone() for name, t in worker.named_weights()}
+    worker.save(folder) if sizes.ranks > 1 else worker.load(folder)
+    return norms, updated, dict(worker.named_weights())
+
+
+@SLOW
+def test_a_stage_may_have_nothing_to_train(models, tmp_path):
+    said = on_ranks(2, one_adapter, models["qwen of 4"], ParallelConfig(**TWO), tmp_path)
+    norms, updated, loaded = one_adapter("", 0, models["qwen of 4"], ParallelConfig(), tmp_path)
+    for spread, weights, _ in said:
+        assert spread == pytest.approx(norms, rel=1e-12)
+        assert_close(updated, weights, 1e-12)
+        assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
