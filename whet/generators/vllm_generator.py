@@ -11,6 +11,7 @@ import asyncio
 import gc
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -200,8 +201,13 @@ class VllmGenerator:
         the engine's worker processes; the object is made once. Arguments and results are plain data."""
         engine = await self._started()
         work = engine.collective_rpc("whet_call", args=(target, method, *args))
-        answers: list[Any] = await self._bounded(work, method)
-        return answers
+        answers: list[tuple[Any, str | None]] = await self._bounded(work, method)
+        if len(answers) != self.config.tensor:
+            raise GeneratorError(f"{len(answers)} of {self.config.tensor} ranks of {self.name} answered: {method}")
+        for rank, (_, error) in enumerate(answers):
+            if error is not None:
+                raise GeneratorError(f"{self.name} failed at {method} on rank {rank}: {error}")
+        return [answer for answer, _ in answers]
 
     async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -258,7 +264,7 @@ class VllmGenerator:
         self._engine = engine
         await self._bounded(engine.update_weight_version(str(self.version)), "its first version")
         found = await self._bounded(engine.collective_rpc("whet_processes"), "which processes it has")
-        self.processes = sorted({int(number) for numbers in found for number in numbers})
+        self.processes = sorted({int(number) for numbers in found for number in numbers} - {os.getpid()})
         self._progress = time.monotonic()
 
     async def _give_up(self) -> None:

@@ -16,8 +16,16 @@ class VllmWorker:
         """This process and the engine's core."""
         return [os.getpid(), os.getppid()]
 
-    def whet_call(self, target: str, method: str, *args: Any) -> Any:
-        """Call ``method`` of the object that ``module:Class`` makes of the model; it lives as long as the worker."""
+    def whet_call(self, target: str, method: str, *args: Any) -> tuple[Any, str | None]:
+        """Call ``method`` of the object that ``module:Class`` makes of the model; it lives as long as the worker.
+        (answer, None) or (None, what failed): an exception of one rank would leave vLLM with the answers of the others
+        for those of the next call."""
+        try:
+            return self._whet_answer(target, method, args), None
+        except Exception as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    def _whet_answer(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
         objects: dict[str, Any] = self.__dict__.setdefault("_whet_objects", {})
         if target not in objects:
             module, _, name = target.partition(":")
