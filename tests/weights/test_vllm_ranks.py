@@ -73,6 +73,7 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     loop.run(parts.generator.close())
     asyncio.run(parts.learner.close())
     assert not marked(mark)
+    assert not _left_behind(parts.generator)
 
 
 def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(parts: Parts, loop: Loop) -> None:
@@ -168,6 +169,11 @@ def test_no_rank_listens_beyond_this_machine(parts: Parts, loop: Loop) -> None:
     assert set(listening) <= {"127.0.0.1", "::1"}
 
 
+def _left_behind(generator: Any) -> list[Path]:
+    (met,) = generator._met
+    return [path for folder in (Path("/dev/shm"), met.parent) for path in folder.glob(f"{met.name}*")]
+
+
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])
 def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: signal.Signals) -> None:
     model = tiny_qwen3()
@@ -185,7 +191,6 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
                 await wait
         assert time.monotonic() - started < 40
 
-    before = set(Path("/dev/shm").iterdir())
     try:
         loop.run(go())
     finally:
@@ -193,4 +198,4 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
         loop.run(generator.close())
     assert not marked(mark)
     assert generator._guard.poll() is not None
-    assert not [path for path in set(Path("/dev/shm").iterdir()) - before if path.exists()]
+    assert not _left_behind(generator)
