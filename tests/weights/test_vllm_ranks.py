@@ -192,7 +192,7 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
         assert time.monotonic() - started < 40
 
     try:
-        loop.run(go())
+        loop.run(go(), 540)  # most of it is the start
     finally:
         mark = generator._folder.name
         loop.run(generator.close())
