@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.learner.parts import SMALL, VOCABULARY, save_model
-from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
+from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen3, tiny_qwen3_moe
 
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -13,10 +13,13 @@ SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Llama with a head of its own; Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding
-    windows and norms that compute in float32."""
+    windows and norms that compute in float32; mixtures of experts, of which DeepSeek's router computes in float32."""
     folder = tmp_path_factory.mktemp("models")
     return {
         "llama": save_model(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
         "gemma": save_model(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
+        "moe": save_model(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=12)),
+        "mixtral": save_model(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
+        "deepseek": save_model(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
         "qwen": save_model(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
     }

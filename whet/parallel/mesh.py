@@ -7,7 +7,7 @@ same data stand side by side, as in a ``Placement``. Knows no model.
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
@@ -36,6 +36,8 @@ class Ranks:
     messages: dist.ProcessGroup  # all ranks, on the CPU
     background: dist.ProcessGroup  # the same ranks, for what runs beside training: its collectives must not mix
     owns_process_group: bool
+    timeout: timedelta
+    _experts: dict[int, DeviceMesh] = field(default_factory=dict)
 
     @property
     def data(self) -> DeviceMesh:
@@ -46,6 +48,15 @@ class Ranks:
     def tensor(self) -> DeviceMesh:
         """The ranks that share every matrix."""
         return self.parameters["tensor"]
+
+    def experts(self, parts: int) -> DeviceMesh:
+        """[replicas,] copies [, expert]: how the parameters of experts are laid out that ``parts`` neighbours share; the
+        ``copies`` are what is left of the ranks of a replica. Every rank must ask when one asks first."""
+        if parts not in self._experts:
+            whole = self.config.ranks // self.config.replicas
+            sizes = {"replicas": self.config.replicas, "copies": whole // parts, "expert": parts}
+            self._experts[parts] = _mesh(self.device, sizes, "copies", self.timeout)
+        return self._experts[parts]
 
     @property
     def speaks_for_shard(self) -> bool:
@@ -107,19 +118,27 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     elif dist.get_world_size() != seat.ranks:
         raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {seat.ranks}")
     sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
-    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
     work = (config.replicas * config.fsdp, config.context, config.tensor)
     messages = dist.new_group(backend="gloo", timeout=timeout)
     if device.type == "cuda":
         devices = [""] * seat.ranks
         dist.all_gather_object(devices, str(torch.cuda.get_device_properties(device).uuid), messages)
         check_devices(devices)
-    parameters = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    parameters = _mesh(device, sizes, "shards", timeout)
     working = init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "tensor"))
-    for group in (*parameters.get_all_groups(), *working.get_all_groups()):
-        _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
+    for group in working.get_all_groups():
+        _set_pg_timeout(timeout, group)
     background = dist.new_group(backend="gloo", timeout=timeout)
-    return Ranks(config, seat, device, parameters, working.get_group("context"), messages, background, owns)
+    return Ranks(config, seat, device, parameters, working.get_group("context"), messages, background, owns, timeout)
+
+
+def _mesh(device: torch.device, sizes: dict[str, int], always: str, timeout: timedelta) -> DeviceMesh:
+    """A mesh of the dimensions that are larger than 1, and of ``always``."""
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == always}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
+    return mesh
 
 
 def check_devices(devices: Sequence[str]) -> None:

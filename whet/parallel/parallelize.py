@@ -13,6 +13,7 @@ from whet.errors import WhetError
 from whet.models.forest_attention import NAME, decoder_of, unwrapped
 from whet.models.shards import Shards, Tokens, Vocabulary
 from whet.parallel.context import SpreadTokens, TokensOfMultiple
+from whet.parallel.experts import check_experts, spread_experts
 from whet.parallel.fsdp import shard
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import copy_from_first
@@ -43,11 +44,13 @@ def parallelize(
                 f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences can't be "
                 "spread; set parallel.context to 1"
             )
+        check_experts(model, ranks.config)
         if ranks.config.tensor > 1:
             spread_matrices(model, ranks.tensor, ranks.config.sequence_parallel)
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
     tied = output.weight is embeddings.weight
-    shard(root, _layers(model), ranks, narrow=narrow, trains=trains)
+    apart = spread_experts(model, ranks)
+    shard(root, _layers(model), ranks, narrow=narrow, trains=trains, apart=apart)
     root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):
