@@ -3,11 +3,20 @@
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 
 from tests.learner.parts import SMALL, VOCABULARY, save_model
 from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen3, tiny_qwen3_moe
 
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def one_sided(model: PreTrainedModel) -> PreTrainedModel:
+    """All tokens go to the first half of the experts."""
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias[: len(bias) // 2] += 100.0
+    return model
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +29,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "gemma": save_model(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
         "moe": save_model(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=12)),
         "mixtral": save_model(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
+        "two experts": save_model(folder / "two", tiny_mixtral(VOCABULARY, **SIZES, num_local_experts=2)),
         "deepseek": save_model(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
+        "one-sided": save_model(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
         "qwen": save_model(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
     }
