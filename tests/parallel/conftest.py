@@ -27,7 +27,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
         "llama": save_model(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
         "gemma": save_model(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
-        "moe": save_model(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=12)),
+        "moe": save_model(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),
         "mixtral": save_model(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
         "two experts": save_model(folder / "two", tiny_mixtral(VOCABULARY, **SIZES, num_local_experts=2)),
         "deepseek": save_model(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),

@@ -50,8 +50,8 @@ class Ranks:
         return self.parameters["tensor"]
 
     def experts(self, parts: int) -> DeviceMesh:
-        """[replicas,] copies [, expert]: how the parameters of experts are laid out that ``parts`` neighbours share; the
-        ``copies`` are what is left of the ranks of a replica. Every rank must ask when one asks first."""
+        """[replicas,] copies [, expert]: how experts that ``parts`` neighbours share are laid out; the ``copies`` are what
+        is left of the ranks of a replica. Every rank must ask when one asks first."""
         if parts not in self._experts:
             whole = self.config.ranks // self.config.replicas
             sizes = {"replicas": self.config.replicas, "copies": whole // parts, "expert": parts}

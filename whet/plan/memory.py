@@ -56,7 +56,8 @@ def learner_memory(
     wide, narrow = _WIDE[config.precision], _NARROW[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
-    frozen = size.linear * narrow + (size.parameters - size.linear) * wide  # see whet.learner.precision.shrink
+    rounded = size.linear + size.experts
+    frozen = rounded * narrow + (size.parameters - rounded) * wide  # see whet.learner.precision.shrink
     memory = Memory(always={"weights": local * wide if trains else frozen // shares.dense})
     if lora:
         memory.always["weights"] += size.adapters // shares.dense * wide
