@@ -143,8 +143,8 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
 
 def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
     """What PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose names PEFT doesn't
-    take for those of routed experts. Those it would adapt by swapping parameters during each forward pass, which neither
-    sharded parameters nor ``named_weights`` allow. Raises ``WhetError`` where such a layer is asked for."""
+    take for those of routed experts. Those it would adapt by swapping parameters during each forward pass, which
+    neither sharded parameters nor ``named_weights`` allow. Raises ``WhetError`` where such a layer is asked for."""
     from whet.models.experts import experts_of
 
     if not any(True for _ in experts_of(model)):

@@ -22,6 +22,7 @@ from whet.errors import WhetError
 from whet.parallel.config import ParallelConfig
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Ranks")
 
 
 @dataclass(slots=True)
@@ -50,12 +51,12 @@ class Ranks:
         return self.parameters["tensor"]
 
     def experts(self, parts: int) -> DeviceMesh:
-        """[replicas,] copies [, expert]: how experts that ``parts`` neighbours share are laid out; the ``copies`` are what
-        is left of the ranks of a replica. Every rank must ask when one asks first."""
+        """[replicas,] copies [, expert]: how experts that ``parts`` neighbours share are laid out; the ``copies`` are
+        what is left of the ranks of a replica. Every rank must ask when one asks first."""
         if parts not in self._experts:
             whole = self.config.ranks // self.config.replicas
             sizes = {"replicas": self.config.replicas, "copies": whole // parts, "expert": parts}
-            self._experts[parts] = _mesh(self.device, sizes, "copies", self.timeout)
+            self._experts[parts] = _mesh(self.parameters.device_type, sizes, "copies", self.timeout)
         return self._experts[parts]
 
     @property
@@ -117,25 +118,40 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
         _meet(seat, device, timeout)
     elif dist.get_world_size() != seat.ranks:
         raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {seat.ranks}")
-    sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
-    work = (config.replicas * config.fsdp, config.context, config.tensor)
     messages = dist.new_group(backend="gloo", timeout=timeout)
     if device.type == "cuda":
         devices = [""] * seat.ranks
         dist.all_gather_object(devices, str(torch.cuda.get_device_properties(device).uuid), messages)
         check_devices(devices)
-    parameters = _mesh(device, sizes, "shards", timeout)
-    working = init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "tensor"))
+    background = dist.new_group(backend="gloo", timeout=timeout)
+    return arrange(Ranks, config, seat, device, messages, background, owns, timeout)
+
+
+def arrange(
+    kind: type[R],
+    config: ParallelConfig,
+    seat: Seat,
+    device: torch.device,
+    messages: dist.ProcessGroup,
+    background: dist.ProcessGroup,
+    owns: bool,
+    timeout: timedelta,
+) -> R:
+    """Lay out ranks that have met."""
+    where = "cpu" if device.type == "meta" else device.type
+    sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
+    parameters = _mesh(where, sizes, "shards", timeout)
+    work = (config.replicas * config.fsdp, config.context, config.tensor)
+    working = init_device_mesh(where, work, mesh_dim_names=("data", "context", "tensor"))
     for group in working.get_all_groups():
         _set_pg_timeout(timeout, group)
-    background = dist.new_group(backend="gloo", timeout=timeout)
-    return Ranks(config, seat, device, parameters, working.get_group("context"), messages, background, owns, timeout)
+    return kind(config, seat, device, parameters, working.get_group("context"), messages, background, owns, timeout)
 
 
-def _mesh(device: torch.device, sizes: dict[str, int], always: str, timeout: timedelta) -> DeviceMesh:
+def _mesh(where: str, sizes: dict[str, int], always: str, timeout: timedelta) -> DeviceMesh:
     """A mesh of the dimensions that are larger than 1, and of ``always``."""
     sizes = {name: size for name, size in sizes.items() if size > 1 or name == always}
-    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    mesh = init_device_mesh(where, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     for group in mesh.get_all_groups():
         _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
     return mesh

@@ -1,0 +1,121 @@
+"""One rank of a learner of any size, alone in a process: torch's fake process groups stand in for the others, and what
+is built has no memory. So the real ``parallelize`` runs for a layout of thousands of ranks, and says what each of them
+will hold. Knows no model.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import lru_cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+
+from whet.cluster.base import Seat
+from whet.errors import WhetError
+from whet.parallel.config import ParallelConfig
+from whet.parallel.mesh import Ranks, T, arrange
+
+_AT_ONCE = ("replicas", "shards", "copies")  # dimensions over which FSDP gathers a parameter or holds all of it
+
+
+class AloneRanks(Ranks):
+    """Ranks of which only this one is there."""
+
+    def first(self, value: T) -> T:
+        return value
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        yield
+
+
+@contextmanager
+def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
+    """Be ``rank`` of a learner on the device ``meta``. Raises ``WhetError`` in a process that is one of several ranks
+    already. Not rank 0, which would read the weights."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise WhetError("this process is one of several ranks already, and can't rehearse others")
+    assert 0 < rank < config.ranks
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
+    try:
+        each = config.ranks_per_shard
+        seat = Seat(rank, config.ranks, rank // each, config.ranks // each)
+        everybody = dist.group.WORLD
+        assert everybody is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Set timeout is now only supported")
+            yield arrange(
+                AloneRanks, config, seat, torch.device("meta"), everybody, everybody, True, timedelta(minutes=1)
+            )
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass(slots=True, frozen=True)
+class Piece:
+    """What is known of one parameter once it was spread."""
+
+    name: str
+    shape: tuple[int, ...]
+    bytes_each: int  # of one number
+    trains: bool
+    sizes: tuple[int, ...]  # of the mesh that it is spread over
+    dimensions: tuple[str, ...]  # their names
+    placements: tuple[object, ...]
+
+    @classmethod
+    def of(cls, name: str, parameter: Tensor) -> "Piece":
+        own = (name, tuple(parameter.shape), parameter.element_size(), parameter.requires_grad)
+        if not isinstance(parameter, DTensor):
+            return cls(*own, (), (), ())
+        mesh = parameter.device_mesh
+        return cls(*own, tuple(mesh.shape), tuple(mesh.mesh_dim_names or ()), tuple(parameter.placements))
+
+    def numbers(self, config: ParallelConfig, rank: int) -> int:
+        """How many of its numbers this rank holds."""
+        here = _coordinates(config, rank)
+        own = config.ranks // config.replicas
+        found = []
+        for name, size in zip(self.dimensions, self.sizes, strict=True):
+            if name in ("copies", "expert"):
+                parts = own // size if name == "copies" else size
+                found.append(rank % own // parts if name == "copies" else rank % own % parts)
+            else:
+                found.append(here[name])
+        return _numbers(self.shape, self.sizes, tuple(found), self.placements)
+
+    @property
+    def gathered(self) -> int:
+        """How many of its numbers a rank has while FSDP has put the parameter together."""
+        cut = 1
+        for name, size, placement in zip(self.dimensions, self.sizes, self.placements, strict=True):
+            if name not in _AT_ONCE and not placement.is_replicate():  # type: ignore[attr-defined]
+                cut *= size
+        return -(-math.prod(self.shape) // cut)
+
+
+def _coordinates(config: ParallelConfig, rank: int) -> dict[str, int]:
+    """Where a rank stands in the dimensions of ``Ranks.parameters``."""
+    shards = config.fsdp * config.context
+    return {
+        "tensor": rank % config.tensor,
+        "shards": rank // config.tensor % shards,
+        "replicas": rank // config.tensor // shards,
+    }
+
+
+@lru_cache(maxsize=None)
+def _numbers(
+    shape: tuple[int, ...], sizes: tuple[int, ...], here: tuple[int, ...], placements: tuple[object, ...]
+) -> int:
+    local, _ = _compute_local_shape_and_global_offset(shape, sizes, list(here), placements)  # type: ignore[arg-type]
+    return math.prod(local)
