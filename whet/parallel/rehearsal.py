@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import cache
 
 import torch
 import torch.distributed as dist
@@ -21,8 +21,6 @@ from whet.cluster.base import Seat
 from whet.errors import WhetError
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks, T, arrange
-
-_AT_ONCE = ("replicas", "shards", "copies")  # dimensions over which FSDP gathers a parameter or holds all of it
 
 
 class AloneRanks(Ranks):
@@ -62,9 +60,8 @@ def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
 
 @dataclass(slots=True, frozen=True)
 class Piece:
-    """What is known of one parameter once it was spread."""
+    """What is known of a parameter once it was spread."""
 
-    name: str
     shape: tuple[int, ...]
     bytes_each: int  # of one number
     trains: bool
@@ -73,8 +70,8 @@ class Piece:
     placements: tuple[object, ...]
 
     @classmethod
-    def of(cls, name: str, parameter: Tensor) -> "Piece":
-        own = (name, tuple(parameter.shape), parameter.element_size(), parameter.requires_grad)
+    def of(cls, parameter: Tensor) -> "Piece":
+        own = (tuple(parameter.shape), parameter.element_size(), parameter.requires_grad)
         if not isinstance(parameter, DTensor):
             return cls(*own, (), (), ())
         mesh = parameter.device_mesh
@@ -93,15 +90,6 @@ class Piece:
                 found.append(here[name])
         return _numbers(self.shape, self.sizes, tuple(found), self.placements)
 
-    @property
-    def gathered(self) -> int:
-        """How many of its numbers a rank has while FSDP has put the parameter together."""
-        cut = 1
-        for name, size, placement in zip(self.dimensions, self.sizes, self.placements, strict=True):
-            if name not in _AT_ONCE and not placement.is_replicate():  # type: ignore[attr-defined]
-                cut *= size
-        return -(-math.prod(self.shape) // cut)
-
 
 def _coordinates(config: ParallelConfig, rank: int) -> dict[str, int]:
     """Where a rank stands in the dimensions of ``Ranks.parameters``."""
@@ -113,7 +101,7 @@ def _coordinates(config: ParallelConfig, rank: int) -> dict[str, int]:
     }
 
 
-@lru_cache(maxsize=None)
+@cache
 def _numbers(
     shape: tuple[int, ...], sizes: tuple[int, ...], here: tuple[int, ...], placements: tuple[object, ...]
 ) -> int:

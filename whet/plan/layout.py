@@ -1,7 +1,8 @@
 """A model on the ranks that a recipe asks for: really cut, on tensors without memory, by what will cut it in the run.
 So what torch or ``whet.parallel`` refuse is refused here, and each rank's part is counted and not guessed."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from whet.learner.config import Precision
@@ -9,6 +10,7 @@ from whet.learner.scorer import build_scorer
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.parallel.rehearsal import Piece, rehearsal
+from whet.plan.memory import Held
 
 
 @dataclass(slots=True, frozen=True)
@@ -16,16 +18,15 @@ class Layout:
     """The parameters of a model over the ranks of a learner."""
 
     config: ParallelConfig
-    pieces: Sequence[Piece]
+    pieces: Mapping[Piece, int]  # how many parameters are like this
 
-    def weights(self, rank: int = 0) -> int:
-        """Bytes of the parameters that ``rank`` holds. The first rank holds the most: what can't be cut evenly is cut
-        so that the last ranks have less."""
-        return sum(piece.numbers(self.config, rank) * piece.bytes_each for piece in self.pieces)
-
-    def trained(self, rank: int = 0) -> int:
-        """Numbers of those that have a gradient."""
-        return sum(piece.numbers(self.config, rank) for piece in self.pieces if piece.trains)
+    def held(self, rank: int = 0) -> Held:
+        """What ``rank`` holds. The first rank holds the most: of what can't be cut evenly, the last ranks have less."""
+        numbers = {piece: piece.numbers(self.config, rank) * count for piece, count in self.pieces.items()}
+        return Held(
+            sum(own * piece.bytes_each for piece, own in numbers.items()),
+            sum(own for piece, own in numbers.items() if piece.trains),
+        )
 
 
 def lay_out(
@@ -34,4 +35,4 @@ def lay_out(
     """Cut the model. Its config file is enough. Raises ``WhetError`` where it can't be cut so."""
     with rehearsal(parallel, parallel.ranks - 1) as ranks:
         scorer = build_scorer(model, precision, ranks.device, ranks, train=train, value_head=value_head)
-        return Layout(parallel, [Piece.of(name, parameter) for name, parameter in scorer.named_parameters()])
+        return Layout(parallel, Counter(Piece.of(parameter) for parameter in scorer.parameters()))

@@ -21,6 +21,15 @@ class Shares:
     gathered: bool = False  # a layer is put together before it computes (FSDP)
     tokens: int = 1  # tensor (with sequence parallelism) and context ranks share the tokens of a micro-batch
     matrices: int = 1  # tensor ranks share every matrix
+    expert: int = 1  # ranks that share the experts of a layer
+
+
+@dataclass(slots=True, frozen=True)
+class Held:
+    """What one rank holds of a model's parameters, where that was counted (see ``whet.plan.layout``)."""
+
+    weights: int  # bytes
+    trained: int  # numbers
 
 
 @dataclass(slots=True)
@@ -51,8 +60,10 @@ def learner_memory(
     trains: bool = True,
     lora: bool = False,
     reference: bool = False,
+    held: Held | None = None,
 ) -> Memory:
-    """One rank of a learner. ``activations`` are those of a whole micro-batch."""
+    """One rank of a learner. ``activations`` are those of a whole micro-batch. Without ``held`` its part of the
+    parameters is what ``shares`` make of the model's ``size``."""
     wide, narrow = _WIDE[config.precision], _NARROW[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
@@ -61,6 +72,8 @@ def learner_memory(
     memory = Memory(always={"weights": local * wide if trains else frozen // shares.dense})
     if lora:
         memory.always["weights"] += size.adapters // shares.dense * wide
+    if held is not None:
+        memory.always["weights"], trained = held.weights, held.trained if trains else 0
     if reference and not lora:
         memory.always["reference"] = frozen // shares.dense
     if trains:
@@ -71,7 +84,12 @@ def learner_memory(
         learning = {"gradients": trained * wide, "activations": kept, "allocator's slack": int(_SLACK * kept)}
         learning["head"] = size.vocabulary * size.hidden // shares.matrices * wide  # its gradient, before it is added
     if shares.gathered:
-        learning["gathered layers"] = 2 * size.largest_layer // shares.matrices * narrow
+        gathered = (
+            size.largest_layer - size.largest_experts
+        ) // shares.matrices + size.largest_experts // shares.expert
+        learning["gathered layers"] = 2 * gathered * narrow
+        if trains:  # they stay from the forward pass to the end of the backward pass, where their gradients are summed
+            learning["gathered embeddings"] = size.embedding // shares.matrices * wide
     memory.phases["learn"] = learning
     return memory
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from whet.cluster.config import LocalClusterConfig
 from whet.data.examples import PreferenceRows
+from whet.errors import WhetError
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
-from whet.plan.memory import Memory, Shares, generator_memory, learner_memory
+from whet.plan.memory import Held, Memory, Shares, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, model_size
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             for column in algorithm.needs & algorithm.filled_by.keys()
             if algorithm.filled_by[column] == (role, "reference_logprobs")
         ]
+        held = _held(plan, recipe, role, model)
         part = learner_memory(
             size,
             recipe.learner,
             shares_of(parallel),
+            held=held,
             activations=traced.get(model.path, 0) if trains else 0,
             trains=trains,
             lora=model.lora is not None and trains,
@@ -71,8 +74,22 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
         _add_generator(plan, recipe, runtime)
-    plan.warnings = _warnings(plan, recipe, available)
+    plan.warnings += _warnings(plan, recipe, available)
     return plan
+
+
+def _held(plan: Plan, recipe: "Recipe", role: str, model: ModelConfig) -> Held | None:
+    """What each of several ranks holds of a role's parameters; None where it can't be laid out so, which is said."""
+    from whet.plan.layout import lay_out
+
+    if recipe.parallel.ranks == 1:
+        return None
+    trains, value = role in recipe.algorithm.heads, recipe.algorithm.heads.get(role) == "value"
+    try:
+        return lay_out(model, recipe.parallel, recipe.learner.precision, train=trains, value_head=value).held()
+    except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
+        plan.warnings.append(f"this layout will be refused for the {role}: {error}")
+        return None
 
 
 def shares_of(parallel: "ParallelConfig") -> Shares:
@@ -84,6 +101,7 @@ def shares_of(parallel: "ParallelConfig") -> Shares:
         gathered=split > 1,
         tokens=parallel.context * (parallel.tensor if parallel.sequence_parallel else 1),
         matrices=parallel.tensor,
+        expert=parallel.expert,
     )
 
 
@@ -146,6 +164,7 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "fsdp": "ranks that each hold a part of every parameter, with data of their own",
         "context": "ranks that share the tokens of a micro-batch",
         "tensor": "ranks that share every matrix",
+        "expert": "neighbours among the ranks of one copy, which share the experts of every layer",
     }
     return [f"{name} {size}: {said[name]}" for name in said if (size := getattr(parallel, name)) > 1]
 
@@ -158,10 +177,6 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
-    text = load_model_config(recipe.model).get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    if heads % recipe.parallel.tensor:
-        found.append(f"parallel.tensor = {recipe.parallel.tensor} does not divide the model's {heads} key-value heads")
     if recipe.algorithm.samples_per_task:
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:
