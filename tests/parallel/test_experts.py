@@ -32,13 +32,13 @@ RECOMPUTED = {"activation_checkpointing": True}
 TOP_P = Distribution(temperature=0.7, top_p=0.9)
 
 QUICK = {
-    "expert": ("moe", EXPERT, {}),
-    "expert, in tensor, lora": ("moe", {"tensor": 2, "expert": 2}, {"lora": True}),
+    "expert, lora": ("moe", EXPERT, {"lora": True}),
+    "expert, in tensor": ("moe", {"tensor": 2, "expert": 2}, {}),
 }
 THOROUGH_2 = {
     "fsdp": ("moe", {"fsdp": 2}, {}),
-    "expert, lora": ("moe", EXPERT, {"lora": True}),
-    "expert, in tensor": ("moe", {"tensor": 2, "expert": 2}, {}),
+    "expert": ("moe", EXPERT, {}),
+    "expert, in tensor, lora": ("moe", {"tensor": 2, "expert": 2}, {"lora": True}),
     "fsdp, lora": ("moe", {"fsdp": 2}, {"lora": True}),
     "fsdp, recomputed": ("mixtral", {"fsdp": 2}, {"learner": RECOMPUTED}),
     "expert, recomputed": ("moe", EXPERT, {"learner": RECOMPUTED}),
