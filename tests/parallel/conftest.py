@@ -22,7 +22,8 @@ def one_sided(model: PreTrainedModel) -> PreTrainedModel:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Llama with a head of its own; Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding
-    windows and norms that compute in float32; mixtures of experts, of which DeepSeek's router computes in float32."""
+    windows and norms that compute in float32; mixtures of experts, of which DeepSeek's router computes in float32.
+    Two layers, but where the name says more."""
     folder = tmp_path_factory.mktemp("models")
     return {
         "llama": save_model(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
@@ -33,4 +34,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "deepseek": save_model(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
         "one-sided": save_model(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
         "qwen": save_model(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
+        "llama of 5": save_model(folder / "llama of 5", tiny_llama(VOCABULARY, num_hidden_layers=5, **SIZES)),
+        "qwen of 4": save_model(folder / "qwen of 4", tiny_qwen3(VOCABULARY, num_hidden_layers=4, **SIZES)),
     }

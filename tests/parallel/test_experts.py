@@ -71,6 +71,9 @@ THOROUGH_4 = {
     "expert 4, fsdp and tensor": ("mixtral", {"fsdp": 2, "tensor": 2, "expert": 4}, {"learner": RECOMPUTED}),
     "expert, fsdp and tensor, lora": ("moe", {"fsdp": 2, "tensor": 2, "expert": 2}, {"lora": True}),
     "expert, context and fsdp": ("moe", {"fsdp": 2, "context": 2, "expert": 4}, {"loss": "entropy"}),
+    "expert, fsdp and pipeline": ("mixtral", {"pipeline": 2, **EXPERT}, {}),
+    "expert, tensor and pipeline": ("mixtral", {"pipeline": 2, "tensor": 2, "expert": 2}, {}),
+    "expert, fsdp and pipeline, lora": ("moe", {"pipeline": 2, **EXPERT}, {"lora": True, "learner": RECOMPUTED}),
     "fsdp and tensor": ("mixtral", {"fsdp": 2, "tensor": 2}, {}),
 }
 ROUGH = {

@@ -29,6 +29,9 @@ LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("two experts", {"fsdp": 4, "expert": 2}, {}),
     ("mixtral", {"fsdp": 2, "tensor": 2, "expert": 4}, {}),
     ("mixtral", {"fsdp": 2, "tensor": 2}, {}),
+    ("mixtral", {"pipeline": 2, "tensor": 2, "expert": 2}, {}),
+    ("moe", {"fsdp": 2, "pipeline": 2, "expert": 2}, {"lora": True}),
+    ("qwen", {"replicas": 2, "pipeline": 2}, {}),
 ]
 
 
@@ -41,11 +44,12 @@ def held(rendezvous: str, rank: int, cases: list[Case]) -> list[Held]:
     return found
 
 
-def laid_out(case: Case) -> Layout:
+def laid_out(case: Case, stage: int = 0) -> Layout:
     model = ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None)
     precision = case.learner.get("precision", "float64")
     value = case.loss == "value"
-    return lay_out(model, ParallelConfig(**case.parallel), precision, train=case.trains, value_head=value)
+    parallel = ParallelConfig(**case.parallel)
+    return lay_out(model, parallel, precision, train=case.trains, value_head=value, stage=stage)
 
 
 @pytest.mark.slow
@@ -53,8 +57,10 @@ def test_every_rank_holds_what_its_rehearsal_says(models):  # noqa: F811
     cases = [Case(models[name], parallel, **more) for name, parallel, more in LAYOUTS]
     real = on_ranks(4, held, cases)
     for index, case in enumerate(cases):
-        layout = laid_out(case)
-        assert [layout.held(rank) for rank in range(4)] == [answers[index] for answers in real], LAYOUTS[index]
+        parallel = ParallelConfig(**case.parallel)
+        stages = [laid_out(case, stage) for stage in range(parallel.pipeline)]
+        said = [stages[rank // parallel.tensor % parallel.pipeline].held(rank) for rank in range(4)]
+        assert said == [answers[index] for answers in real], LAYOUTS[index]
 
 
 def test_parts_add_up_to_the_model_and_the_first_rank_has_most(models):  # noqa: F811

@@ -1,7 +1,7 @@
 """A rank meets the others of its learner: process groups, the device mesh, and how ranks agree. Every wait ends.
 
-Ranks are numbered with ``tensor`` fastest, then ``context``, ``fsdp`` and ``replicas``. So the ranks that work on the
-same data stand side by side, as in a ``Placement``. Knows no model.
+Ranks are numbered with ``tensor`` fastest, then ``pipeline``, ``context``, ``fsdp`` and ``replicas``. So the ranks that
+work on the same data stand side by side, as in a ``Placement``. Knows no model.
 """
 
 import socket
@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.base import Seat
@@ -34,6 +34,7 @@ class Ranks:
     device: torch.device
     parameters: DeviceMesh  # [replicas,] shards (fsdp x context) [, tensor]: how parameters are laid out
     context: dist.ProcessGroup  # the ranks that share a micro-batch's tokens
+    pipeline: dist.ProcessGroup  # the ranks through which a micro-batch passes, in this order
     messages: dist.ProcessGroup  # all ranks, on the CPU
     background: dist.ProcessGroup  # the same ranks, for what runs beside training: its collectives must not mix
     owns_process_group: bool
@@ -54,9 +55,10 @@ class Ranks:
         """[replicas,] copies [, expert]: how experts that ``parts`` neighbours share are laid out; the ``copies`` are
         what is left of the ranks of a replica. Every rank must ask when one asks first."""
         if parts not in self._experts:
-            whole = self.config.ranks // self.config.replicas
-            sizes = {"replicas": self.config.replicas, "copies": whole // parts, "expert": parts}
-            self._experts[parts] = _mesh(self.parameters.device_type, sizes, "copies", self.timeout)
+            config, names = self.config, ("replicas", "copies", "expert", "pipeline")
+            ranks = torch.arange(config.ranks).view(config.replicas, -1, config.pipeline, config.tensor).mT
+            ranks = ranks.reshape(config.replicas, -1, parts, config.pipeline)
+            self._experts[parts] = _mesh(self.parameters.device_type, ranks, names, self.timeout)
         return self._experts[parts]
 
     @property
@@ -69,6 +71,12 @@ class Ranks:
         values = values.to(self.device, copy=True)
         dist.all_reduce(values)
         return values
+
+    def all(self, value: T) -> list[T]:
+        """Every rank's value, by rank."""
+        held: list[T] = [value] * self.seat.ranks
+        dist.all_gather_object(held, value, self.messages)
+        return held
 
     def first(self, value: T) -> T:
         """The first rank's value, on every rank."""
@@ -87,8 +95,7 @@ class Ranks:
             yield
         except Exception as caught:
             error = caught
-        said: list[str | None] = [None] * self.seat.ranks
-        dist.all_gather_object(said, None if error is None else f"{type(error).__name__}: {error}", self.messages)
+        said = self.all(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         for rank, words in enumerate(said):
@@ -109,9 +116,9 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     """
     if config.ranks != seat.ranks or config.ranks_per_shard * seat.shards != seat.ranks:
         raise WhetError(
-            f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x {config.tensor} "
-            f"tensor are {config.ranks} ranks, {config.ranks_per_shard} to a shard of the data, but the learner was "
-            f"placed on {seat.ranks} ranks with {seat.shards} shards"
+            f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x "
+            f"{config.pipeline} pipeline x {config.tensor} tensor are {config.ranks} ranks, {config.ranks_per_shard} "
+            f"to a shard of the data, but the learner was placed on {seat.ranks} ranks with {seat.shards} shards"
         )
     timeout, owns = timedelta(seconds=deadline), not dist.is_initialized()
     if owns:
@@ -139,22 +146,25 @@ def arrange(
 ) -> R:
     """Lay out ranks that have met."""
     where = "cpu" if device.type == "meta" else device.type
-    sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
-    parameters = _mesh(where, sizes, "shards", timeout)
-    work = (config.replicas * config.fsdp, config.context, config.tensor)
-    working = init_device_mesh(where, work, mesh_dim_names=("data", "context", "tensor"))
+    everybody = torch.arange(config.ranks)
+    sizes = (config.replicas, config.fsdp * config.context, config.pipeline, config.tensor)
+    parameters = _mesh(where, everybody.view(sizes), ("replicas", "shards", "pipeline", "tensor"), timeout)
+    work = (config.replicas * config.fsdp, config.context, config.pipeline, config.tensor)
+    working = DeviceMesh(where, everybody.view(work), mesh_dim_names=("data", "context", "pipeline", "tensor"))
     for group in working.get_all_groups():
         _set_pg_timeout(timeout, group)
-    return kind(config, seat, device, parameters, working.get_group("context"), messages, background, owns, timeout)
+    groups = (working.get_group("context"), working.get_group("pipeline"), messages, background)
+    return kind(config, seat, device, parameters, *groups, owns, timeout)
 
 
-def _mesh(where: str, sizes: dict[str, int], always: str, timeout: timedelta) -> DeviceMesh:
-    """A mesh of the dimensions that are larger than 1, and of ``always``."""
-    sizes = {name: size for name, size in sizes.items() if size > 1 or name == always}
-    mesh = init_device_mesh(where, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta) -> DeviceMesh:
+    """Of the ranks that have this one's layers: a mesh of the dimensions that are larger than 1, and of the second."""
+    kept = [dim for dim, size in enumerate(ranks.shape) if size > 1 or dim == 1]
+    found = [names[dim] for dim in kept]
+    mesh = DeviceMesh(where, ranks.view([ranks.shape[dim] for dim in kept]), mesh_dim_names=tuple(found))
     for group in mesh.get_all_groups():
         _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
-    return mesh
+    return mesh[tuple(name for name in found if name != "pipeline")]  # other stages have other parameters
 
 
 def check_devices(devices: Sequence[str]) -> None:

@@ -37,16 +37,15 @@ class AloneRanks(Ranks):
 @contextmanager
 def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
     """Be ``rank`` of a learner on the device ``meta``. Raises ``WhetError`` in a process that is one of several ranks
-    already. Not rank 0, which would read the weights."""
+    already."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
         raise WhetError("this process is one of several ranks already, and can't rehearse others")
-    assert 0 < rank < config.ranks
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
     try:
         each = config.ranks_per_shard
-        seat = Seat(rank, config.ranks, rank // each, config.ranks // each)
+        seat = Seat(rank or 1, config.ranks, rank // each, config.ranks // each)  # the first would read the weights
         everybody = dist.group.WORLD
         assert everybody is not None
         with warnings.catch_warnings():
@@ -79,26 +78,18 @@ class Piece:
 
     def numbers(self, config: ParallelConfig, rank: int) -> int:
         """How many of its numbers this rank holds."""
-        here = _coordinates(config, rank)
-        own = config.ranks // config.replicas
-        found = []
-        for name, size in zip(self.dimensions, self.sizes, strict=True):
-            if name in ("copies", "expert"):
-                parts = own // size if name == "copies" else size
-                found.append(rank % own // parts if name == "copies" else rank % own % parts)
-            else:
-                found.append(here[name])
-        return _numbers(self.shape, self.sizes, tuple(found), self.placements)
-
-
-def _coordinates(config: ParallelConfig, rank: int) -> dict[str, int]:
-    """Where a rank stands in the dimensions of ``Ranks.parameters``."""
-    shards = config.fsdp * config.context
-    return {
-        "tensor": rank % config.tensor,
-        "shards": rank // config.tensor % shards,
-        "replicas": rank // config.tensor // shards,
-    }
+        tensor, shard = rank % config.tensor, rank // config.tensor // config.pipeline
+        shards = config.fsdp * config.context
+        own = shard % shards * config.tensor + tensor  # among the ranks of a replica that have the same layers
+        parts = self.sizes[self.dimensions.index("expert")] if "expert" in self.dimensions else 1
+        here = {
+            "replicas": shard // shards,
+            "shards": shard % shards,
+            "tensor": tensor,
+            "copies": own // parts,
+            "expert": own % parts,
+        }
+        return _numbers(self.shape, self.sizes, tuple(here[name] for name in self.dimensions), self.placements)
 
 
 @cache

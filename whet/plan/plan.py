@@ -14,6 +14,7 @@ from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.plan.memory import Held, Memory, Shares, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, model_size
+from whet.plan.stages import stage_sizes
 
 if TYPE_CHECKING:
     from whet.parallel.config import ParallelConfig
@@ -57,38 +58,41 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             for column in algorithm.needs & algorithm.filled_by.keys()
             if algorithm.filled_by[column] == (role, "reference_logprobs")
         ]
-        held = _held(plan, recipe, role, model)
-        part = learner_memory(
-            size,
-            recipe.learner,
-            shares_of(parallel),
-            held=held,
-            activations=traced.get(model.path, 0) if trains else 0,
-            trains=trains,
-            lora=model.lora is not None and trains,
-            reference=bool(asked) and not algorithm.caches_reference,
-        )
-        if apart:
-            plan.processes[f"each rank of the {role}"] = Memory(always={"runtime": runtime}).merge(part)
-        else:
-            here.merge(part, of=role if several else "")
+        for which, rank, stage, in_flight in stage_sizes(size, parallel):
+            part = learner_memory(
+                stage,
+                recipe.learner,
+                shares_of(parallel),
+                held=_held(plan, recipe, role, model, rank),
+                activations=int(traced.get(model.path, 0) * in_flight) if trains else 0,
+                trains=trains,
+                lora=model.lora is not None and trains,
+                reference=bool(asked) and not algorithm.caches_reference,
+            )
+            if apart:
+                plan.processes[f"each rank of the {role}{which}"] = Memory(always={"runtime": runtime}).merge(part)
+            else:
+                here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
         _add_generator(plan, recipe, runtime)
     plan.warnings += _warnings(plan, recipe, available)
     return plan
 
 
-def _held(plan: Plan, recipe: "Recipe", role: str, model: ModelConfig) -> Held | None:
-    """What each of several ranks holds of a role's parameters; None where it can't be laid out so, which is said."""
+def _held(plan: Plan, recipe: "Recipe", role: str, model: ModelConfig, stage: int) -> Held | None:
+    """What each of several ranks holds of a role's parameters at this place of a pipeline; None where it can't be laid
+    out so, which is said."""
     from whet.plan.layout import lay_out
 
     if recipe.parallel.ranks == 1:
         return None
     trains, value = role in recipe.algorithm.heads, recipe.algorithm.heads.get(role) == "value"
+    precision = recipe.learner.precision
     try:
-        return lay_out(model, recipe.parallel, recipe.learner.precision, train=trains, value_head=value).held()
+        return lay_out(model, recipe.parallel, precision, train=trains, value_head=value, stage=stage).held()
     except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
-        plan.warnings.append(f"this layout will be refused for the {role}: {error}")
+        words = f"this layout will be refused for the {role}: {error}"
+        plan.warnings += [] if words in plan.warnings else [words]
         return None
 
 
@@ -163,6 +167,7 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "replicas": "copies of the sharded model, with data of their own",
         "fsdp": "ranks that each hold a part of every parameter, with data of their own",
         "context": "ranks that share the tokens of a micro-batch",
+        "pipeline": "ranks that each hold some of the layers",
         "tensor": "ranks that share every matrix",
         "expert": "neighbours among the ranks of one copy, which share the experts of every layer",
     }
@@ -177,6 +182,9 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
+    layers = plan.models["policy"].layers if "policy" in plan.models else 0
+    if layers and recipe.parallel.stages > layers:
+        found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
     if recipe.algorithm.samples_per_task:
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:
