@@ -44,12 +44,12 @@ def parallelize(
                 f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences can't be "
                 "spread; set parallel.context to 1"
             )
-        check_experts(model, ranks.config)
+        mixture = check_experts(model, ranks.config)
         if ranks.config.tensor > 1:
             spread_matrices(model, ranks.tensor, ranks.config.sequence_parallel)
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
     tied = output.weight is embeddings.weight
-    apart = spread_experts(model, ranks)
+    apart = spread_experts(model, ranks) if mixture else []
     shard(root, _layers(model), ranks, narrow=narrow, trains=trains, apart=apart)
     root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
     for module in root.modules():
