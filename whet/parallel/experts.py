@@ -21,8 +21,8 @@ from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks
 
 
-def check_experts(model: nn.Module, config: ParallelConfig) -> None:
-    """Raises ``WhetError`` where the experts of ``model`` can't be spread in this way."""
+def check_experts(model: nn.Module, config: ParallelConfig) -> bool:
+    """Whether ``model`` has experts. Raises ``WhetError`` where they can't be spread in this way."""
     decoder = decoder_of(model)
     name, found = type(decoder).__name__, dict(experts_of(decoder))
     if config.expert > 1 and not found:
@@ -38,6 +38,7 @@ def check_experts(model: nn.Module, config: ParallelConfig) -> None:
             f"{name} is a mixture of experts: with parallel.tensor each rank routes its own tokens, so "
             "parallel.sequence_parallel must be true"
         )
+    return bool(found)
 
 
 def routed(model: nn.Module) -> dict[str, nn.Module]:
@@ -54,26 +55,33 @@ def routed(model: nn.Module) -> dict[str, nn.Module]:
 
 def spread_experts(model: nn.Module, ranks: Ranks) -> list[tuple[nn.Module, DeviceMesh]]:
     """Cut the experts of ``model``, which ``check_experts`` has let pass, in place. Returns the modules that FSDP must
-    shard over other ranks than the rest of their layer, and over which."""
-    config = ranks.config
-    if config.expert == 1 and config.tensor == 1:
+    shard over other ranks than the rest of their layer, and over which. All ranks must call this together, also those
+    whose layers have no experts."""
+    expert, tensor = ranks.config.expert, ranks.config.tensor
+    if expert == 1 and tensor == 1:
         return []
-    meshes: list[tuple[nn.Module, DeviceMesh]] = []
+    mesh, everybody = ranks.experts(expert), ranks.experts(1) if tensor > 1 else None
+    copies = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != "expert")]
+    apart: list[tuple[nn.Module, DeviceMesh]] = []
     experts = {id(module) for _, module in experts_of(model)}
     for module in routed(model).values():
-        if id(module) not in experts:
-            if config.tensor > 1:
-                meshes.append((module, ranks.experts(1)))
-            continue
-        mesh = ranks.experts(config.expert)
-        if config.expert > 1:
-            for name, parameter in list(module.named_parameters(recurse=False)):
-                spread = distribute_tensor(parameter.detach(), mesh["expert"], [Shard(0)], src_data_rank=None)
-                setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
-            module.whet_exchange = AllToAll(mesh.get_group("expert"), spread.shape[0])  # type: ignore[assignment]
-        copies = [name for name in mesh.mesh_dim_names or () if name != "expert"]
-        meshes.append((module, mesh[tuple(copies)]))
-    return meshes
+        if id(module) in experts:
+            if expert > 1:
+                _share(module, mesh["expert"])
+            apart.append((module, copies))
+        elif everybody is not None:
+            apart.append((module, everybody))
+    return apart
+
+
+def _share(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep this rank's part of the experts, and have tokens travel."""
+    count = 0
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+        setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
+        count = spread.shape[0]
+    module.whet_exchange = AllToAll(mesh.get_group(), count)  # type: ignore[assignment]
 
 
 def placement(parameter: nn.Parameter, shards: int) -> Shard:

@@ -48,7 +48,7 @@ def parallelize(
                     f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences "
                     f"can't be spread; set parallel.{size} to 1"
                 )
-        check_experts(model, ranks.config)
+        mixture = check_experts(model, ranks.config)
         if ranks.config.pipeline > 1 and source is not None:
             check_stages(unwrapped(source.get_submodule("model")))
         if ranks.config.tensor > 1:
@@ -57,7 +57,7 @@ def parallelize(
             _keep_own_stages(root, ranks)
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
     tied = output.weight is embeddings.weight and output.weight is not None
-    apart = spread_experts(model, ranks)
+    apart = spread_experts(model, ranks) if mixture else []
     shard(root, _layers(model), ranks, narrow=narrow, trains=trains, apart=apart)
     root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
     for module in root.modules():
