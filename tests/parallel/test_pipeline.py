@@ -10,16 +10,21 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.learner.parts import VOCABULARY, PolicyGradient, assert_close, save_model
-from tests.parallel.cases import CPU, LANGUAGE, Case, build, gathered, micro_batches, train_all
-from tests.parallel.ranks import on_ranks
+from tests.parallel.cases import CPU, LANGUAGE, Case, batch_of, build, gathered, micro_batches, train_all
+from tests.parallel.ranks import on_ranks, seat_of
 from tests.parallel.test_layouts import check, far, held, some
 from tests.parallel.test_saving import folders, go_on, pieces, refuse, save_twice
 from tests.parallel.test_together import refused, skip
 from whet.learner.base import Top
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.worker import LearnerWorker, WorkerConfig
+from whet.models.config import LoraSettings, ModelConfig
+from whet.packing import pack
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import whole
 from whet.types import Distribution
 
+SLOW = pytest.mark.slow
 TWO, INTERLEAVED = {"pipeline": 2}, {"pipeline": 2, "stages_per_rank": 2}
 TOP_P = Distribution(temperature=0.7, top_p=0.9)
 RECOMPUTED = {"activation_checkpointing": True}
@@ -74,24 +79,24 @@ def test_a_pipeline_of_two_ranks_learns_the_same_as_one(models):
     check(models, QUICK)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_pipeline_of_two_ranks_learns_the_same_as_one_in_every_setting(models):
     check(models, THOROUGH_2)
 
 
-@pytest.mark.slow
+@SLOW
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
 def test_a_pipeline_multiplies_with_every_other_layout(models, lora):
     check(models, {name: case for name, case in THOROUGH_4.items() if bool(case[2].get("lora")) is lora})
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_pipeline_learns_nearly_the_same_where_numbers_are_float32(models):
     check(models, FLOAT32, 5e-6, cut=True)
     check(models, GEMMA, 2e-5)
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_pipeline_in_bfloat16_scores_the_same_and_is_as_exact_as_one_process(models):
     narrow = {"precision": "bfloat16"}
     cases = [Case(models["qwen of 4"], layout, learner=narrow) for layout in (TWO, INTERLEAVED)]
@@ -134,24 +139,31 @@ def test_the_number_of_micro_batches_may_be_any(models):
 # Saving, skipping, refusing
 
 
-@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["all", "lora"])
-def test_a_learner_goes_on_with_and_without_a_pipeline(models, tmp_path, lora):
+LONG = [{}, INTERLEAVED, {"fsdp": 2}, TWO, {}]
+
+
+@pytest.mark.parametrize(
+    ("layouts", "lora"),
+    [([{}, TWO, {}], False), pytest.param(LONG, False, marks=SLOW), pytest.param(LONG, True, marks=SLOW)],
+    ids=["short", "long", "long, lora"],
+)
+def test_a_learner_goes_on_with_and_without_a_pipeline(models, tmp_path, layouts, lora):
     """Each loads what the one before saved; weights come back to the last bit."""
-    layouts: list[dict[str, Any]] = [{}, INTERLEAVED, {"fsdp": 2}, TWO, {}]
-    model, places = models["qwen of 4"], folders(tmp_path, *"01234")
-    _, straight, _ = go_on("", 0, Case(model, lora=lora), None, None, range(4))
+    model, places = models["qwen of 4"], folders(tmp_path, *"01234"[: len(layouts)])
+    last = len(layouts) - 1
+    _, straight, _ = go_on("", 0, Case(model, lora=lora), None, None, range(last))
     loaded_and_left: list[list[dict[str, Tensor]]] = []
     for index, layout in enumerate(layouts):
         args = (Case(model, layout, lora=lora), places[index - 1] if index else None, places[index])
-        steps = range(index, min(index + 1, 4))
+        steps = range(index, min(index + 1, last))
         ranks = on_ranks(2, go_on, *args, steps) if layout else [go_on("", 0, *args, steps)]
-        assert {step for _, _, step in ranks} == {min(index + 1, 4)}
+        assert {step for _, _, step in ranks} == {min(index + 1, last)}
         loaded_and_left.append([{k: t for rank in ranks for k, t in rank[which].items()} for which in (0, 1)])
     for (_, left), (loaded, _) in pairwise(loaded_and_left):
         assert left.keys() == loaded.keys()
         assert all(torch.equal(left[name], loaded[name]) for name in left)
     assert_close(straight, loaded_and_left[-1][1], 1e-12)
-    written = [name for file in places[3].glob("*.safetensors") for name in keys(file)]
+    written = [name for file in places[last - 1].glob("*.safetensors") for name in keys(file)]
     assert len(written) == len(set(written))  # tied embeddings, which two stages have, once
 
 
@@ -160,6 +172,7 @@ def keys(file: Path) -> list[str]:
         return list(opened.keys())
 
 
+@SLOW
 def test_saving_a_pipeline_while_training_goes_on_writes_the_same(models, tmp_path):
     at_once, meanwhile = folders(tmp_path, "at once", "meanwhile")
     on_ranks(2, save_twice, Case(models["qwen"], TWO), at_once, meanwhile)
@@ -221,3 +234,31 @@ def test_what_cannot_be_cut_into_stages_is_refused_on_every_rank(models, tmp_pat
 def test_stages_without_a_pipeline_are_refused():
     with pytest.raises(ValueError, match="stages_per_rank needs a pipeline"):
         ParallelConfig(fsdp=2, stages_per_rank=2)
+
+
+def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, folder: Path) -> Any:
+    """Two steps with an adapter in the last layer only, saved or, of one rank, loaded."""
+    lora = LoraSettings(rank=2, alpha=4.0, target_modules=["layers.3.mlp.up_proj"])
+    config = WorkerConfig(
+        model=ModelConfig(path=str(model), lora=lora),
+        learner=LearnerConfig(precision="float64", deadline=60.0),
+        parallel=sizes,
+        optimizer=OptimizerConfig(lr=1e-2),
+        steps=10,
+    )
+    worker = LearnerWorker(config, seat_of(rendezvous, rank, sizes.ranks, sizes.ranks_per_shard))
+    batches = [pack(batch_of(step, Distribution()), 1, 40)[0] for step in range(2)]
+    norms = [worker.update(micro, PolicyGradient()).gradient_norm for micro in batches]
+    updated = {name: t.clone() for name, t in worker.named_weights()}
+    worker.save(folder) if sizes.ranks > 1 else worker.load(folder)
+    return norms, updated, dict(worker.named_weights())
+
+
+@SLOW
+def test_a_stage_may_have_nothing_to_train(models, tmp_path):
+    said = on_ranks(2, one_adapter, models["qwen of 4"], ParallelConfig(**TWO), tmp_path)
+    norms, updated, loaded = one_adapter("", 0, models["qwen of 4"], ParallelConfig(), tmp_path)
+    for spread, weights, _ in said:
+        assert spread == pytest.approx(norms, rel=1e-12)
+        assert_close(updated, weights, 1e-12)
+        assert all(torch.equal(loaded[name], weights[name]) for name in loaded)

@@ -1,5 +1,7 @@
 """Plans of whole recipes, from the config file of a model alone."""
 
+from fractions import Fraction
+
 import pytest
 from transformers import DeepseekV3Config
 
@@ -7,7 +9,9 @@ from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.cli.main import main
 from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.parallel.config import ParallelConfig
 from whet.plan.plan import in_words, make_plan
+from whet.plan.stages import stage_sizes
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +125,13 @@ def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     first, last = (plan.processes[f"each rank of the policy, {which} stage"] for which in ("first", "last"))
     assert first.always["weights"] + last.always["weights"] == pytest.approx(whole.always["weights"], rel=1e-3)
     kept = whole.phases["learn"]["activations"]
-    assert first.phases["learn"]["activations"] == kept, "two micro-batches in half the layers"
-    assert last.phases["learn"]["activations"] == kept // 2
+    assert first.phases["learn"]["activations"] == last.phases["learn"]["activations"] == kept // 2
+    assert any("1 micro-batches for each shard of the data, fewer than the 2 ranks" in said for said in plan.warnings)
+    size = alone.models["policy"]
+    kept_of = [stage.activations for stage in stage_sizes(size, ParallelConfig(pipeline=2), micro_batches=8)]
+    assert kept_of == [1, Fraction(1, 2)], "two micro-batches in half the layers, and one"
+    travelling = [stage.phases["learn"]["hidden states between stages"] for stage in (first, last)]
+    assert travelling[0] == travelling[1] > 0
     assert first.phases["learn"]["head"] == 0 < last.phases["learn"]["head"]
 
 

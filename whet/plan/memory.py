@@ -57,13 +57,15 @@ def learner_memory(
     shares: Shares,
     *,
     activations: int,
+    travelling: int = 0,
     trains: bool = True,
     lora: bool = False,
     reference: bool = False,
     held: Held | None = None,
 ) -> Memory:
-    """One rank of a learner. ``activations`` are those of a whole micro-batch. Without ``held`` its part of the
-    parameters is what ``shares`` make of the model's ``size``."""
+    """One rank of a learner. ``activations`` are those of a whole micro-batch; ``travelling`` counts the numbers for
+    which a pipeline has room, hidden states and their gradients of all micro-batches of a step. Without ``held`` the
+    rank's part of the parameters is what ``shares`` make of the model's ``size``."""
     wide, narrow = _WIDE[config.precision], _NARROW[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
@@ -83,6 +85,8 @@ def learner_memory(
         kept = activations // shares.tokens
         learning = {"gradients": trained * wide, "activations": kept, "allocator's slack": int(_SLACK * kept)}
         learning["head"] = size.vocabulary * size.hidden // shares.matrices * wide  # its gradient, before it is added
+        if travelling:
+            learning["hidden states between stages"] = travelling // shares.tokens * wide
     if shares.gathered:
         gathered = (
             size.largest_layer - size.largest_experts

@@ -41,7 +41,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     """``runtime``: bytes of a process that has only imported torch and transformers. ``available``: bytes of one
     device, for the warning that a rank doesn't fit."""
     algorithm, parallel = recipe.algorithm, recipe.parallel
-    lengths = _lengths(recipe)
+    lengths, micro_batches = _micro_batches(recipe)
     here = Memory(always={"runtime": runtime})
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
     apart = not isinstance(recipe.cluster, LocalClusterConfig)
@@ -58,19 +58,20 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             for column in algorithm.needs & algorithm.filled_by.keys()
             if algorithm.filled_by[column] == (role, "reference_logprobs")
         ]
-        for which, rank, stage, in_flight in stage_sizes(size, parallel):
+        for stage in stage_sizes(size, parallel, micro_batches):
             part = learner_memory(
-                stage,
+                stage.size,
                 recipe.learner,
                 shares_of(parallel),
-                held=_held(plan, recipe, role, model, rank),
-                activations=int(traced.get(model.path, 0) * in_flight) if trains else 0,
+                held=_held(plan, recipe, role, model, stage.rank),
+                activations=int(traced.get(model.path, 0) * stage.activations) if trains else 0,
+                travelling=stage.borders * micro_batches * sum(lengths) * size.hidden,
                 trains=trains,
                 lora=model.lora is not None and trains,
                 reference=bool(asked) and not algorithm.caches_reference,
             )
             if apart:
-                plan.processes[f"each rank of the {role}{which}"] = Memory(always={"runtime": runtime}).merge(part)
+                plan.processes[f"each rank of the {role}{stage.name}"] = Memory(always={"runtime": runtime}).merge(part)
             else:
                 here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
@@ -133,8 +134,9 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
         plan.processes["each engine"] = Memory(always=kinds)
 
 
-def _lengths(recipe: "Recipe") -> list[int]:
-    """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be."""
+def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
+    """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and how many
+    micro-batches each shard of the data has."""
     most = recipe.learner.max_tokens
     if not recipe.algorithm.samples_per_task:
         rows = recipe.rows
@@ -146,8 +148,8 @@ def _lengths(recipe: "Recipe") -> list[int]:
         step = recipe.rollouts.prompts_per_step * (
             recipe.sampling.max_prompt_tokens + recipe.algorithm.samples_per_task * answer
         )
-    tokens = min(most, -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard)))
-    return [longest] * max(1, round(tokens / longest))
+    each = -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard))
+    return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
 
 
 def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> int:
@@ -182,6 +184,12 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
+    micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
+    if micro_batches < pipeline:
+        found.append(
+            f"a step has {micro_batches} micro-batches for each shard of the data, fewer than the {pipeline} ranks of "
+            "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
+        )
     layers = plan.models["policy"].layers if "policy" in plan.models else 0
     if layers and recipe.parallel.stages > layers:
         found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")

@@ -2,7 +2,7 @@
 last one the head."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,23 @@ if TYPE_CHECKING:
     from whet.parallel.config import ParallelConfig
 
 
-def stage_sizes(size: ModelSize, parallel: "ParallelConfig") -> Iterator[tuple[str, int, ModelSize, Fraction]]:
-    """(what to call it, its place in the pipeline, its part of the model, the activations that it keeps as a share of
-    one micro-batch's in the whole model) for the ranks of the first stage, of those in between, and of the last. One
-    rank without a name where there is no pipeline."""
+@dataclass(slots=True, frozen=True)
+class StageSize:
+    """One kind of rank."""
+
+    name: str  # how it goes on after "each rank"
+    rank: int  # its place in the pipeline
+    size: ModelSize  # of what it holds
+    activations: Fraction  # that it keeps, as a share of those of one micro-batch in the whole model
+    borders: int  # over which hidden states, or their gradients, come to it
+
+
+def stage_sizes(size: ModelSize, parallel: "ParallelConfig", micro_batches: int) -> Iterator[StageSize]:
+    """Of the ranks with the first stage, of those in between, and of those with the last; of all of them where there is
+    no pipeline. ``micro_batches`` of a step pass through it."""
     ranks = parallel.pipeline
     if ranks == 1:
-        yield "", 0, size, Fraction(1)
+        yield StageSize("", 0, size, Fraction(1), 0)
         return
     names = {0: ", first stage", 1: ", stages between", ranks - 1: ", last stage"}
     for rank, name in sorted(names.items()):
@@ -27,7 +37,10 @@ def stage_sizes(size: ModelSize, parallel: "ParallelConfig") -> Iterator[tuple[s
         begun = Fraction(ranks - rank)
         if (rounds := parallel.stages_per_rank) > 1:
             begun = Fraction((rounds - 1) * ranks + 2 * (ranks - 1 - rank) + 1, rounds)
-        yield name, rank, _part(size, layers, rank == 0, rank == ranks - 1), begun * layers / size.layers
+        begun = min(begun, Fraction(micro_batches))
+        first, last = rank == 0, rank == ranks - 1
+        part, kept = _part(size, layers, first, last), begun * layers / size.layers
+        yield StageSize(name, rank, part, kept, 2 * parallel.stages_per_rank - first - last)
 
 
 def _part(size: ModelSize, layers: int, first: bool, last: bool) -> ModelSize:
