@@ -8,7 +8,7 @@ from whet.plan.model import ModelSize
 
 _WIDE = {"float32": 4, "bfloat16": 4, "float64": 8}  # bytes of a number that the learner keeps: bfloat16 only computes
 _NARROW = {"float32": 4, "bfloat16": 2, "float64": 8}
-_SLACK = 0.15  # of the activations: measured; blocks freed between layers that no later request fits into
+_BACKWARD = 2  # times one layer's activations is what its backward pass works with: measured
 _BLOCK = 64  # tokens; the generator's cache grows by so many
 
 
@@ -57,15 +57,16 @@ def learner_memory(
     shares: Shares,
     *,
     activations: int,
+    layer: int = 0,
     travelling: int = 0,
     trains: bool = True,
     lora: bool = False,
     reference: bool = False,
     held: Held | None = None,
 ) -> Memory:
-    """One rank of a learner. ``activations`` are those of a whole micro-batch; ``travelling`` counts the numbers for
-    which a pipeline has room, hidden states and their gradients of all micro-batches of a step. Without ``held`` the
-    rank's part of the parameters is what ``shares`` make of the model's ``size``."""
+    """One rank of a learner. ``activations`` are those of a whole micro-batch, and of one ``layer``; ``travelling``
+    counts the numbers for which a pipeline has room, hidden states and their gradients of all micro-batches of a step.
+    Without ``held`` the rank's part of the parameters is what ``shares`` make of the model's ``size``."""
     wide, narrow = _WIDE[config.precision], _NARROW[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
@@ -82,8 +83,8 @@ def learner_memory(
         memory.always["optimizer"] = 2 * trained * wide
     learning: dict[str, int] = {}
     if trains:
-        kept = activations // shares.tokens
-        learning = {"gradients": trained * wide, "activations": kept, "allocator's slack": int(_SLACK * kept)}
+        learning = {"gradients": trained * wide, "activations": activations // shares.tokens}
+        learning["a layer's backward pass"] = _BACKWARD * layer // shares.tokens
         learning["head"] = size.vocabulary * size.hidden // shares.matrices * wide  # its gradient, before it is added
         if travelling:
             learning["hidden states between stages"] = travelling // shares.tokens * wide

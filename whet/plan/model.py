@@ -74,13 +74,11 @@ def activation_bytes(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tokens = sum(lengths)
-    layout = ForestLayout.of_lengths(lengths, "cpu")
     if checkpointing:
-        one = copy.deepcopy(config)
-        one.get_text_config().num_hidden_layers = 1
         width = config.get_text_config().hidden_size * (8 if precision == "float64" else 4)
         entering = tokens * width * config.get_text_config().num_hidden_layers
-        return entering + activation_bytes(one, lengths, precision=precision)
+        return entering + layer_bytes(config, lengths, precision=precision)
+    layout = ForestLayout.of_lengths(lengths, "cpu")
     # Grouped products of experts have no shape rule for float32.
     weights = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}[precision]
     mixed = precision == "bfloat16"
@@ -105,6 +103,13 @@ def activation_bytes(
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), how:
             model.get_decoder()(**inputs, use_cache=False)
         return sum(storage.nbytes() for storage in kept.values())
+
+
+def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: str) -> int:
+    """The same for one layer: the first."""
+    one = copy.deepcopy(config)
+    one.get_text_config().num_hidden_layers = 1
+    return activation_bytes(one, lengths, precision=precision)
 
 
 def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:

@@ -13,7 +13,7 @@ from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.plan.memory import Held, Memory, Shares, generator_memory, learner_memory
-from whet.plan.model import ModelSize, activation_bytes, model_size
+from whet.plan.model import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.stages import stage_sizes
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
     apart = not isinstance(recipe.cluster, LocalClusterConfig)
     several = len(algorithm.heads) + len(algorithm.frozen) > 1
-    traced: dict[str, int] = {}
+    traced: dict[str, tuple[int, int]] = {}
     for role in (*algorithm.heads, *algorithm.frozen):
         trains = role in algorithm.heads
         model = algorithm.model_of(role, recipe.model) if trains else algorithm.frozen[role]
@@ -64,7 +64,8 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
                 recipe.learner,
                 shares_of(parallel),
                 held=_held(plan, recipe, role, model, stage.rank),
-                activations=int(traced.get(model.path, 0) * stage.activations) if trains else 0,
+                activations=int(traced[model.path][0] * stage.activations) if trains else 0,
+                layer=traced[model.path][1] if trains else 0,
                 travelling=stage.borders * micro_batches * sum(lengths) * size.hidden,
                 trains=trains,
                 lora=model.lora is not None and trains,
@@ -152,15 +153,12 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
     return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
 
 
-def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> int:
-    some = lengths[: max(1, _TRACED // lengths[0])]
-    kept = activation_bytes(
-        load_model_config(model),
-        some,
-        precision=recipe.learner.precision,
-        checkpointing=recipe.learner.activation_checkpointing,
-    )
-    return kept * sum(lengths) // sum(some)
+def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> tuple[int, int]:
+    """Of all layers, and of one."""
+    some, config, learner = lengths[: max(1, _TRACED // lengths[0])], load_model_config(model), recipe.learner
+    kept = activation_bytes(config, some, precision=learner.precision, checkpointing=learner.activation_checkpointing)
+    layer = layer_bytes(config, some, precision=learner.precision)
+    return kept * sum(lengths) // sum(some), layer * sum(lengths) // sum(some)
 
 
 def _layout(parallel: "ParallelConfig") -> list[str]:
