@@ -1,5 +1,7 @@
 """Layers that are spread over ranks learn the same as in one process."""
 
+import asyncio
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,12 @@ from tests.parallel.ranks import on_ranks, seat_of
 from tests.parallel.test_layouts import check, far, held, some
 from tests.parallel.test_saving import folders, go_on, pieces, refuse, save_twice
 from tests.parallel.test_together import refused, skip
+from whet.batch import Batch, ModelOutput
+from whet.cluster.processes import ProcessCluster
+from whet.errors import WhetError
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import pack
@@ -85,9 +91,11 @@ def test_a_pipeline_of_two_ranks_learns_the_same_as_one_in_every_setting(models)
 
 
 @SLOW
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
 @pytest.mark.parametrize("lora", [False, True], ids=["all", "lora"])
-def test_a_pipeline_multiplies_with_every_other_layout(models, lora):
-    check(models, {name: case for name, case in THOROUGH_4.items() if bool(case[2].get("lora")) is lora})
+def test_a_pipeline_multiplies_with_every_other_layout(models, schedule, lora):
+    wanted = {name: case for name, case in THOROUGH_4.items() if name.startswith(schedule)}
+    check(models, {name: case for name, case in wanted.items() if bool(case[2].get("lora")) is lora})
 
 
 @SLOW
@@ -262,3 +270,32 @@ def test_a_stage_may_have_nothing_to_train(models, tmp_path):
         assert spread == pytest.approx(norms, rel=1e-12)
         assert_close(updated, weights, 1e-12)
         assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
+
+
+class Refusing(PolicyGradient):
+    """A loss that says no, where the head is."""
+
+    def __call__(self, output: ModelOutput, batch: Batch) -> Any:
+        raise WhetError("this loss wants more than it gets")
+
+
+@SLOW
+def test_what_goes_wrong_at_one_stage_is_heard_at_once(models):
+    async def learn() -> None:
+        cluster = ProcessCluster()
+        model, learner = ModelConfig(path=str(models["llama"])), LearnerConfig(max_tokens=40, deadline=300.0)
+        config = WorkerConfig(
+            model=model, learner=learner, parallel=ParallelConfig(**TWO), optimizer=OptimizerConfig(), steps=2
+        )
+        try:
+            spread = await WorkerLearner.launch(cluster, config)
+            updated = await spread.update(batch_of(0, Distribution()), PolicyGradient())
+            assert updated.metrics.result()["learner/micro_batches"] == 2
+            begun = time.monotonic()
+            with pytest.raises(WhetError, match="this loss wants more than it gets"):
+                await spread.update(batch_of(0, Distribution()), Refusing())
+            assert time.monotonic() - begun < 60.0
+        finally:
+            await cluster.close()
+
+    asyncio.run(learn())
