@@ -22,8 +22,9 @@ test: install
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not vllm" $(if $(PART),--part $(PART))
 
+# All tests of vLLM, or those of ONLY="file file::test ...".
 test-vllm: install-vllm
-	$(BIN)/python -m pytest -m vllm
+	$(BIN)/python -m pytest -m vllm $(ONLY)
 
 lint: install
 	$(BIN)/ruff check .

@@ -106,6 +106,10 @@ EQUIVALENT: dict[str, str] = {
     "room = max((len(prompt) + len(reply) for _, _, prompt, reply in halves), default=0)": (
         "where nothing trains, there is no reply to cut"
     ),
+    "whet/algorithms/mismatched.py: False -> True  in  "
+    "return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)": (
+        "what sequences share is computed once, with the same result"
+    ),
     "whet/losses/kl.py: logprobs.detach() -> logprobs  in  "
     "return token_metrics(batch, {'kl': KL().estimate(logprobs.detach(), reference)})": _ONLY_A_GRAPH,
     "whet/losses/weighted.py: column.detach() -> column  in  "

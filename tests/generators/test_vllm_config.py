@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
 from whet.errors import ConfigError
+from whet.generators.router_config import RouterConfig
 from whet.generators.vllm_config import VllmGeneratorConfig
 
 
@@ -36,7 +38,7 @@ def test_an_engine_beside_gpus_has_to_say_which_are_its_own(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"generator\.devices is not set: .* the GPU that the learner computes on"):
         VllmGeneratorConfig().build(tiny_llama().config, None)
-    assert VllmGeneratorConfig(devices="2,3").build(tiny_llama().config, None).config.devices == "2,3"
+    assert VllmGeneratorConfig(devices="2,3", tensor=2).build(tiny_llama().config, None).config.devices == "2,3"
 
 
 def test_the_engine_is_born_with_its_devices_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,3 +48,55 @@ def test_the_engine_is_born_with_its_devices_only(monkeypatch: pytest.MonkeyPatc
     with _environment(VllmGeneratorConfig(devices="2"), "mark"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2"
+
+
+def test_an_engine_takes_one_device_for_each_rank() -> None:
+    for devices, tensor in (("2,3", 1), ("2", 2), ("0,1,2", 2)):
+        with pytest.raises(ValidationError, match="one for each rank"):
+            VllmGeneratorConfig(devices=devices, tensor=tensor)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sizes", "what"),
+    [
+        (3, {}, "4 heads"),
+        (8, {}, "4 heads"),
+        (6, {"num_attention_heads": 12, "num_key_value_heads": 4, "hidden_size": 96}, "4 key-value heads"),
+        (4, {"intermediate_size": 126}, "intermediate_size 126"),
+        (
+            3,
+            {"num_attention_heads": 3, "num_key_value_heads": 3, "intermediate_size": 129, "hidden_size": 96},
+            "320 rows",
+        ),
+    ],
+)
+def test_ranks_that_cannot_share_the_model_are_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tensor: int, sizes: dict[str, int], what: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match=rf"generator\.tensor = {tensor} does not divide .* {what}"):
+        VllmGeneratorConfig(tensor=tensor).build(tiny_llama(**sizes).config, None)
+
+
+def test_more_ranks_than_key_value_heads_can_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    for tensor in (1, 2, 4):
+        assert VllmGeneratorConfig(tensor=tensor).cannot_divide(tiny_llama(num_key_value_heads=1).config) is None
+
+
+def test_the_ranks_divide_the_engines_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whet.generators import vllm_start
+
+    monkeypatch.setattr(vllm_start, "cores", lambda: 6)
+    for settings, expected in (({"tensor": 2}, "3"), ({"tensor": 2, "threads": 4}, "2"), ({"tensor": 8}, "1")):
+        with vllm_start._environment(VllmGeneratorConfig(**settings), "mark"):
+            assert os.environ["OMP_NUM_THREADS"] == expected
+
+
+def test_a_router_shares_its_devices_out_among_its_replicas() -> None:
+    router = RouterConfig(replica={"type": "vllm", "tensor": 2}, replicas=2, devices="4,5,6,7")
+    assert [router._replica(number).devices for number in range(2)] == ["4,5", "6,7"]
+    with pytest.raises(ValidationError, match="2 replicas of 2 take 4"):
+        RouterConfig(replica={"type": "vllm", "tensor": 2}, replicas=2, devices="4,5,6")
+    with pytest.raises(ValidationError, match="don't name their own"):
+        RouterConfig(replica={"type": "torch"}, replicas=2, devices="4,5")

@@ -93,6 +93,18 @@ def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder
     assert plan.refit == plan.models["policy"].parameters * 2, "vLLM holds bfloat16"
 
 
+def test_the_ranks_of_an_engine_share_weights_and_cache(folder):
+    recipe = toy_recipe(folder)
+    shared = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0, tensor=2)})
+    plan = make_plan(shared, runtime=1000)
+    held = plan.processes["each rank of an engine"].always
+    assert held["KV cache"] == 1024**3
+    assert held["weights"] == plan.models["policy"].parameters
+    assert not plan.warnings
+    wrong = recipe.model_copy(update={"generator": VllmGeneratorConfig(tensor=3)})
+    assert any("generator.tensor = 3 does not divide the model's" in one for one in make_plan(wrong, 0).warnings)
+
+
 def test_heads_that_can_not_be_divided_are_said(folder):
     plan = make_plan(toy_recipe(folder, cluster={"type": "ray"}, parallel={"tensor": 4}), runtime=0)
     assert any("does not divide num_key_value_heads = 2" in warning for warning in plan.warnings)

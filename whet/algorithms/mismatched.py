@@ -29,5 +29,6 @@ def mismatched(batch: Batch) -> Batch:
     for index, (_, _, prompt, _) in enumerate(halves if len(halves) > 1 else []):
         reply = halves[(index + 1) % len(halves)][3][: room - len(prompt)]
         spans = [Span([token for token, _ in run], trains) for trains, run in groupby(reply, key=lambda pair: pair[1])]
-        groups.append(Group(f"mismatched {index}", Task("", []), [Trajectory([Span(prompt, False), *spans])]))
+        uid = f"mismatched {index}"
+        groups.append(Group(uid, Task(uid, []), [Trajectory([Span(prompt, False), *spans])]))
     return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)

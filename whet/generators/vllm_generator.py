@@ -11,6 +11,7 @@ import asyncio
 import gc
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -54,6 +55,7 @@ class VllmGenerator:
         self._vocab = int(model_config.get_text_config().vocab_size)
         self._engine: AsyncLLM | None = None
         self._folder: Path | None = None
+        self._met: set[Path] = set()  # files through which the engine's ranks met
         self._guard: subprocess.Popen[bytes] | None = None
         self._failure: GeneratorError | None = None  # of the start
         self._starting = asyncio.Lock()
@@ -200,8 +202,13 @@ class VllmGenerator:
         the engine's worker processes; the object is made once. Arguments and results are plain data."""
         engine = await self._started()
         work = engine.collective_rpc("whet_call", args=(target, method, *args))
-        answers: list[Any] = await self._bounded(work, method)
-        return answers
+        answers: list[tuple[Any, str | None]] = await self._bounded(work, method)
+        if len(answers) != self.config.tensor:
+            raise GeneratorError(f"{len(answers)} of {self.config.tensor} ranks of {self.name} answered: {method}")
+        for rank, (_, error) in enumerate(answers):
+            if error is not None:
+                raise GeneratorError(f"{self.name} failed at {method} on rank {rank}: {error}")
+        return [answer for answer, _ in answers]
 
     async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -257,8 +264,9 @@ class VllmGenerator:
         engine = await asyncio.to_thread(start_engine, self.config, self._folder, self._folder.name)
         self._engine = engine
         await self._bounded(engine.update_weight_version(str(self.version)), "its first version")
-        found = await self._bounded(engine.collective_rpc("whet_processes"), "which processes it has")
-        self.processes = sorted({int(number) for numbers in found for number in numbers})
+        found = await self._bounded(engine.collective_rpc("whet_started"), "which processes it has")
+        self.processes = sorted({int(number) for numbers, _ in found for number in numbers} - {os.getpid()})
+        self._met = {Path(path) for _, path in found if path}
         self._progress = time.monotonic()
 
     async def _give_up(self) -> None:
@@ -308,6 +316,8 @@ class VllmGenerator:
             self._guard.wait(5)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+        for path in self._met:
+            path.unlink(missing_ok=True)
 
     def _end(self, engine: "AsyncLLM | None") -> None:
         """Ask, then kill: a frozen process doesn't listen."""

@@ -1,7 +1,12 @@
 """The model inside a vLLM worker, by the names that Hugging Face gives its weights: loading them anew, and reading back
 what its layers compute with. vLLM fuses matrices and on CPUs repacks them into forms that can't be read, so a linear
-layer is asked instead: applied to a unit vector it gives a column of its matrix, to the bit."""
+layer is asked instead: applied to a unit vector it gives a column of its matrix, to the bit.
 
+Several ranks share the matrices: one that is column-parallel is cut by rows (outputs), one that is row-parallel by
+columns (inputs), embeddings and heads by the vocabulary. Each rank takes whole tensors, vLLM cuts its part out of them,
+and that part is what is read back."""
+
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,12 +15,13 @@ from torch import Tensor, nn
 
 
 class VllmModel:
-    """Of one worker; there is one worker (no tensor parallelism)."""
+    """Of one worker, which is one rank of the engine."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
         self.model: nn.Module = worker.model_runner.get_model()
         self.dtype: torch.dtype = worker.model_config.dtype
+        self._ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
         self._modules = dict(self.model.named_modules(remove_duplicate=False))  # a tied head has a name of its own
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
@@ -51,10 +57,41 @@ class VllmModel:
 
     # Reading back
 
+    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+        """What this rank holds of a tensor; None where that can't be told: experts, and layers whose weights vLLM cuts
+        in another way than its plain ones. Ask between ``begin`` and the tensor's ``load``."""
+        from vllm.model_executor.layers import linear
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+        path, _, kind = name.rpartition(".")
+        found = self._find(path)
+        if found is None or getattr(found[0], kind, None) is None:
+            return None
+        module: Any = found[0]
+        held: Tensor = getattr(module, kind)
+        if isinstance(module, VocabParallelEmbedding):
+            shard = module.shard_indices
+            return tensor[shard.org_vocab_start_index : shard.org_vocab_end_index]
+        if getattr(module, "tp_size", self._ranks) == 1:
+            return tensor
+        if not isinstance(module, linear.LinearBase):
+            return tensor if held.shape == tensor.shape else None
+        layer: type = type(module)
+        if layer is linear.ReplicatedLinear:
+            return tensor
+        if not _loads_itself(module, held):
+            return None
+        if layer is linear.RowParallelLinear:
+            width = int(module.input_size_per_partition)
+            return tensor.narrow(1, module.tp_rank * width, width) if tensor.ndim == 2 else tensor
+        if layer in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
+            return _rows(module, found[1], tensor)
+        return None
+
     @torch.no_grad()
     def columns(self, name: str, columns: list[int]) -> Tensor | None:
-        """These columns of a matrix [rows, len(columns)], or a whole vector, as the model computes with them; None for
-        what can't be told (experts, for example)."""
+        """These columns of this rank's part of a matrix [rows, len(columns)], or its part of a vector, as the model
+        computes with them; None for what can't be told (experts, for example)."""
         from vllm.model_executor.layers.linear import LinearBase
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -63,13 +100,16 @@ class VllmModel:
         held = getattr(found[0], kind, None) if found else None
         if found is None or held is None:
             return None
-        module, first, rows = found
+        module, place = found
         head = isinstance(module, VocabParallelEmbedding) and path.endswith("lm_head")
         if kind == "weight" and (head or isinstance(module, LinearBase)):
             held = self._product(module, columns)
         elif columns:
             held = held[:, columns]
-        return held[first:] if rows is None else held[first : first + rows]
+        if place is None:
+            return held
+        sizes = module.output_partition_sizes
+        return held.narrow(0, sum(sizes[:place]), sizes[place])
 
     def _product(self, module: Any, columns: list[int]) -> Tensor:
         """[rows, len(columns)]. A product of one number with 1 and of the others with 0 is exact in every precision."""
@@ -82,16 +122,34 @@ class VllmModel:
         self._last = module, columns, product.T
         return product.T
 
-    def _find(self, path: str) -> tuple[nn.Module, int, int | None] | None:
-        """(module, first row, rows); of a matrix that is not fused all rows (None)."""
+    def _find(self, path: str) -> tuple[Any, int | None] | None:
+        """(module, which of its fused matrices); None for the whole of it."""
         modules = self._modules
         if path in modules:
-            return modules[path], 0, None
+            return modules[path], None
         parent, _, part = path.rpartition(".")
         for fused, parts in getattr(self.model, "packed_modules_mapping", {}).items():
             module = modules.get(f"{parent}.{fused}")
             if part in parts and module is not None:
-                sizes: list[int] = module.output_partition_sizes
-                place = parts.index(part)
-                return module, sum(sizes[:place]), sizes[place]
+                return module, parts.index(part)
         return None
+
+
+def _loads_itself(module: Any, held: Tensor) -> bool:
+    """Whether a parameter is cut as its layer's class does it; a model may have a loader of its own for it."""
+    loader = inspect.unwrap(getattr(held, "weight_loader", _loads_itself))
+    return getattr(loader, "__self__", None) is module
+
+
+def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
+    """A rank's rows of a matrix, or of its bias, that is cut by rows; of several fused ones (``place`` None) those of
+    each, one after the other. None where the sizes don't fit."""
+    sizes: list[int] = module.output_partition_sizes  # this rank's rows of each
+    rows, whole = [], 0
+    for number in range(len(sizes)) if place is None else (place,):
+        # With fewer key-value heads than ranks, several ranks hold the same ones.
+        copies = getattr(module, "num_kv_head_replicas", 1) if number else 1
+        first = whole + module.tp_rank // copies * sizes[number]
+        rows.append(tensor[first : first + sizes[number]])
+        whole += module.tp_size // copies * sizes[number]
+    return torch.cat(rows) if whole == len(tensor) else None

@@ -43,7 +43,8 @@ def start_engine(config: VllmGeneratorConfig, folder: Path, mark: str) -> "Async
             max_model_len=config.max_context,
             max_num_seqs=config.max_batch,
             max_num_batched_tokens=max(config.prefill_tokens, config.max_batch),
-            kv_cache_memory_bytes=int(config.cache_gib * 2**30),
+            tensor_parallel_size=config.tensor,
+            kv_cache_memory_bytes=int(config.cache_gib * 2**30 / config.tensor),  # of each rank
             enforce_eager=not config.compile,
             logprobs_mode="processed_logprobs",  # of what is sampled from: temperature and filters applied
             generation_config="vllm",  # no sampling defaults from the model's files
@@ -59,7 +60,7 @@ def _environment(config: VllmGeneratorConfig, mark: str) -> Iterator[None]:
     wanted = {
         MARK: mark,
         "SPT_NOENV": "1",  # vLLM gives its processes titles, which would overwrite the mark
-        "OMP_NUM_THREADS": str(config.threads or cores()),
+        "OMP_NUM_THREADS": str(max(1, (config.threads or cores()) // config.tensor)),  # of each rank
         "OMP_WAIT_POLICY": "PASSIVE",  # the learner computes beside the engine's idle threads
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else one core is kept free
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_deadline)),

@@ -130,9 +130,9 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
     number = 4 if getattr(engine, "dtype", "bfloat16") == "float32" else 2
     plan.refit = size.parameters * number * replicas
     if hasattr(engine, "cache_gib"):
-        cache = int(engine.cache_gib * 1024**3)
-        kinds = {"runtime": runtime, "weights": size.parameters * number, "KV cache": cache}
-        plan.processes["each engine"] = Memory(always=kinds)
+        ranks, cache = getattr(engine, "tensor", 1), int(engine.cache_gib * 1024**3)
+        kinds = {"runtime": runtime, "weights": size.parameters * number // ranks, "KV cache": cache // ranks}
+        plan.processes["each engine" if ranks == 1 else "each rank of an engine"] = Memory(always=kinds)
 
 
 def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
@@ -192,6 +192,10 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     if layers and recipe.parallel.stages > layers:
         found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
     if recipe.algorithm.samples_per_task:
+        engine = getattr(recipe.generator, "replica", recipe.generator)
+        what = engine.cannot_divide(load_model_config(recipe.model)) if hasattr(engine, "cannot_divide") else None
+        if what is not None:
+            found.append(f"generator.tensor = {engine.tensor} does not divide the model's {what}")
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:
             found.append(

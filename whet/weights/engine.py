@@ -110,8 +110,9 @@ class EngineSync:
                 taking.cancel()
             self.transport.sent()
         unread: set[str] = set()
-        for report in await generator.call(RECEIVER, "finish"):
-            self._check(sent, report)
+        reports = await generator.call(RECEIVER, "finish")
+        for rank, report in enumerate(reports):
+            self._check(sent, report, f"rank {rank} of the engine" if len(reports) > 1 else "the engine")
             unread |= set(report["unread"])
         return Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
 
@@ -123,24 +124,24 @@ class EngineSync:
         digests = digest(cast) if self.config.digest else {}
         return self.transport.write(number, cast), digests, sum(tensor.nbytes for _, tensor in cast)
 
-    def _check(self, sent: dict[str, int], report: dict[str, Any]) -> None:
+    def _check(self, sent: dict[str, int], report: dict[str, Any], engine: str) -> None:
         if not self.config.digest:
             return
         wrong = differing(sent, report["digests"])
         if wrong:
             raise RefitError(
-                f"after publishing, the engine did not receive the learner's weights: {len(wrong)} of {len(sent)} "
+                f"after publishing, {engine} did not receive the learner's weights: {len(wrong)} of {len(sent)} "
                 f"tensors are missing or differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would "
                 "be off-policy"
             )
         if report["missing"]:
             raise RefitError(
-                f"after publishing, {len(report['missing'])} of the engine's parameters have no new weight, the first "
+                f"after publishing, {len(report['missing'])} parameters of {engine} have no new weight, the first "
                 f"{', '.join(report['missing'][:5])}: learner and engine do not have the same architecture"
             )
         if report["wrong"]:
             raise RefitError(
-                f"after publishing, the engine's layers compute with other weights than it received: "
+                f"after publishing, the layers of {engine} compute with other weights than it received: "
                 f"{len(report['wrong'])} of {len(sent)} tensors differ, the first {', '.join(report['wrong'][:5])}. "
                 "The run stops: its rollouts would be off-policy"
             )

@@ -20,8 +20,13 @@ class EngineModel(Protocol):
         """The names of what no weight came for."""
         ...
 
+    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+        """What this process holds of a tensor, whose matrices several may share; None where it can't tell."""
+        ...
+
     def columns(self, name: str, columns: list[int]) -> Tensor | None:
-        """These columns of a matrix, or a whole vector, as the model computes with them; None where it can't tell."""
+        """These columns of its part of a matrix, or its part of a vector, as the model computes with them; None where
+        it can't tell."""
         ...
 
 
@@ -35,13 +40,14 @@ class Receiver:
         self._described: dict[int, list[Any]] = {}  # bucket -> its tensors: (name, dtype, shape, offset)
         self._digests: dict[str, int] = {}
         self._kept: dict[str, tuple[list[int], Tensor]] = {}  # columns of what came, which the model is asked for later
+        self._unread: list[str] = []
         self._columns = 0
         self._seed = 0
 
     def begin(self, columns: int, seed: int) -> None:
         """A new set of weights. ``columns`` of each matrix, chosen by ``seed``, will be read back."""
         self._columns, self._seed = columns, seed
-        self._digests, self._kept = {}, {}
+        self._digests, self._kept, self._unread = {}, {}, []
         self.model.begin()
 
     def take_memory(self, bucket: int, slot: int, memory: list[Any] | None, described: list[Any] | None) -> None:
@@ -64,8 +70,12 @@ class Receiver:
         self._digests |= digest(own)
         if self._columns:
             for name, tensor in own:
-                columns = self._chosen(tensor.shape[1]) if tensor.ndim == 2 else []
-                self._kept[name] = (columns, tensor[:, columns].clone() if columns else tensor)
+                part = self.model.part(name, tensor)
+                if part is None:
+                    self._unread.append(name)
+                    continue
+                columns = self._chosen(part.shape[1]) if part.ndim == 2 else []
+                self._kept[name] = (columns, part[:, columns].clone() if columns else part)
         self.model.load(own)
 
     def _chosen(self, width: int) -> list[int]:
@@ -77,7 +87,7 @@ class Receiver:
         vectors that the model computes with and that are not what came (``wrong``); those it can't tell of
         (``unread``)."""
         missing = self.model.finish()
-        wrong, unread = [], []
+        wrong, unread = [], list(self._unread)
         for name, (columns, came) in self._kept.items():
             held = self.model.columns(name, columns)
             if held is None:
