@@ -5,14 +5,20 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -66,6 +72,53 @@ def tiny_gemma(
         "tie_word_embeddings": True,
     }
     return _build(Gemma3ForCausalLM, Gemma3TextConfig(**_sizes(vocab, {**gemma, **changes})), dtype, seed)
+
+
+def tiny_qwen3_moe(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes; a dense layer, then one of 4 experts, 2 for each token."""
+    experts = {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "mlp_only_layers": [0],
+        "norm_topk_prob": True,
+    }
+    config = Qwen3MoeConfig(**_sizes(vocab, {**experts, **changes}))
+    return _build(Qwen3MoeForCausalLM, config, dtype, seed)
+
+
+def tiny_mixtral(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes, 4 experts in each layer, 2 for each token."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return _build(MixtralForCausalLM, MixtralConfig(**_sizes(vocab, {**experts, **changes})), dtype, seed)
+
+
+def tiny_deepseek(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same width; latent attention, a dense layer, then one of 8 experts in 4 groups beside a shared one."""
+    own = {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 2,
+        "n_group": 4,
+        "topk_group": 2,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 24,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "head_dim": 8,
+    }
+    sizes = _sizes(vocab, {**changes, **own})
+    sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    return _build(DeepseekV3ForCausalLM, DeepseekV3Config(**sizes), dtype, seed)
 
 
 def _sizes(vocab: int, changes: dict[str, Any]) -> dict[str, Any]:

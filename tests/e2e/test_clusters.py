@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiny import VOCAB, tiny_qwen3_moe, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.errors import ConfigError
 from whet.run import resume, start
@@ -43,6 +44,20 @@ def test_a_run_whose_learner_is_spread_over_ranks_learns_the_same(
     resume(there, ["steps=3"])
     spread = numbers(there)[1:]
     assert len(spread) == len(here) == 3
+    for one, other in zip(here, spread, strict=True):
+        assert {name: other[name] for name in SAME} == pytest.approx({name: one[name] for name in SAME}, rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [{"fsdp": 2, "expert": 2}, {"tensor": 2, "expert": 2}])
+def test_a_run_of_a_mixture_of_experts_learns_the_same_over_ranks(layout: dict[str, int], tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    tiny_qwen3_moe(VOCAB).save_pretrained(model)
+    tiny_tokenizer().save_pretrained(model)
+    here = numbers(start(toy_recipe(model, steps=2), tmp_path / "here"))[1:]
+    recipe = toy_recipe(model, steps=2, cluster={"type": "processes"}, parallel=layout)
+    spread = numbers(start(recipe, tmp_path / "there"))[1:]
+    assert len(spread) == len(here) == 2
     for one, other in zip(here, spread, strict=True):
         assert {name: other[name] for name in SAME} == pytest.approx({name: one[name] for name in SAME}, rel=1e-4)
 

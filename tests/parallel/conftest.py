@@ -3,21 +3,36 @@
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedModel
 
 from tests.learner.parts import SMALL, VOCABULARY, save_model
-from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
+from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen3, tiny_qwen3_moe
 
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def one_sided(model: PreTrainedModel) -> PreTrainedModel:
+    """All tokens go to the first half of the experts."""
+    for name, bias in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            bias[: len(bias) // 2] += 100.0
+    return model
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Llama with a head of its own; Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding
-    windows and norms that compute in float32. Two layers, but where the name says more."""
+    windows and norms that compute in float32; mixtures of experts, of which DeepSeek's router computes in float32.
+    Two layers, but where the name says more."""
     folder = tmp_path_factory.mktemp("models")
     return {
         "llama": save_model(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
         "gemma": save_model(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
+        "moe": save_model(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),
+        "mixtral": save_model(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
+        "two experts": save_model(folder / "two", tiny_mixtral(VOCABULARY, **SIZES, num_local_experts=2)),
+        "deepseek": save_model(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
+        "one-sided": save_model(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
         "qwen": save_model(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
         "llama of 5": save_model(folder / "llama of 5", tiny_llama(VOCABULARY, num_hidden_layers=5, **SIZES)),
         "qwen of 4": save_model(folder / "qwen of 4", tiny_qwen3(VOCABULARY, num_hidden_layers=4, **SIZES)),

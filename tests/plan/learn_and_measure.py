@@ -15,7 +15,7 @@ from whet.models.loading import load_model_config
 from whet.packing import pack
 from whet.plan.machine import resident
 from whet.plan.memory import Shares, learner_memory
-from whet.plan.model import activation_bytes, model_size
+from whet.plan.model import activation_bytes, layer_bytes, model_size
 
 
 def held(what: str) -> int:
@@ -31,7 +31,8 @@ def main(model: str, precision: str, checkpointing: bool) -> None:
     learner = LearnerConfig(precision=precision, max_tokens=rows * length, activation_checkpointing=checkpointing)
     hf = load_model_config(config)
     kept = activation_bytes(hf, [length] * rows, precision=precision, checkpointing=checkpointing)
-    planned = learner_memory(model_size(hf), learner, Shares(), activations=kept).peak()
+    layer = layer_bytes(hf, [length] * rows, precision=precision)
+    planned = learner_memory(model_size(hf), learner, Shares(), activations=kept, layer=layer).peak()
     before = resident()
     worker = LearnerWorker(WorkerConfig(model=config, learner=learner, optimizer=OptimizerConfig(), steps=3))
     groups = [group(str(i), [1, 2], [[3 + i % 200] * (length - 2)]) for i in range(rows)]

@@ -54,17 +54,31 @@ def test_what_does_not_fit_is_said_with_what_to_do(folder):
     assert "raise parallel.fsdp" in plan.warnings[0]
 
 
-def test_a_model_of_671_billion_parameters_on_2048_ranks(folder, tmp_path):
+@pytest.mark.slow
+def test_a_model_of_671_billion_parameters_on_2048_ranks(tmp_path):
     DeepseekV3Config().save_pretrained(tmp_path)
-    parallel = {"fsdp": 256, "tensor": 8}
+    parallel = {"fsdp": 2048, "expert": 64}
     cluster = {"type": "ray"}
-    changes = {"learner": {"activation_checkpointing": True}, "rollouts": {"prompts_per_step": 512}}
+    changes = {"learner": {"activation_checkpointing": True}, "rollouts": {"prompts_per_step": 2048}}
     plan = make_plan(toy_recipe(tmp_path, cluster=cluster, parallel=parallel, **changes), runtime=0)
     assert plan.ranks == 2048
+    assert plan.layout[-1].startswith("expert 64: neighbours")
     assert plan.models["policy"].parameters == pytest.approx(671e9, rel=0.001)
     assert plan.models["policy"].experts == pytest.approx(654e9, rel=0.001)
-    weights = plan.processes["each rank of the policy"].always["weights"]
-    assert weights == pytest.approx(671e9 * 4 / 2048, rel=0.01)
+    assert not plan.warnings
+    memory = plan.processes["each rank of the policy"]
+    assert memory.always["weights"] == pytest.approx(671e9 * 4 / 2048, rel=0.01)
+    assert memory.phases["learn"]["gathered layers"] == pytest.approx(2 * 4 * (0.23e9 + 11.27e9 / 64), rel=0.05)
+
+
+def test_a_layout_that_will_be_refused_is_said(tmp_path):
+    DeepseekV3Config(num_hidden_layers=4, vocab_size=264).save_pretrained(tmp_path)
+    for parallel, words in (
+        ({"fsdp": 24, "expert": 24}, "parallel.expert = 24 does not divide the 256 experts of DeepseekV3Model"),
+        ({"tensor": 2}, "its plan of tensor parallelism does not name layers.0.self_attn.q_a_proj"),
+    ):
+        plan = make_plan(toy_recipe(tmp_path, cluster={"type": "ray"}, parallel=parallel), runtime=0)
+        assert any(w.startswith("this layout will be refused for the policy: ") and words in w for w in plan.warnings)
 
 
 def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder):
@@ -93,7 +107,7 @@ def test_the_ranks_of_an_engine_share_weights_and_cache(folder):
 
 def test_heads_that_can_not_be_divided_are_said(folder):
     plan = make_plan(toy_recipe(folder, cluster={"type": "ray"}, parallel={"tensor": 4}), runtime=0)
-    assert any("does not divide the model's 2 key-value heads" in warning for warning in plan.warnings)
+    assert any("does not divide num_key_value_heads = 2" in warning for warning in plan.warnings)
 
 
 def test_the_command_prints_a_table(folder, tmp_path, capsys):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.learner.config import MatmulPrecision, Precision
+from whet.models.experts import experts_of
 
 _GAIN = 1.1  # how much faster "medium" must be to be chosen over "highest"
 _ACCURACY = 2.0  # how many times the error of "highest" it may have
@@ -62,11 +63,13 @@ def _measure(name: str, width: int, inner: int, rows: int = 512) -> tuple[float,
 
 
 def shrink(model: nn.Module, precision: Precision) -> None:
-    """Keep the linear layers of a frozen model in bfloat16 where autocast would round them to it anyway: half the
-    memory, the same numbers to the last bit. Everything else, the head included, stays as it is."""
+    """Keep the linear layers and experts of a frozen model in bfloat16 where autocast would round them to it anyway:
+    half the memory, the same numbers to the last bit. Everything else, the head included, stays as it is."""
     if precision != "bfloat16":
         return
     head = model.get_output_embeddings()  # type: ignore[operator]
     for module in model.modules():
         if type(module) is nn.Linear and module is not head:
             module.to(torch.bfloat16)
+    for _, experts in experts_of(model):
+        experts.to(torch.bfloat16)

@@ -69,7 +69,7 @@ def build_scorer(
     seed: int = 0,
 ) -> Scorer:
     """See ``load_model`` for ``train`` and ``seed``; of several ranks, all must call this together."""
-    build = partial(_build, config, precision, train, value_head, seed)
+    build = partial(build_whole, config, precision, train, value_head, seed)
     if ranks is None:
         return build(torch.device("cpu")).to(device)
     scorer, shards = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
@@ -79,7 +79,7 @@ def build_scorer(
     return scorer
 
 
-def _build(
+def build_whole(
     config: ModelConfig, precision: Precision, train: bool, value_head: bool, seed: int, device: torch.device
 ) -> Scorer:
     """On the CPU with its weights, or on ``meta`` without."""

@@ -17,6 +17,7 @@ class LoraSettings(Config):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers, by the end of their names. Experts can't be adapted: there ``all-linear`` is attention alone."""
 
 
 class ModelConfig(Config):

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _PROBE_SECONDS = 5.0
+_OF_EXPERTS = {"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "experts", "w1", "w2", "w3"}
 
 
 def resolve(config: ModelConfig) -> Path:
@@ -87,6 +88,7 @@ def load_model(
     reference. ``seed`` determines fresh adapters. ``empty`` gives the same on the device ``meta``, without weights.
     Raises ``WhetError`` where weights or architecture don't serve.
     """
+    from whet.models.experts import use_grouped_experts
     from whet.models.forest_attention import supports_forest, use_forest_attention
     from whet.models.head import check_head
 
@@ -95,6 +97,7 @@ def load_model(
         use_forest_attention(model)
     else:
         log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
+    use_grouped_experts(model)
     if not empty:
         check_head(model)
     if config.lora is not None and train:
@@ -132,9 +135,31 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
     from peft import LoraConfig, get_peft_model
 
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    targets = lora_targets(model, lora)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("lora", seed))
-        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=lora.target_modules, **settings))
+        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
+
+
+def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
+    """What PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose names PEFT doesn't
+    take for those of routed experts. Those it would adapt by swapping parameters during each forward pass, which
+    neither sharded parameters nor ``named_weights`` allow. Raises ``WhetError`` where such a layer is asked for."""
+    from whet.models.experts import experts_of
+
+    if not any(True for _ in experts_of(model)):
+        return lora.target_modules
+    if lora.target_modules == "all-linear":
+        head = model.get_output_embeddings()
+        linear = [n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        return sorted({name.rpartition(".")[2] for name in linear} - _OF_EXPERTS)
+    wrong = sorted(target for target in lora.target_modules if target.rpartition(".")[2] in _OF_EXPERTS)
+    if wrong:
+        raise WhetError(
+            f"model.lora.target_modules: {', '.join(wrong)} are, or have the names of, layers of routed experts in "
+            f"{type(model).__name__}, where LoRA is not supported; name layers of its attention, or take all-linear"
+        )
+    return lora.target_modules
 
 
 def _from_hub(config: ModelConfig) -> Path:

@@ -21,6 +21,10 @@ class ParallelConfig(Config):
     """Ranks that share the tokens of one micro-batch, for sequences too long for one of them."""
     tensor: int = Field(1, ge=1)
     """Ranks that share every matrix and every head of attention; it must divide the model's key-value heads."""
+    expert: int = Field(1, ge=1)
+    """Of a mixture of experts: ranks that each have a part of every layer's experts; tokens travel to them. It adds no
+    ranks but borrows neighbours from ``fsdp``, ``context`` and ``tensor``, so it must divide their product, and the
+    number of experts."""
     sequence_parallel: bool = True
     """With ``tensor``: between the matrices, each rank keeps its part of the tokens only (arXiv 2205.05198)."""
     cpu_offload: bool = False
@@ -41,6 +45,14 @@ class ParallelConfig(Config):
     def stages(self) -> int:
         """Into how many pieces the layers are cut."""
         return self.pipeline * self.stages_per_rank
+
+    @model_validator(mode="after")
+    def _experts_borrow_ranks(self) -> "ParallelConfig":
+        if (copy := self.fsdp * self.context * self.tensor) % self.expert:
+            raise ValueError(
+                f"expert = {self.expert} does not divide fsdp x context x tensor = {copy}, whose ranks it borrows"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ranks_are_enough(self) -> "ParallelConfig":

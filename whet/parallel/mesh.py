@@ -7,14 +7,14 @@ work on the same data stand side by side, as in a ``Placement``. Knows no model.
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from whet.cluster.base import Seat
@@ -22,6 +22,7 @@ from whet.errors import WhetError
 from whet.parallel.config import ParallelConfig
 
 T = TypeVar("T")
+R = TypeVar("R", bound="Ranks")
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class Ranks:
     messages: dist.ProcessGroup  # all ranks, on the CPU
     background: dist.ProcessGroup  # the same ranks, for what runs beside training: its collectives must not mix
     owns_process_group: bool
+    timeout: timedelta
+    _experts: dict[int, DeviceMesh] = field(default_factory=dict)
 
     @property
     def data(self) -> DeviceMesh:
@@ -47,6 +50,16 @@ class Ranks:
     def tensor(self) -> DeviceMesh:
         """The ranks that share every matrix."""
         return self.parameters["tensor"]
+
+    def experts(self, parts: int) -> DeviceMesh:
+        """[replicas,] copies [, expert]: how experts that ``parts`` neighbours share are laid out; the ``copies`` are
+        what is left of the ranks of a replica. Every rank must ask when one asks first."""
+        if parts not in self._experts:
+            config, names = self.config, ("replicas", "copies", "expert", "pipeline")
+            ranks = torch.arange(config.ranks).view(config.replicas, -1, config.pipeline, config.tensor).mT
+            ranks = ranks.reshape(config.replicas, -1, parts, config.pipeline)
+            self._experts[parts] = _mesh(self.parameters.device_type, ranks, names, self.timeout)
+        return self._experts[parts]
 
     @property
     def speaks_for_shard(self) -> bool:
@@ -112,23 +125,46 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
         _meet(seat, device, timeout)
     elif dist.get_world_size() != seat.ranks:
         raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {seat.ranks}")
-    shards, pipeline, tensor = config.fsdp * config.context, config.pipeline, config.tensor
-    sizes = {"replicas": config.replicas, "shards": shards, "pipeline": pipeline, "tensor": tensor}
-    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
-    work = (config.replicas * config.fsdp, config.context, pipeline, tensor)
     messages = dist.new_group(backend="gloo", timeout=timeout)
     if device.type == "cuda":
         devices = [""] * seat.ranks
         dist.all_gather_object(devices, str(torch.cuda.get_device_properties(device).uuid), messages)
         check_devices(devices)
-    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    working = init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "pipeline", "tensor"))
-    for group in (*mesh.get_all_groups(), *working.get_all_groups()):
-        _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
     background = dist.new_group(backend="gloo", timeout=timeout)
-    parameters = mesh[tuple(name for name in sizes if name != "pipeline")]  # other stages have other parameters
-    context, stages = working.get_group("context"), working.get_group("pipeline")
-    return Ranks(config, seat, device, parameters, context, stages, messages, background, owns)
+    return arrange(Ranks, config, seat, device, messages, background, owns, timeout)
+
+
+def arrange(
+    kind: type[R],
+    config: ParallelConfig,
+    seat: Seat,
+    device: torch.device,
+    messages: dist.ProcessGroup,
+    background: dist.ProcessGroup,
+    owns: bool,
+    timeout: timedelta,
+) -> R:
+    """Lay out ranks that have met."""
+    where = "cpu" if device.type == "meta" else device.type
+    everybody = torch.arange(config.ranks)
+    sizes = (config.replicas, config.fsdp * config.context, config.pipeline, config.tensor)
+    parameters = _mesh(where, everybody.view(sizes), ("replicas", "shards", "pipeline", "tensor"), timeout)
+    work = (config.replicas * config.fsdp, config.context, config.pipeline, config.tensor)
+    working = DeviceMesh(where, everybody.view(work), mesh_dim_names=("data", "context", "pipeline", "tensor"))
+    for group in working.get_all_groups():
+        _set_pg_timeout(timeout, group)
+    groups = (working.get_group("context"), working.get_group("pipeline"), messages, background)
+    return kind(config, seat, device, parameters, *groups, owns, timeout)
+
+
+def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta) -> DeviceMesh:
+    """Of the ranks that have this one's layers: a mesh of the dimensions that are larger than 1, and of the second."""
+    kept = [dim for dim, size in enumerate(ranks.shape) if size > 1 or dim == 1]
+    found = [names[dim] for dim in kept]
+    mesh = DeviceMesh(where, ranks.view([ranks.shape[dim] for dim in kept]), mesh_dim_names=tuple(found))
+    for group in mesh.get_all_groups():
+        _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
+    return mesh[tuple(name for name in found if name != "pipeline")]  # other stages have other parameters
 
 
 def check_devices(devices: Sequence[str]) -> None:

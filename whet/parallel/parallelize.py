@@ -14,6 +14,7 @@ from whet.models.forest_attention import NAME, decoder_of, unwrapped
 from whet.models.shards import Shards, Tokens, Vocabulary
 from whet.models.stages import Elsewhere, check_stages, keep, stages_of
 from whet.parallel.context import SpreadTokens, TokensOfMultiple
+from whet.parallel.experts import check_experts, spread_experts
 from whet.parallel.fsdp import shard
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import copy_from_first
@@ -47,6 +48,7 @@ def parallelize(
                     f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences "
                     f"can't be spread; set parallel.{size} to 1"
                 )
+        mixture = check_experts(model, ranks.config)
         if ranks.config.pipeline > 1 and source is not None:
             check_stages(unwrapped(source.get_submodule("model")))
         if ranks.config.tensor > 1:
@@ -55,7 +57,8 @@ def parallelize(
             _keep_own_stages(root, ranks)
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
     tied = output.weight is embeddings.weight and output.weight is not None
-    shard(root, _layers(model), ranks, narrow=narrow, trains=trains)
+    apart = spread_experts(model, ranks) if mixture else []
+    shard(root, _layers(model), ranks, narrow=narrow, trains=trains, apart=apart)
     root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):

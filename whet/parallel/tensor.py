@@ -3,7 +3,7 @@
 Which matrix is cut which way, the model's own ``base_model_tp_plan`` says. With sequence parallelism each rank keeps,
 between the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA goes along: of a layer cut by columns B is
 cut, of one cut by rows A. Parameters become DTensors; what modules hand to each other stays plain tensors, but for the
-input of attention and feed-forward. Knows no FSDP.
+input of attention and feed-forward. A router and its experts are left as they are. Knows no FSDP.
 """
 
 import re
@@ -23,8 +23,10 @@ from torch.distributed.tensor.placement_types import Placement
 
 from whet.errors import WhetError
 from whet.models.forest_attention import NAME, decoder_of, unwrapped
+from whet.parallel.experts import routed
 
 _KNOWN = {"colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"}
+_EXPERTS = re.compile(r"\.experts(\.|$)")
 _TOKENS = 1  # the dimension of tokens in what modules hand to each other: [1, N, H]
 
 
@@ -38,7 +40,7 @@ class _Replicated(ParallelStyle):
 def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Cut ``model`` in place. Raises ``WhetError`` where its architecture, or its sizes, can't be cut."""
     decoder = decoder_of(model)
-    plan = _plan(model, mesh.size())
+    plan, apart = _plan(model, mesh.size()), routed(model)
     stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()  # how hidden states lie between matrices
     styles: dict[str, ParallelStyle] = {}
     takes_hidden: set[str] = set()
@@ -54,7 +56,7 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
         elif isinstance(module, nn.Embedding):
             styles[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
     for name, module in decoder.named_modules():
-        if name not in styles and any(True for _ in module.parameters(recurse=False)):
+        if name not in styles and name not in apart and any(True for _ in module.parameters(recurse=False)):
             if isinstance(module, nn.Linear):
                 raise WhetError(f"{type(decoder).__name__}: its plan of tensor parallelism does not name {name}")
             if sequence_parallel:  # a norm of hidden states
@@ -82,6 +84,7 @@ def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
     decoder = decoder_of(model)
     config, name = decoder.config, type(decoder).__name__
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    plan = {key: kind for key, kind in plan.items() if not _EXPERTS.search(key)}  # see whet.parallel.experts
     unknown = sorted(set(plan.values()) - _KNOWN)
     if not plan or unknown or config._attn_implementation != NAME:
         why = f"its plan has {', '.join(unknown)}" if unknown else "transformers has no plan for it"

@@ -8,7 +8,7 @@ from whet.plan.model import ModelSize
 
 _WIDE = {"float32": 4, "bfloat16": 4, "float64": 8}  # bytes of a number that the learner keeps: bfloat16 only computes
 _NARROW = {"float32": 4, "bfloat16": 2, "float64": 8}
-_SLACK = 0.15  # of the activations: measured; blocks freed between layers that no later request fits into
+_BACKWARD = 2  # times one layer's activations is what its backward pass works with: measured
 _BLOCK = 64  # tokens; the generator's cache grows by so many
 
 
@@ -21,6 +21,15 @@ class Shares:
     gathered: bool = False  # a layer is put together before it computes (FSDP)
     tokens: int = 1  # tensor (with sequence parallelism) and context ranks share the tokens of a micro-batch
     matrices: int = 1  # tensor ranks share every matrix
+    expert: int = 1  # ranks that share the experts of a layer
+
+
+@dataclass(slots=True, frozen=True)
+class Held:
+    """What one rank holds of a model's parameters, where that was counted (see ``whet.plan.layout``)."""
+
+    weights: int  # bytes
+    trained: int  # numbers
 
 
 @dataclass(slots=True)
@@ -48,33 +57,44 @@ def learner_memory(
     shares: Shares,
     *,
     activations: int,
+    layer: int = 0,
     travelling: int = 0,
     trains: bool = True,
     lora: bool = False,
     reference: bool = False,
+    held: Held | None = None,
 ) -> Memory:
-    """One rank of a learner. ``activations`` are those of a whole micro-batch; ``travelling`` counts the numbers for
-    which a pipeline has room, hidden states and their gradients of all micro-batches of a step."""
+    """One rank of a learner. ``activations`` are those of a whole micro-batch, and of one ``layer``; ``travelling``
+    counts the numbers for which a pipeline has room, hidden states and their gradients of all micro-batches of a step.
+    Without ``held`` the rank's part of the parameters is what ``shares`` make of the model's ``size``."""
     wide, narrow = _WIDE[config.precision], _NARROW[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
-    frozen = size.linear * narrow + (size.parameters - size.linear) * wide  # see whet.learner.precision.shrink
+    rounded = size.linear + size.experts
+    frozen = rounded * narrow + (size.parameters - rounded) * wide  # see whet.learner.precision.shrink
     memory = Memory(always={"weights": local * wide if trains else frozen // shares.dense})
     if lora:
         memory.always["weights"] += size.adapters // shares.dense * wide
+    if held is not None:
+        memory.always["weights"], trained = held.weights, held.trained if trains else 0
     if reference and not lora:
         memory.always["reference"] = frozen // shares.dense
     if trains:
         memory.always["optimizer"] = 2 * trained * wide
     learning: dict[str, int] = {}
     if trains:
-        kept = activations // shares.tokens
-        learning = {"gradients": trained * wide, "activations": kept, "allocator's slack": int(_SLACK * kept)}
+        learning = {"gradients": trained * wide, "activations": activations // shares.tokens}
+        learning["a layer's backward pass"] = _BACKWARD * layer // shares.tokens
         learning["head"] = size.vocabulary * size.hidden // shares.matrices * wide  # its gradient, before it is added
         if travelling:
             learning["hidden states between stages"] = travelling // shares.tokens * wide
     if shares.gathered:
-        learning["gathered layers"] = 2 * size.largest_layer // shares.matrices * narrow
+        gathered = (
+            size.largest_layer - size.largest_experts
+        ) // shares.matrices + size.largest_experts // shares.expert
+        learning["gathered layers"] = 2 * gathered * narrow
+        if trains:  # they stay from the forward pass to the end of the backward pass, where their gradients are summed
+            learning["gathered embeddings"] = size.embedding // shares.matrices * wide
     memory.phases["learn"] = learning
     return memory
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whet.models.config import LoraSettings
+from whet.models.experts import experts_of
 from whet.models.forest_attention import NAME, ForestLayout, register, supports_forest
+from whet.models.loading import lora_targets
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-_EXPERTS = (".experts.",)
 
 
 @dataclass(slots=True, frozen=True)
@@ -27,6 +27,7 @@ class ModelSize:
     parameters: int
     experts: int  # those of them that are in experts of mixture-of-experts layers
     largest_layer: int  # parameters of the largest decoder layer
+    largest_experts: int  # those of them that are in experts
     linear: int  # those of them in linear layers that are not the head
     embedding: int  # input and output embeddings; tied ones once
     adapters: int  # parameters that LoRA adds
@@ -44,21 +45,24 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
         model = _model(config, torch.float32)
     embedding = {id(p): p.numel() for p in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
     parameters = dict(model.named_parameters())
-    layers = [sum(p.numel() for p in layer.parameters()) for layer in model.get_decoder().layers]
+    largest = max(model.get_decoder().layers, key=_numbers)
     head = model.get_output_embeddings()
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    targets = lora_targets(model, lora) if lora else []
+    adapted = [m for n, m in linears.items() if targets == "all-linear" or n.rpartition(".")[2] in targets]
     return ModelSize(
         parameters=sum(p.numel() for p in parameters.values()),
-        experts=sum(p.numel() for name, p in parameters.items() if any(part in name for part in _EXPERTS)),
-        largest_layer=max(layers),
-        linear=sum(m.weight.numel() for m in linears),
+        experts=sum(_numbers(module) for _, module in experts_of(model)),
+        largest_layer=_numbers(largest),
+        largest_experts=sum(_numbers(module) for _, module in experts_of(largest)),
+        linear=sum(m.weight.numel() for m in linears.values()),
         embedding=sum(embedding.values()),
-        adapters=sum(lora.rank * (m.in_features + m.out_features) for m in linears) if lora else 0,
+        adapters=sum(lora.rank * (m.in_features + m.out_features) for m in adapted) if lora else 0,
         tensors=len(parameters),
-        layers=len(layers),
+        layers=len(model.get_decoder().layers),
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
-        kv_per_token=_kv_per_token(text) * len(layers),
+        kv_per_token=_kv_per_token(text) * len(model.get_decoder().layers),
     )
 
 
@@ -70,13 +74,11 @@ def activation_bytes(
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tokens = sum(lengths)
-    layout = ForestLayout.of_lengths(lengths, "cpu")
     if checkpointing:
-        one = copy.deepcopy(config)
-        one.get_text_config().num_hidden_layers = 1
         width = config.get_text_config().hidden_size * (8 if precision == "float64" else 4)
         entering = tokens * width * config.get_text_config().num_hidden_layers
-        return entering + activation_bytes(one, lengths, precision=precision)
+        return entering + layer_bytes(config, lengths, precision=precision)
+    layout = ForestLayout.of_lengths(lengths, "cpu")
     # Grouped products of experts have no shape rule for float32.
     weights = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}[precision]
     mixed = precision == "bfloat16"
@@ -103,6 +105,13 @@ def activation_bytes(
         return sum(storage.nbytes() for storage in kept.values())
 
 
+def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: str) -> int:
+    """The same for one layer: the first."""
+    one = copy.deepcopy(config)
+    one.get_text_config().num_hidden_layers = 1
+    return activation_bytes(one, lengths, precision=precision)
+
+
 def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
@@ -115,6 +124,10 @@ def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
         model = AutoModelForCausalLM.from_config(own, dtype=dtype)
     model.tie_weights()
     return model.train()
+
+
+def _numbers(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def _has_experts(config: "PretrainedConfig") -> bool:

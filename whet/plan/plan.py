@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from whet.cluster.config import LocalClusterConfig
 from whet.data.examples import PreferenceRows
+from whet.errors import WhetError
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
-from whet.plan.memory import Memory, Shares, generator_memory, learner_memory
-from whet.plan.model import ModelSize, activation_bytes, model_size
+from whet.plan.memory import Held, Memory, Shares, generator_memory, learner_memory
+from whet.plan.model import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.stages import stage_sizes
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
     apart = not isinstance(recipe.cluster, LocalClusterConfig)
     several = len(algorithm.heads) + len(algorithm.frozen) > 1
-    traced: dict[str, int] = {}
+    traced: dict[str, tuple[int, int]] = {}
     for role in (*algorithm.heads, *algorithm.frozen):
         trains = role in algorithm.heads
         model = algorithm.model_of(role, recipe.model) if trains else algorithm.frozen[role]
@@ -62,7 +63,9 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
                 stage.size,
                 recipe.learner,
                 shares_of(parallel),
-                activations=int(traced.get(model.path, 0) * stage.activations) if trains else 0,
+                held=_held(plan, recipe, role, model, stage.rank),
+                activations=int(traced[model.path][0] * stage.activations) if trains else 0,
+                layer=traced[model.path][1] if trains else 0,
                 travelling=stage.borders * micro_batches * sum(lengths) * size.hidden,
                 trains=trains,
                 lora=model.lora is not None and trains,
@@ -74,8 +77,25 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
                 here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
         _add_generator(plan, recipe, runtime)
-    plan.warnings = _warnings(plan, recipe, available)
+    plan.warnings += _warnings(plan, recipe, available)
     return plan
+
+
+def _held(plan: Plan, recipe: "Recipe", role: str, model: ModelConfig, stage: int) -> Held | None:
+    """What each of several ranks holds of a role's parameters at this place of a pipeline; None where it can't be laid
+    out so, which is said."""
+    from whet.plan.layout import lay_out
+
+    if recipe.parallel.ranks == 1:
+        return None
+    trains, value = role in recipe.algorithm.heads, recipe.algorithm.heads.get(role) == "value"
+    precision = recipe.learner.precision
+    try:
+        return lay_out(model, recipe.parallel, precision, train=trains, value_head=value, stage=stage).held()
+    except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
+        words = f"this layout will be refused for the {role}: {error}"
+        plan.warnings += [] if words in plan.warnings else [words]
+        return None
 
 
 def shares_of(parallel: "ParallelConfig") -> Shares:
@@ -87,6 +107,7 @@ def shares_of(parallel: "ParallelConfig") -> Shares:
         gathered=split > 1,
         tokens=parallel.context * (parallel.tensor if parallel.sequence_parallel else 1),
         matrices=parallel.tensor,
+        expert=parallel.expert,
     )
 
 
@@ -132,15 +153,12 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
     return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
 
 
-def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> int:
-    some = lengths[: max(1, _TRACED // lengths[0])]
-    kept = activation_bytes(
-        load_model_config(model),
-        some,
-        precision=recipe.learner.precision,
-        checkpointing=recipe.learner.activation_checkpointing,
-    )
-    return kept * sum(lengths) // sum(some)
+def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> tuple[int, int]:
+    """Of all layers, and of one."""
+    some, config, learner = lengths[: max(1, _TRACED // lengths[0])], load_model_config(model), recipe.learner
+    kept = activation_bytes(config, some, precision=learner.precision, checkpointing=learner.activation_checkpointing)
+    layer = layer_bytes(config, some, precision=learner.precision)
+    return kept * sum(lengths) // sum(some), layer * sum(lengths) // sum(some)
 
 
 def _layout(parallel: "ParallelConfig") -> list[str]:
@@ -151,6 +169,7 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "context": "ranks that share the tokens of a micro-batch",
         "pipeline": "ranks that each hold some of the layers",
         "tensor": "ranks that share every matrix",
+        "expert": "neighbours among the ranks of one copy, which share the experts of every layer",
     }
     return [f"{name} {size}: {said[name]}" for name in said if (size := getattr(parallel, name)) > 1]
 
@@ -172,10 +191,6 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     layers = plan.models["policy"].layers if "policy" in plan.models else 0
     if layers and recipe.parallel.stages > layers:
         found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
-    text = load_model_config(recipe.model).get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    if heads % recipe.parallel.tensor:
-        found.append(f"parallel.tensor = {recipe.parallel.tensor} does not divide the model's {heads} key-value heads")
     if recipe.algorithm.samples_per_task:
         engine = getattr(recipe.generator, "replica", recipe.generator)
         what = engine.cannot_divide(load_model_config(recipe.model)) if hasattr(engine, "cannot_divide") else None

@@ -17,6 +17,7 @@ class StageSize:
     """One kind of rank."""
 
     name: str  # how it goes on after "each rank"
+    rank: int  # its place in the pipeline
     size: ModelSize  # of what it holds
     activations: Fraction  # that it keeps, as a share of those of one micro-batch in the whole model
     borders: int  # over which hidden states, or their gradients, come to it
@@ -27,7 +28,7 @@ def stage_sizes(size: ModelSize, parallel: "ParallelConfig", micro_batches: int)
     no pipeline. ``micro_batches`` of a step pass through it."""
     ranks = parallel.pipeline
     if ranks == 1:
-        yield StageSize("", size, Fraction(1), 0)
+        yield StageSize("", 0, size, Fraction(1), 0)
         return
     names = {0: ", first stage", 1: ", stages between", ranks - 1: ", last stage"}
     for rank, name in sorted(names.items()):
@@ -39,7 +40,7 @@ def stage_sizes(size: ModelSize, parallel: "ParallelConfig", micro_batches: int)
         begun = min(begun, Fraction(micro_batches))
         first, last = rank == 0, rank == ranks - 1
         part, kept = _part(size, layers, first, last), begun * layers / size.layers
-        yield StageSize(name, part, kept, 2 * parallel.stages_per_rank - first - last)
+        yield StageSize(name, rank, part, kept, 2 * parallel.stages_per_rank - first - last)
 
 
 def _part(size: ModelSize, layers: int, first: bool, last: bool) -> ModelSize:
@@ -50,6 +51,7 @@ def _part(size: ModelSize, layers: int, first: bool, last: bool) -> ModelSize:
         parameters=int((size.parameters - size.embedding) * share) + matrix * (first + last),
         experts=int(size.experts * share),
         linear=int(size.linear * share),
+        embedding=matrix * (first + last),
         adapters=int(size.adapters * share),
         layers=layers,
         vocabulary=size.vocabulary if last else 0,

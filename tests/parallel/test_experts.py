@@ -1,0 +1,252 @@
+"""Mixtures of experts: wherever their experts are and wherever tokens are routed from, they learn what one process
+does. What is compared, and on what batches, is said in ``test_layouts.py``."""
+
+import asyncio
+import json
+import shutil
+from itertools import pairwise
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.learner.parts import PolicyGradient, assert_close
+from tests.parallel.cases import Case, Said, build, gathered, score, score_all, train, train_all
+from tests.parallel.ranks import on_ranks
+from tests.parallel.test_layouts import check, far
+from tests.parallel.test_saving import folders, go_on
+from tests.parallel.test_together import micro, refused
+from tests.tiny import tiny_tokenizer
+from whet.checkpoint.export import export
+from whet.checkpoint.store import CheckpointStore
+from whet.errors import WhetError
+from whet.models.config import LoraSettings, ModelConfig
+from whet.models.loading import load_model
+from whet.parallel.config import ParallelConfig
+from whet.parallel.parameters import local
+from whet.types import Distribution
+
+EXPERT = {"fsdp": 2, "expert": 2}
+BOTH = {"fsdp": 4, "expert": 2}
+RECOMPUTED = {"activation_checkpointing": True}
+TOP_P = Distribution(temperature=0.7, top_p=0.9)
+
+QUICK = {
+    "expert, lora": ("moe", EXPERT, {"lora": True}),
+    "expert, in tensor": ("moe", {"tensor": 2, "expert": 2}, {}),
+}
+THOROUGH_2 = {
+    "fsdp": ("moe", {"fsdp": 2}, {}),
+    "expert": ("moe", EXPERT, {}),
+    "expert, in tensor, lora": ("moe", {"tensor": 2, "expert": 2}, {"lora": True}),
+    "fsdp, lora": ("moe", {"fsdp": 2}, {"lora": True}),
+    "fsdp, recomputed": ("mixtral", {"fsdp": 2}, {"learner": RECOMPUTED}),
+    "expert, recomputed": ("moe", EXPERT, {"learner": RECOMPUTED}),
+    "expert, lora, recomputed": ("mixtral", EXPERT, {"lora": True, "learner": RECOMPUTED}),
+    "expert, offload": ("moe", EXPERT | {"cpu_offload": True}, {}),
+    "expert, an idle rank": ("mixtral", EXPERT, {"max_tokens": 10_000}),
+    "expert, value": ("moe", EXPERT, {"loss": "value"}),
+    "expert, top-p": ("mixtral", EXPERT, {"distribution": TOP_P, "loss": "entropy"}),
+    "expert, in context": ("moe", {"context": 2, "expert": 2}, {}),
+    "tensor": ("moe", {"tensor": 2}, {"loss": "entropy"}),
+    "tensor, lora": ("mixtral", {"tensor": 2}, {"lora": True}),
+    "tensor, recomputed": ("mixtral", {"tensor": 2}, {"learner": RECOMPUTED}),
+    "expert, in tensor, lora, recomputed": (
+        "mixtral",
+        {"tensor": 2, "expert": 2},
+        {"lora": True, "learner": RECOMPUTED},
+    ),
+    "replicas": ("moe", {"replicas": 2}, {}),
+}
+THOROUGH_4 = {
+    "fsdp": ("moe", {"fsdp": 4}, {"max_tokens": 60}),
+    "fewer experts than ranks": ("two experts", {"fsdp": 4}, {}),
+    "expert and fsdp": ("moe", BOTH, {}),
+    "expert and fsdp, lora": ("mixtral", BOTH, {"lora": True}),
+    "expert and fsdp, recomputed": ("mixtral", BOTH, {"learner": RECOMPUTED}),
+    "an expert of two ranks": ("two experts", BOTH, {}),
+    "expert 4": ("moe", {"fsdp": 4, "expert": 4}, {}),
+    "expert and replicas": ("moe", {"replicas": 2, **EXPERT}, {}),
+    "expert, fsdp and tensor": ("moe", {"fsdp": 2, "tensor": 2, "expert": 2}, {}),
+    "expert 4, fsdp and tensor": ("mixtral", {"fsdp": 2, "tensor": 2, "expert": 4}, {"learner": RECOMPUTED}),
+    "expert, fsdp and tensor, lora": ("moe", {"fsdp": 2, "tensor": 2, "expert": 2}, {"lora": True}),
+    "expert, context and fsdp": ("moe", {"fsdp": 2, "context": 2, "expert": 4}, {"loss": "entropy"}),
+    "expert, fsdp and pipeline": ("mixtral", {"pipeline": 2, **EXPERT}, {}),
+    "expert, tensor and pipeline": ("mixtral", {"pipeline": 2, "tensor": 2, "expert": 2}, {}),
+    "expert, fsdp and pipeline, lora": ("moe", {"pipeline": 2, **EXPERT}, {"lora": True, "learner": RECOMPUTED}),
+    "fsdp and tensor": ("mixtral", {"fsdp": 2, "tensor": 2}, {}),
+}
+ROUGH = {
+    "expert": ("deepseek", EXPERT, {}),
+    "expert, lora": ("deepseek", EXPERT, {"lora": True}),
+    "fsdp": ("deepseek", {"fsdp": 2}, {"learner": RECOMPUTED}),
+    "expert, in context": ("deepseek", {"context": 2, "expert": 2}, {}),
+    "experts that no token reaches": ("one-sided", EXPERT, {}),
+}
+"""DeepSeek's router computes in float32, whatever the model is in."""
+
+
+def test_two_ranks_learn_the_same_as_one(models):
+    check(models, QUICK)
+
+
+@pytest.mark.slow
+def test_two_ranks_learn_the_same_as_one_in_every_setting(models):
+    check(models, THOROUGH_2)
+
+
+@pytest.mark.slow
+def test_four_ranks_learn_the_same_as_one(models):
+    check(models, THOROUGH_4)
+
+
+@pytest.mark.slow
+def test_a_router_that_computes_in_float32_learns_nearly_the_same(models):
+    check(models, ROUGH, 2e-5)
+
+
+@pytest.mark.slow
+def test_float32_learns_nearly_the_same(models):
+    single = {"learner": {"precision": "float32"}}
+    check(models, {"expert": ("moe", EXPERT, single), "tensor": ("mixtral", {"tensor": 2}, single)}, 5e-6)
+
+
+@pytest.mark.slow
+def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
+    narrow = {"precision": "bfloat16"}
+    layouts = {"fsdp": 2}, EXPERT
+    spread = on_ranks(2, train_all, [Case(models["moe"], layout, learner=narrow) for layout in layouts])[0]
+    exact, alone = train("", 0, Case(models["moe"])), train("", 0, Case(models["moe"], learner=narrow))
+    own = [relative_error(said, exact) for said in (alone, *spread)]
+    assert 0.001 < own[0] < 0.2
+    assert all(error < 1.5 * own[0] for error in own[1:])
+    for said in spread:
+        for name, column in alone.scored.items():
+            there = said.scored[name] != 0  # this shard's tokens
+            assert there.any()
+            assert torch.equal(said.scored[name][there], column[there]), name
+
+
+def relative_error(said: Said, exact: Said) -> float:
+    """Of all gradients of the first step together."""
+    wrong = sum(((said.gradients[name] - g) ** 2).sum() for name, g in exact.gradients.items())
+    return float(wrong / sum((g**2).sum() for g in exact.gradients.values())) ** 0.5
+
+
+@pytest.mark.slow
+def test_every_rank_keeps_only_its_part(models):
+    for name, layouts in {
+        "mixtral": [{"fsdp": 4}, BOTH, {"fsdp": 4, "expert": 4}, {"fsdp": 2, "tensor": 2, "expert": 2}],
+        "two experts": [{"fsdp": 4}, BOTH, {"tensor": 2, "fsdp": 2}],
+    }.items():
+        [total] = experts_held("", 0, [Case(models[name])])
+        for shares in zip(*on_ranks(4, experts_held, [Case(models[name], layout) for layout in layouts]), strict=True):
+            assert shares == (total / 4,) * 4
+
+
+def experts_held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
+    """Numbers that this rank keeps of all experts."""
+    workers = [build(case, rendezvous, rank) for case in cases]
+    return [sum(local(p).numel() for name, p in w._named_parameters() if ".experts." in name) for w in workers]
+
+
+@pytest.mark.slow
+def test_what_only_scores_is_spread_too(models):
+    narrow = {"precision": "bfloat16"}
+    for learner, tolerance in (({}, 1e-12), (narrow, 0.0)):
+        case = Case(models["moe"], EXPERT, trains=False, learner=learner)
+        said = [answers[0] for answers in on_ranks(2, score_all, [case])]
+        for name, expected in score(case.one_rank(), build(case.one_rank(), "", 0)).items():
+            assert not list(far(name, {name: expected}, {name: said[0][name] + said[1][name]}, tolerance))
+
+
+def skip_once(rendezvous: str, rank: int, case: Case) -> tuple[bool, bool]:
+    """Whether a step that is bad on the last shard only is skipped, and leaves the weights alone."""
+    worker = build(case, rendezvous, rank)
+    before = gathered(worker)
+    update = worker.update(micro(case, 0, worker, poisoned=worker.seat.shards - 1), PolicyGradient())
+    return update.skipped, all(torch.equal(tensor, before[name]) for name, tensor in gathered(worker).items())
+
+
+def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models):
+    assert on_ranks(2, skip_once, Case(models["moe"], EXPERT)) == [(True, True)] * 2
+
+
+def test_a_learner_goes_on_over_one_and_two_ranks_and_one(models, tmp_path):
+    """The weights come back to the last bit, and the steps are those of a learner that never stopped."""
+    first, second = folders(tmp_path, "1", "2")
+    one, two = Case(models["moe"]), Case(models["moe"], EXPERT)
+    _, straight, _ = go_on("", 0, one, None, None, range(3))
+    said = [go_on("", 0, one, None, first, range(1)), on_ranks(2, go_on, two, first, second, range(1, 3))[0]]
+    said.append(go_on("", 0, one, second, None, range(0)))
+    for (_, saved, _), (loaded, _, _) in pairwise(said):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
+    assert_close(straight, said[-1][1], 1e-12)
+
+
+@pytest.mark.slow
+def test_a_learner_goes_on_with_other_ranks(models, tmp_path):
+    first, second, third = folders(tmp_path, "2", "4", "tensor")
+    layouts = BOTH, {"fsdp": 2, "tensor": 2, "expert": 2}, {"fsdp": 4}
+    cases = [Case(models["two experts"], layout) for layout in layouts]
+    said = [on_ranks(4, go_on, cases[0], None, first, range(1))[0]]
+    said.append(on_ranks(4, go_on, cases[1], first, second, range(1, 2))[0])
+    said.append(on_ranks(4, go_on, cases[2], second, third, range(2, 3))[0])
+    said.append(go_on("", 0, cases[0].one_rank(), third, None, range(0)))
+    for (_, saved, _), (loaded, _, _) in pairwise(said):
+        assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
+
+
+@pytest.mark.slow
+def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
+    """Each expert under the names that its family's checkpoints have."""
+    base, run, [shards] = tmp_path / "base", tmp_path / "run", folders(tmp_path, "shards")
+    shutil.copytree(models["moe"], base)
+    tiny_tokenizer().save_pretrained(base)
+    case = Case(base, EXPERT, learner={"precision": "float32"})
+    _, weights, _ = on_ranks(2, go_on, case, None, shards, range(1))[0]
+    store = CheckpointStore(run / "checkpoints")
+    asyncio.run(store.save(1, lambda folder: shutil.copytree(shards, folder / "policy") and None, {}))
+    recipe = {"model": {"path": str(base)}, "chat_template": None}
+    (run / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+    export(run, tmp_path / "out")
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    inside = "model.layers.1.mlp.experts"
+    assert torch.equal(written[f"{inside}.3.down_proj.weight"], weights[f"{inside}.down_proj"][3])
+    assert torch.equal(written[f"{inside}.2.up_proj.weight"], weights[f"{inside}.gate_up_proj"][2].chunk(2)[1])
+
+
+def test_what_cannot_be_spread_is_refused_on_every_rank(models):
+    cases = [
+        Case(models["llama"], EXPERT),
+        Case(models["deepseek"], {"tensor": 2}),
+        Case(models["moe"], {"tensor": 2, "sequence_parallel": False}),
+    ]
+    for messages in on_ranks(2, refused, cases):
+        assert "LlamaModel has no experts that could be spread; set parallel.expert to 1" in messages[0]
+        assert "its plan of tensor parallelism does not name" in messages[1]
+        assert "parallel.sequence_parallel must be true" in messages[2]
+
+
+@pytest.mark.slow
+def test_a_size_that_does_not_divide_the_experts_is_refused(models):
+    odd = [Case(models["two experts"], {"fsdp": 4, "expert": 4})]
+    assert all("does not divide the 2 experts of MixtralModel" in said[0] for said in on_ranks(4, refused, odd))
+
+
+def test_experts_borrow_ranks_that_are_there():
+    assert ParallelConfig(fsdp=2, context=2, tensor=2, replicas=3, expert=8).ranks == 24
+    with pytest.raises(ValueError, match="expert = 4 does not divide fsdp x context x tensor = 2"):
+        ParallelConfig(fsdp=2, replicas=2, expert=4)
+
+
+def test_adapters_go_to_what_is_not_an_expert(models):
+    def adapted(targets: object) -> set[str]:
+        config = ModelConfig(path=str(models["moe"]), lora=LoraSettings(rank=2, target_modules=targets))
+        names = (name for name, _ in load_model(config, dtype=torch.float32).named_parameters())
+        return {name.split(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}
+
+    assert adapted("all-linear") == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert adapted(["q_proj"]) == {"q_proj"}
+    with pytest.raises(WhetError, match="up_proj are, or have the names of, layers of routed experts"):
+        adapted(["q_proj", "up_proj"])

@@ -1,0 +1,108 @@
+"""What a layout is said to hold is what its ranks hold, and it takes no ranks to say so."""
+
+import resource
+import time
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from transformers import DeepseekV3Config
+
+from tests.parallel.cases import Case, build
+from tests.parallel.conftest import models  # noqa: F401
+from tests.parallel.ranks import on_ranks
+from whet.errors import WhetError
+from whet.models.config import LoraSettings, ModelConfig
+from whet.parallel.config import ParallelConfig
+from whet.parallel.parameters import local
+from whet.plan.layout import Layout, lay_out
+from whet.plan.memory import Held
+
+LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("llama", {"fsdp": 4}, {}),
+    ("qwen", {"fsdp": 2, "tensor": 2}, {"lora": True}),
+    ("qwen", {"replicas": 2, "context": 2}, {"learner": {"precision": "bfloat16"}, "trains": False}),
+    ("qwen", {"replicas": 2, "fsdp": 2}, {"loss": "value"}),
+    ("moe", {"fsdp": 4}, {}),
+    ("moe", {"fsdp": 4, "expert": 2}, {"lora": True}),
+    ("moe", {"replicas": 2, "fsdp": 2, "expert": 2}, {"learner": {"precision": "bfloat16"}, "trains": False}),
+    ("two experts", {"fsdp": 4, "expert": 2}, {}),
+    ("mixtral", {"fsdp": 2, "tensor": 2, "expert": 4}, {}),
+    ("mixtral", {"fsdp": 2, "tensor": 2}, {}),
+    ("mixtral", {"pipeline": 2, "tensor": 2, "expert": 2}, {}),
+    ("moe", {"fsdp": 2, "pipeline": 2, "expert": 2}, {"lora": True}),
+    ("qwen", {"replicas": 2, "pipeline": 2}, {}),
+]
+
+
+def held(rendezvous: str, rank: int, cases: list[Case]) -> list[Held]:
+    found = []
+    for case in cases:
+        parts = list(build(case, rendezvous, rank).scorer.parameters())
+        trained = sum(local(p).numel() for p in parts if p.requires_grad)
+        found.append(Held(sum(local(p).numel() * p.element_size() for p in parts), trained))
+    return found
+
+
+def laid_out(case: Case, stage: int = 0) -> Layout:
+    model = ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None)
+    precision = case.learner.get("precision", "float64")
+    value = case.loss == "value"
+    parallel = ParallelConfig(**case.parallel)
+    return lay_out(model, parallel, precision, train=case.trains, value_head=value, stage=stage)
+
+
+@pytest.mark.slow
+def test_every_rank_holds_what_its_rehearsal_says(models):  # noqa: F811
+    cases = [Case(models[name], parallel, **more) for name, parallel, more in LAYOUTS]
+    real = on_ranks(4, held, cases)
+    for index, case in enumerate(cases):
+        parallel = ParallelConfig(**case.parallel)
+        stages = [laid_out(case, stage) for stage in range(parallel.pipeline)]
+        said = [stages[rank // parallel.tensor % parallel.pipeline].held(rank) for rank in range(4)]
+        assert said == [answers[index] for answers in real], LAYOUTS[index]
+
+
+def test_parts_add_up_to_the_model_and_the_first_rank_has_most(models):  # noqa: F811
+    [whole] = held("", 0, [Case(models["moe"])])
+    layout = laid_out(Case(models["moe"], {"fsdp": 6, "expert": 2}))
+    each = [layout.held(rank) for rank in range(6)]
+    assert sum(one.weights for one in each) == whole.weights
+    assert sum(one.trained for one in each) == whole.trained
+    assert each[0] == max(each, key=lambda one: one.weights) != each[-1]
+    assert not dist.is_initialized(), "a rehearsal leaves nothing behind"
+
+
+def test_what_would_be_refused_is_refused(models):  # noqa: F811
+    with pytest.raises(WhetError, match="does not divide the 4 experts"):
+        laid_out(Case(models["moe"], {"fsdp": 16, "expert": 16}))
+    with pytest.raises(WhetError, match="does not divide num_key_value_heads = 2"):
+        laid_out(Case(models["llama"], {"tensor": 4}))
+    assert not dist.is_initialized()
+
+
+def inside(rendezvous: str, rank: int, case: Case) -> str:
+    build(case, rendezvous, rank)
+    with pytest.raises(WhetError) as caught:
+        laid_out(case)
+    return str(caught.value)
+
+
+def test_a_rank_can_not_rehearse_others(models):  # noqa: F811
+    assert all(
+        "one of several ranks already" in said for said in on_ranks(2, inside, Case(models["llama"], {"fsdp": 2}))
+    )
+
+
+@pytest.mark.slow
+def test_671_billion_parameters_over_2048_ranks(tmp_path):
+    """From the config file alone, in seconds and in little memory."""
+    DeepseekV3Config().save_pretrained(tmp_path)
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    parallel = ParallelConfig(fsdp=1024, context=2, expert=64)
+    layout = lay_out(ModelConfig(path=str(tmp_path)), parallel, "bfloat16", train=True)
+    each = [layout.held(rank) for rank in range(2048)]
+    assert time.process_time() - begun < 120
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+    assert sum(one.trained for one in each) == 671_026_404_352
+    assert max(one.weights for one in each) == each[0].weights == pytest.approx(4 * 671.03e9 / 2048, rel=0.01)

@@ -1,0 +1,130 @@
+"""Expert parallelism: the experts of a layer are spread over ranks that otherwise have data, tokens or matrices of
+their own, and tokens travel to them and back by all-to-all (GShard, arXiv 2006.16668; the layout is torchtitan's).
+
+Of the ranks that hold one copy of the model, ``expert`` neighbours each have a part of every layer's experts. What is
+left of them, the ``copies`` of an expert, cut its parameters further (FSDP) and sum its gradients. Tensor parallelism
+cuts no expert: each of its ranks routes its own part of the tokens. Knows no learner.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from whet.errors import WhetError
+from whet.models.experts import Compute, experts_of
+from whet.models.forest_attention import decoder_of
+from whet.parallel.config import ParallelConfig
+from whet.parallel.mesh import Ranks
+
+
+def check_experts(model: nn.Module, config: ParallelConfig) -> bool:
+    """Whether ``model`` has experts. Raises ``WhetError`` where they can't be spread in this way."""
+    decoder = decoder_of(model)
+    name, found = type(decoder).__name__, dict(experts_of(decoder))
+    if config.expert > 1 and not found:
+        raise WhetError(f"{name} has no experts that could be spread; set parallel.expert to 1")
+    for module in found.values():
+        count = next(module.parameters(recurse=False)).shape[0]
+        if count % config.expert:
+            raise WhetError(
+                f"parallel.expert = {config.expert} does not divide the {count} experts of {name}; choose another size"
+            )
+    if found and config.tensor > 1 and not config.sequence_parallel:
+        raise WhetError(
+            f"{name} is a mixture of experts: with parallel.tensor each rank routes its own tokens, so "
+            "parallel.sequence_parallel must be true"
+        )
+    return bool(found)
+
+
+def routed(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of the decoder, by name, that see each token on one rank only where tensor parallelism is used: the
+    experts and, beside them, what holds parameters of its own (the router)."""
+    decoder = decoder_of(model)
+    found = dict(experts_of(decoder))
+    for block in {name.rpartition(".")[0] for name in found}:
+        for name, module in decoder.get_submodule(block).named_children():
+            if any(True for _ in module.parameters(recurse=False)):
+                found[f"{block}.{name}"] = module
+    return found
+
+
+def spread_experts(model: nn.Module, ranks: Ranks) -> list[tuple[nn.Module, DeviceMesh]]:
+    """Cut the experts of ``model``, which ``check_experts`` has let pass, in place. Returns the modules that FSDP must
+    shard over other ranks than the rest of their layer, and over which. All ranks must call this together, also those
+    whose layers have no experts."""
+    expert, tensor = ranks.config.expert, ranks.config.tensor
+    if expert == 1 and tensor == 1:
+        return []
+    mesh, everybody = ranks.experts(expert), ranks.experts(1) if tensor > 1 else None
+    copies = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != "expert")]
+    apart: list[tuple[nn.Module, DeviceMesh]] = []
+    experts = {id(module) for _, module in experts_of(model)}
+    for module in routed(model).values():
+        if id(module) in experts:
+            if expert > 1:
+                _share(module, mesh["expert"])
+            apart.append((module, copies))
+        elif everybody is not None:
+            apart.append((module, everybody))
+    return apart
+
+
+def _share(module: nn.Module, mesh: DeviceMesh) -> None:
+    """Keep this rank's part of the experts, and have tokens travel."""
+    count = 0
+    for name, parameter in list(module.named_parameters(recurse=False)):
+        spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+        setattr(module, name, nn.Parameter(spread, requires_grad=parameter.requires_grad))
+        count = spread.shape[0]
+    module.whet_exchange = AllToAll(mesh.get_group(), count)  # type: ignore[assignment]
+
+
+def placement(parameter: nn.Parameter, shards: int) -> Shard:
+    """Along which dimension FSDP cuts a parameter over ``shards`` ranks. Where there are fewer experts than ranks, each
+    expert is cut; anything else is cut by rows."""
+    own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    even = (dim for dim in range(own.ndim) if own.shape[dim] % shards == 0)
+    return Shard(next(even, 0) if own.ndim > 2 else 0)
+
+
+class AllToAll:
+    """An ``Exchange`` over the ranks of ``group``, which have equal parts of the experts, in order."""
+
+    def __init__(self, group: dist.ProcessGroup, experts: int) -> None:
+        self.group, self.experts = group, experts
+
+    def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        tokens, choices = chosen.shape
+        order = chosen.flatten().argsort(stable=True)  # by expert, hence by the rank that has it
+        wanted = torch.bincount(chosen.flatten(), minlength=self.experts).view(self.group.size(), -1)
+        asked = torch.empty_like(wanted)  # of each rank (a row) for each expert that is here
+        dist.all_to_all_single(asked, wanted, group=self.group)
+        sent, received = wanted.sum(1).tolist(), asked.sum(1).tolist()
+        rows = _Move.apply(hidden[order // choices], sent, received, self.group)
+        own = torch.arange(asked.shape[1], device=asked.device).repeat(len(asked)).repeat_interleave(asked.flatten())
+        rows = compute(rows, own[:, None], rows.new_ones(len(own), 1))
+        rows = _Move.apply(rows, received, sent, self.group)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        return (rows[back].view(tokens, choices, -1) * weights[..., None]).sum(1)
+
+
+class _Move(torch.autograd.Function):
+    """Rows, sorted by rank, ``sent`` to each and ``received`` from each; gradients go the other way. A rank that gets
+    no row takes part all the same, and gives its experts a gradient of zero."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.back = (received, sent, group)
+        there = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(there, rows.contiguous(), received, sent, group=group)
+        return there
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _Move.apply(grads[0], *ctx.back), None, None, None
