@@ -11,9 +11,7 @@ from whet.types import Distribution
 _PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from torch import Tensor
+    from collections.abc import AsyncIterator
 
     from whet.cluster.base import Cluster
     from whet.data.renderer import Renderer
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from whet.learner.learner import WorkerLearner
     from whet.recipe import Recipe
     from whet.weights.base import WeightSync
+    from whet.weights.parcel import Named
 
 
 def build_renderer(recipe: "Recipe") -> "Renderer":
@@ -44,11 +43,9 @@ def build_sync(recipe: "Recipe", generator: "Generator", text: list[int]) -> "We
     from whet.generators.router import Router
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
-    from whet.weights.replicas import ReplicasSync
 
-    if isinstance(generator, Router):
-        return ReplicasSync([build_sync(recipe, replica, text) for replica in generator.replicas])
-    if not hasattr(generator, "call"):  # its weights are in this process
+    one = generator.replicas[0] if isinstance(generator, Router) else generator
+    if not hasattr(one, "call"):  # its weights are in this process
         return InProcessSync(recipe.weights, text)
     sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
@@ -56,20 +53,20 @@ def build_sync(recipe: "Recipe", generator: "Generator", text: list[int]) -> "We
     return EngineSync(recipe.weights, repeated, Distribution(temperature=sampling.distribution.temperature))
 
 
-def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, Tensor]]":
+def trained_weights(recipe: "Recipe", run: Path | None) -> "Named":
     """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
     import torch
 
     from whet.checkpoint.policy import load_policy
     from whet.checkpoint.store import CheckpointStore
-    from whet.learner.named_weights import named_weights
+    from whet.learner.named_weights import FullWeights
     from whet.models.loading import load_model
 
     if run is None:
         plain = recipe.model.model_copy(update={"lora": None})
-        return named_weights(load_model(plain, dtype=torch.float32, train=False))
+        return FullWeights(load_model(plain, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
-    return named_weights(load_policy(store.load(), recipe.model))
+    return FullWeights(load_policy(store.load(), recipe.model))
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from whet.batch import Batch
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
+from whet.weights.parcel import Opening, Parcel, Sending
 
 
 @dataclass(slots=True)
@@ -51,8 +52,16 @@ class Learner(Protocol):
         """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
         ...
 
-    async def named_weights(self) -> list[tuple[str, Tensor]]:
-        """The full current weights, LoRA merged, under the names of the plain Hugging Face model."""
+    async def begin_weights(self, sending: Sending) -> Opening:
+        """Start to hand out the full current weights, LoRA merged, under the names of the plain Hugging Face model."""
+        ...
+
+    async def next_weights(self) -> Parcel | None:
+        """The next bucket of them, as ``begin_weights`` was told; None at the end."""
+        ...
+
+    async def end_weights(self) -> None:
+        """Whoever took them is done."""
         ...
 
     async def save(self, folder: Path) -> None:

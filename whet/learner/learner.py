@@ -19,6 +19,7 @@ from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.packing import MicroBatch, pack
+from whet.weights.parcel import Opening, Parcel, Sending
 
 _OF_THE_MODEL = frozenset({"entropy", "topk"})  # needs of a loss that the forward pass fills, not a column
 _COLUMNS = frozenset(column.name for column in fields(Batch))
@@ -81,11 +82,17 @@ class WorkerLearner:
         logprobs = _in_order(len(batch), kept, micro, [one for answer in answers for one in answer.logprobs])
         return Update(_metrics(answers, int(batch.trained.sum()), len(micro)), logprobs)
 
-    async def named_weights(self) -> list[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the full current weights, LoRA merged, a tied head included. The tensors may
-        be the model's own: copy what must outlive the next update."""
-        weights: list[tuple[str, Tensor]] = (await self._group.call("collect_weights"))[0]
-        return weights
+    async def begin_weights(self, sending: Sending) -> Opening:
+        """See ``Learner``. A tied head is among them."""
+        opening: Opening = (await self._group.call("begin_weights", sending))[0]
+        return opening
+
+    async def next_weights(self) -> Parcel | None:
+        parcel: Parcel | None = (await self._group.call("next_weights"))[0]
+        return parcel
+
+    async def end_weights(self) -> None:
+        await self._group.call("end_weights")
 
     async def save(self, folder: Path) -> None:
         await self._group.call("save", folder)

@@ -1,0 +1,111 @@
+"""What a learner's worker has beyond one step: its weights, which it hands out, and its state, which it saves and
+loads. Of several ranks all do each of these together."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.cluster.base import Seat
+from whet.cluster.rendezvous import LOOPBACK
+from whet.errors import WhetError
+from whet.learner.named_weights import FullWeights
+from whet.learner.state import SaveUnderWay, changing, load_state, save_state
+from whet.parallel.mesh import Ranks
+from whet.parallel.parameters import whole
+from whet.weights.parcel import Opening, Parcel, Sending
+from whet.weights.sender import Sender
+
+if TYPE_CHECKING:
+    from whet.learner.scorer import Scorer
+    from whet.learner.worker import WorkerConfig
+
+
+class Keeping:
+    """A part of ``LearnerWorker``, whose attributes these are."""
+
+    config: "WorkerConfig"
+    seat: Seat
+    device: torch.device
+    ranks: Ranks | None
+    scorer: "Scorer"
+    optimizer: torch.optim.Optimizer | None
+    matmul_precision: str
+    step: int
+    skipped: int
+    skipped_in_a_row: int
+    sender: Sender | None = None  # of weights to generators
+    saving: SaveUnderWay | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The language model, or PEFT's wrap of it."""
+        return self.scorer.model
+
+    # Weights
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
+        it together: each tensor is gathered when its turn comes, and every rank gets it."""
+        return self._full_weights().tensors()
+
+    def begin_weights(self, sending: Sending) -> Opening:
+        """Start to send ``named_weights`` from the first rank, a bucket at a time; see ``whet.weights.sender``."""
+        if self.sender is None:
+            host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
+            leaves = self.ranks is not None  # ranks are processes of their own
+            self.sender = Sender(self._full_weights(), self.seat.rank == 0, leaves, host)
+        return self.sender.begin(sending)
+
+    def next_weights(self) -> Parcel | None:
+        """The next bucket; None at the end."""
+        assert self.sender is not None
+        return self.sender.next()
+
+    def end_weights(self) -> None:
+        """Whoever took them is done."""
+        if self.sender is not None:
+            self.sender.end()
+
+    def _full_weights(self) -> FullWeights:
+        return FullWeights(self.model, lambda tensor: whole(tensor, self.device))
+
+    # State
+
+    def save(self, folder: Path) -> None:
+        """Into an existing folder."""
+        save_state(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
+
+    def begin_save(self, folder: Path) -> None:
+        """The same behind training's back: returns once there is a copy. One at a time; ``finish_save`` ends it."""
+        if self.saving is not None:
+            raise WhetError("a save is under way already; finish it first")
+        self.saving = SaveUnderWay(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
+
+    def finish_save(self) -> None:
+        """Wait until what was begun is written. Raises on every rank where one of them failed."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            saving.finish(self.config.learner.deadline)
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "skipped": self.skipped,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "matmul_precision": self.matmul_precision,
+        }
+
+    def load(self, folder: Path) -> None:
+        """Go on exactly where ``save`` was called; a precision of products that was chosen by measuring comes along."""
+        facts = load_state(folder, self._changing(), self.optimizer, self.ranks)
+        self.step, self.skipped = facts["step"], facts["skipped"]
+        self.skipped_in_a_row = facts["skipped_in_a_row"]
+        if self.config.learner.matmul_precision == "auto":
+            self.matmul_precision = facts["matmul_precision"]
+            torch.set_float32_matmul_precision(self.matmul_precision)
+
+    def _changing(self) -> dict[str, Tensor]:
+        return changing({"": self.model, "value_head.": self.scorer.value_head})
