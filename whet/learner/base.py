@@ -68,6 +68,14 @@ class Learner(Protocol):
         """Write weights and optimizer as safetensors plus JSON into an existing folder."""
         ...
 
+    async def begin_save(self, folder: Path) -> None:
+        """The same behind training's back: returns once there is a copy. One at a time."""
+        ...
+
+    async def finish_save(self) -> None:
+        """Return when what was begun is written; the learner can do other things meanwhile. Raises what went wrong."""
+        ...
+
     async def load(self, folder: Path) -> None:
         """Go on exactly where ``save`` was called. Raises ``WhetError`` where the files belong to another model."""
         ...

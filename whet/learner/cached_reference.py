@@ -166,6 +166,12 @@ class CachedReference:
     async def save(self, folder: Path) -> None:
         await self.learner.save(folder)
 
+    async def begin_save(self, folder: Path) -> None:
+        await self.learner.begin_save(folder)
+
+    async def finish_save(self) -> None:
+        await self.learner.finish_save()
+
     async def load(self, folder: Path) -> None:
         await self.learner.load(folder)
 

@@ -84,6 +84,10 @@ class Keeping:
             raise WhetError("a save is under way already; finish it first")
         self.saving = SaveUnderWay(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
 
+    def save_written(self) -> bool:
+        """Whether ``finish_save`` would not have to wait on this rank."""
+        return self.saving is None or self.saving.written
+
     def finish_save(self) -> None:
         """Wait until what was begun is written. Raises on every rank where one of them failed."""
         saving, self.saving = self.saving, None
@@ -106,6 +110,27 @@ class Keeping:
         if self.config.learner.matmul_precision == "auto":
             self.matmul_precision = facts["matmul_precision"]
             torch.set_float32_matmul_precision(self.matmul_precision)
+
+    # Room on the device
+
+    def sleep(self) -> None:
+        """Let the optimizer's moments go to the CPU and gradients go altogether. The model stays: it is what a
+        generator gets its weights from."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+        self._move_moments(torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Bring the moments back."""
+        self._move_moments(None)
+
+    def _move_moments(self, device: torch.device | None) -> None:
+        """None: to where their parameters are."""
+        for parameter, kinds in self.optimizer.state.items() if self.optimizer is not None else ():
+            for kind in kinds.keys() - {"step"}:  # that number is where AdamW keeps it
+                kinds[kind] = kinds[kind].to(device or parameter.device)
 
     def _changing(self) -> dict[str, Tensor]:
         return changing({"": self.model, "value_head.": self.scorer.value_head})
