@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whet.cluster.cores import bind
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.decoder import Counters, Decoder, Request
@@ -39,6 +40,9 @@ class TorchGenerator:
         self.config = config
         self.tokenizer = tokenizer
         self.engine = EngineModel(model, config.fuse)
+        self.cores: Sequence[int] | None = (
+            None  # that the engine thread is bound to; to be set before the first request
+        )
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
         self._changed = threading.Condition()  # guards the fields below
         self._inbox: list[Request] = []
@@ -150,8 +154,11 @@ class TorchGenerator:
 
     def _run(self) -> None:
         try:
-            if self.config.threads is not None:
-                torch.set_num_threads(self.config.threads)
+            if self.cores is not None:
+                bind(self.cores)
+            threads = self.config.threads or (len(self.cores) if self.cores else None)
+            if threads is not None:
+                torch.set_num_threads(threads)
             while self._await_work():
                 ended = self._decoder.step()
                 with self._changed:
@@ -210,6 +217,17 @@ class TorchGenerator:
             self._decoder.forget_prefixes()
             self.engine.weights_changed()
             self._decoder.version = version
+            self._paused = False
+            self._progress = time.monotonic()
+            self._changed.notify_all()
+
+    async def sleep(self) -> None:
+        """As ``pause``: what it holds stays where it is."""
+        await self.pause()
+
+    async def wake(self) -> None:
+        """Go on where ``sleep`` left off."""
+        with self._changed:
             self._paused = False
             self._progress = time.monotonic()
             self._changed.notify_all()

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from whet.cluster.lease import Devices
 from whet.errors import WhetError
 from whet.generators.router import Router
 from whet.learner.base import Learner
@@ -11,6 +12,7 @@ from whet.metrics import Metrics
 from whet.weights.parcel import Named
 
 T = TypeVar("T")
+NOBODY_SHARES = Devices({}, shared=False)
 
 
 class WeightSync(Protocol):

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 import torch
 
+from whet.cluster.lease import Devices
 from whet.errors import RefitError
 from whet.generators.base import Completion, Generator, SamplingParams
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.seeds import derive_seed
 from whet.types import Distribution
-from whet.weights.base import of_each, replicas
+from whet.weights.base import NOBODY_SHARES, of_each, replicas
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing
 from whet.weights.local import LocalSource, Relay
@@ -50,8 +51,14 @@ class EngineSync:
     continues, under ``distribution``: long enough to fill a block of the engine's prefix cache, so that a kept cache
     shows."""
 
-    def __init__(self, config: WeightSyncConfig, text: list[int], distribution: Distribution | None = None) -> None:
-        self.config, self.text = config, text
+    def __init__(
+        self,
+        config: WeightSyncConfig,
+        text: list[int],
+        distribution: Distribution | None = None,
+        devices: Devices | None = None,
+    ) -> None:
+        self.config, self.text, self.devices = config, text, devices or NOBODY_SHARES
         self.distribution = distribution or Distribution()
         self._known: str | None = None  # what the engines were told of how weights are packed and come
         self._sender: WeightSource | None = None  # to whom they were told that
@@ -59,12 +66,14 @@ class EngineSync:
     async def publish(self, learner: Learner, generator: Any, version: int) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (how long nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
-        metrics = await self._refit(learner, generator, version)
-        if not self.config.probe:
-            return metrics
-        sampled = await of_each(replicas(generator), lambda engine, _: self._sample(engine, version))
-        for engine, completion in zip(replicas(generator), sampled, strict=True):
-            metrics.merge(await self._compare(learner, engine, completion))
+        async with self.devices.lent_to("generation"):
+            metrics = await self._refit(learner, generator, version)
+            if not self.config.probe:
+                return metrics
+            sampled = await of_each(replicas(generator), lambda engine, _: self._sample(engine, version))
+        async with self.devices.lent_to("learning"):
+            for engine, completion in zip(replicas(generator), sampled, strict=True):
+                metrics.merge(await self._compare(learner, engine, completion))
         return metrics
 
     async def load(self, weights: Named, generator: Any, version: int) -> Metrics:

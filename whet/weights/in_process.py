@@ -11,11 +11,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from whet.cluster.lease import Devices
 from whet.errors import RefitError
 from whet.generators.base import Generator
 from whet.learner.base import Learner
 from whet.metrics import Metrics
-from whet.weights.base import of_each, replicas
+from whet.weights.base import NOBODY_SHARES, of_each, replicas
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.local import LocalSource
@@ -40,20 +41,21 @@ class InProcessSync:
     """Publishes the weights of a learner to a generator in the same process, or to those behind a router. The last
     tokens of ``text`` are what the probe compares log-probs of; the rest is their prompt. At least two tokens."""
 
-    def __init__(self, config: WeightSyncConfig, text: list[int]) -> None:
+    def __init__(self, config: WeightSyncConfig, text: list[int], devices: Devices | None = None) -> None:
         count = min(config.probe_tokens, len(text) - 1)
-        self.config = config
+        self.config, self.devices = config, devices or NOBODY_SHARES
         self.prompt, self.tokens = text[:-count], text[-count:]
 
     async def publish(self, learner: Learner, generator: Any, version: int) -> Metrics:
         """See ``WeightSync``."""
-        await generator.pause()
-        await self._write(learner, replicas(generator))
-        metrics = Metrics()
-        if self.config.probe:
-            for one in replicas(generator):
-                metrics.merge(await self._probe(learner, one))
-        await generator.resume(version)
+        async with self.devices.lent_to("generation"):  # the learner's part of the probe too: nobody samples meanwhile
+            await generator.pause()
+            await self._write(learner, replicas(generator))
+            metrics = Metrics()
+            if self.config.probe:
+                for one in replicas(generator):
+                    metrics.merge(await self._probe(learner, one))
+            await generator.resume(version)
         return metrics
 
     async def load(self, weights: Named, generator: Any, version: int) -> Metrics:
