@@ -40,8 +40,7 @@ class TorchGenerator:
         self.config = config
         self.tokenizer = tokenizer
         self.engine = EngineModel(model, config.fuse)
-        self.cores: Sequence[int] | None = (
-            None  # that the engine thread is bound to; to be set before the first request
+        self.cores: Sequence[int] | None = None  # that its engine thread is bound to
         )
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
         self._changed = threading.Condition()  # guards the fields below
