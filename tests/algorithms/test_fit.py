@@ -38,6 +38,10 @@ def recipe(algorithm: dict[str, Any], **changes: Any) -> Recipe:
         ("kto", "dpo", "loss = dpo learns from pairs of replies, and .* has single replies"),
         ("online_dpo", "policy", "needs advantages, which"),
         ("online_dpo", "kto", "loss = kto learns from single replies, and .* has pairs"),
+        ("grpo", "dpo", "loss = dpo learns from pairs"),
+        ("grpo", "simpo", "loss = simpo learns from pairs of replies, and .* has single tokens or single replies"),
+        ("rloo", "orpo", "loss = orpo learns from pairs"),
+        ("prime", "simpo", "loss = simpo learns from pairs"),
         ("reward_model", "policy", "bradley_terry or score_regression"),
         ("reward_model", "simpo", "bradley_terry or score_regression"),
     ],
@@ -47,6 +51,13 @@ def test_a_loss_of_another_kind_of_data_is_refused(tmp_path: Path, algorithm: st
     data = {"data": {"type": ROWS[algorithm], "path": str(path)}} if algorithm in ROWS else {}
     with pytest.raises(ConfigError, match=why):
         recipe(settings, **data)
+
+
+@pytest.mark.parametrize("advantage", ["group", "reinforce_plus_plus", {"type": "teacher", "reward": "group"}])
+def test_a_critic_needs_an_advantage_that_has_returns(advantage: Any) -> None:
+    with pytest.raises(ConfigError, match=r"needs .*returns"):
+        recipe({"type": "ppo", "group_size": 2, "minibatches": 1, "advantage": advantage})
+    assert "returns" in recipe({"type": "ppo", "minibatches": 1, "advantage": "gae"}).algorithm.fills
 
 
 @pytest.mark.parametrize("loss", ["bradley_terry", "score_regression"])

@@ -15,10 +15,16 @@ def test_a_missing_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):
     assert found["whet_no_such_extra"].advice == 'pip install "whet[wandb]"'
 
 
-def test_memory_and_cores_are_plausible():
+def test_memory_is_plausible():
     total, free = checks.memory_gib()
     assert 0 < free <= total
-    assert checks.usable_cores() >= 1
+
+
+def test_a_containers_share_of_the_processor_counts(monkeypatch, tmp_path):
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    monkeypatch.setattr("whet.cluster.cores.QUOTA", tmp_path / "cpu.max")
+    found = {finding.subject: finding.value for finding in checks.machine()}
+    assert found["cores"].startswith("1 usable of ")
 
 
 @pytest.mark.parametrize(("policy", "state"), [("PASSIVE", "good"), ("passive", "good"), ("ACTIVE", "advice")])

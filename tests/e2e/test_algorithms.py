@@ -136,13 +136,19 @@ SHIPPED = [
     "ppo-quickstart",
     "dapo-quickstart",
     "gspo-quickstart",
+    "prime-quickstart",
+    "rloo-quickstart",
+    "online-dpo-quickstart",
+    "rlhf-reward-model",
 ]
-SHIPPED += ["prime-quickstart"]
 DISTILLATION = ["distillation-quickstart", "distillation-gsm8k"]
+# These differ from others by settings only, and take turns.
+RELATED = ["simpo-gsm8k", "orpo-gsm8k"]
+RELATED += [f"{name}-quickstart" for name in ("dr-grpo", "cispo", "reinforce-plus-plus", "gdpo")]
 
 
 @pytest.mark.parametrize(
-    "name", [*SHIPPED, *DISTILLATION, "rloo-quickstart", "online-dpo-quickstart", "rlhf-reward-model"]
+    "name", [*SHIPPED, *DISTILLATION, *(pytest.param(name, marks=pytest.mark.slow) for name in RELATED)]
 )
 def test_a_recipe_that_comes_along_runs_two_steps(name: str, tiny_model: Path, tmp_path: Path) -> None:
     changes = [f"model.path={tiny_model}", "steps=2", "sinks=[jsonl]", "learner.precision=float32"]

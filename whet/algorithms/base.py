@@ -120,7 +120,9 @@ class Algorithm(Config):
         """What losses and advantages may need: columns that somebody fills, and outputs of the model."""
         said = {"rollout_logprobs", "old_logprobs", "reference_logprobs", "entropy"}
         of_critic = {"values"} if "value" in self.heads.values() else set[str]()
-        of_estimator = {"advantages", "returns"} if self.estimator is not None else set[str]()
+        of_estimator = set[str]()
+        if self.estimator is not None:  # returns come with advantages that are measured from a critic's values
+            of_estimator = {"advantages", "returns"} if "values" in self.estimator.needs else {"advantages"}
         return frozenset(said | of_critic | of_estimator)
 
     @property

@@ -1,13 +1,14 @@
 """GRPO (arXiv 2402.03300) and, by its settings, its family: the reward of an answer is compared with those of the other
 answers to the same task, and the policy moves towards the better ones. No critic."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from whet.algorithms.advantage_registry import ADVANTAGES
 from whet.algorithms.base import Algorithm
 from whet.config import Component
+from whet.losses.base import Unit
 from whet.losses.registry import LOSSES
 from whet.rollouts.filters import FILTERS, Filter
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 class GRPO(Algorithm):
     """Group-relative policy optimisation."""
+
+    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
     group_size: int = Field(8, gt=1)
     """Answers per task."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from whet.cluster.cores import cores
+
 State = Literal["good", "advice", "broken"]
 
 
@@ -58,8 +60,7 @@ def packages() -> Iterator[Finding]:
 
 def machine() -> Iterator[Finding]:
     """Cores, memory, disk and GPUs."""
-    cores = usable_cores()
-    yield Finding("cores", f"{cores} usable of {os.cpu_count()}")
+    yield Finding("cores", f"{cores()} usable of {os.cpu_count()}")
     total, free = memory_gib()
     scarce = free < 3.0
     advice = "SmolLM2-135M trains in about 4 GiB; close other programs or lower the batch size" if scarce else ""
@@ -88,11 +89,11 @@ def threads() -> Iterator[Finding]:
         advice = "export OMP_WAIT_POLICY=PASSIVE: idle threads spin and slow down everything else on these cores"
         yield Finding("OMP_WAIT_POLICY", policy or "not set", "advice", advice)
     count = os.environ.get("OMP_NUM_THREADS", "")
-    cores = usable_cores()
-    if count.isdecimal() and int(count) > cores:
-        yield Finding("OMP_NUM_THREADS", count, "advice", f"export OMP_NUM_THREADS={cores}: more threads than cores")
+    usable = cores()
+    if count.isdecimal() and int(count) > usable:
+        yield Finding("OMP_NUM_THREADS", count, "advice", f"export OMP_NUM_THREADS={usable}: more threads than cores")
     else:
-        yield Finding("OMP_NUM_THREADS", count or f"not set (all {cores} cores)")
+        yield Finding("OMP_NUM_THREADS", count or f"not set (all {usable} cores)")
 
 
 def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
@@ -161,11 +162,6 @@ def recipes_validate(names: list[str]) -> Iterator[Finding]:
             yield Finding(f"recipe {name}", str(error), "broken", f"see: whet show {name}")
     if not broken:
         yield Finding("recipes", f"{', '.join(names) or 'none'}: valid")
-
-
-def usable_cores() -> int:
-    """Cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_gib() -> tuple[float, float]:
