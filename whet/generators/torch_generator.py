@@ -41,7 +41,6 @@ class TorchGenerator:
         self.tokenizer = tokenizer
         self.engine = EngineModel(model, config.fuse)
         self.cores: Sequence[int] | None = None  # that its engine thread is bound to
-        )
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
         self._changed = threading.Condition()  # guards the fields below
         self._inbox: list[Request] = []
