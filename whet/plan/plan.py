@@ -11,7 +11,7 @@ from whet.data.examples import PreferenceRows
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
-from whet.plan.memory import Memory, Shares, generator_memory, learner_memory
+from whet.plan.memory import BYTES, Memory, Shares, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, model_size
 
 if TYPE_CHECKING:
@@ -98,8 +98,9 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
             answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
             prompt=recipe.sampling.max_prompt_tokens,
             answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
+            bucket=int(recipe.weights.bucket_mb * 2**20),
         )
-        plan.refit = held.phases["publish"]["cast"]
+        plan.refit = size.parameters * BYTES[config.dtype]
         plan.processes["this process"].merge(held)
         return
     replicas, engine = getattr(config, "replicas", 1), getattr(config, "replica", config)
