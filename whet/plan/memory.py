@@ -79,8 +79,8 @@ def generator_memory(
     size: ModelSize, config: TorchGeneratorConfig, *, prompts: int, answers: int, prompt: int, answer: int, bucket: int
 ) -> Memory:
     """The in-process generator, with ``answers`` completions of up to ``answer`` tokens to ``prompts`` prompts of up to
-    ``prompt`` tokens under way; weights come ``bucket`` bytes at a time, or the largest tensor alone. On a CPU the linear
-    layers' weights are held twice, once in oneDNN's order."""
+    ``prompt`` tokens under way; weights come ``bucket`` bytes at a time, or the largest tensor alone. On a CPU the
+    linear layers' weights are held twice, once in oneDNN's order."""
     number = BYTES[config.dtype]
     rows = min(config.max_batch, answers)
     each = max(1, answers // max(1, prompts))
