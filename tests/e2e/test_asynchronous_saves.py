@@ -119,6 +119,7 @@ POINTS = ["step.copied:1", "step.copied:2", "checkpoint.half_written:2", "checkp
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("crash_at", POINTS)
 def test_a_kill_while_two_ranks_write_behind_training_loses_nothing_that_was_published(
     tiny_model: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, crash_at: str

@@ -79,7 +79,7 @@ def receive(wire: Broadcast, bucket: int, layout: Layout) -> list[tuple[str, Ten
 
 
 class Collective:
-    """The sender's side: it listens at ``host`` until all have met, nowhere else."""
+    """The sender's side. It listens at ``host``, nowhere else."""
 
     method = "take_broadcast"
 
