@@ -31,7 +31,7 @@ from whet.parallel.config import ParallelConfig
 from whet.recipe import Recipe
 
 ALONE = "one process"
-LAYOUTS = ["parallel.fsdp=2", "parallel.tensor=2", "parallel.context=2"]
+LAYOUTS = ["parallel.fsdp=2", "parallel.tensor=2", "parallel.context=2", "parallel.pipeline=2"]
 
 
 def sizes_of(layout: str) -> ParallelConfig:

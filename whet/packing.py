@@ -98,7 +98,10 @@ def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences)
     shortest = int(torch.where(own > 0, own, len(batch) + 1).argmin())
     part, tokens = batch.select(torch.tensor([shortest]))
-    idle = replace(part, trained=torch.zeros_like(part.trained))
-    if part.weight is not None:
-        idle.weight = torch.zeros_like(part.weight)
-    return MicroBatch(idle, tokens)
+    return MicroBatch(idle(part), tokens)
+
+
+def idle(batch: Batch) -> Batch:
+    """The same tokens, of which none is trained."""
+    weight = None if batch.weight is None else torch.zeros_like(batch.weight)
+    return replace(batch, trained=torch.zeros_like(batch.trained), weight=weight)

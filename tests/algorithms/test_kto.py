@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from tests.algorithms.test_objectives import TwoWorkers, labelled_groups
 from tests.groups import group
 from tests.learner.parts import SMALL, VOCABULARY, cut, whole
+from tests.rows import rows_recipe
 from tests.tiny import tiny_llama
 from whet.algorithms.kto import KTO
 from whet.algorithms.mismatched import mismatched
@@ -135,3 +137,8 @@ def test_no_gradient_flows_through_the_reference_point(workers: dict[str, Any]) 
     learner = workers["language"]
     learner.accumulate(whole(batch), KTO().loss)
     assert any(bool(p.grad.any()) for p in learner._parameters() if p.grad is not None)
+
+
+def test_its_own_loss_fits_its_rows(tmp_path: Path) -> None:
+    made = rows_recipe(tmp_path, "labelled", tmp_path / "rows.jsonl", {"type": "kto", "loss": "kto"})
+    assert made.algorithm.losses["policy"].unit in made.algorithm.units

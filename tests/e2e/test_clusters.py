@@ -30,7 +30,7 @@ def test_a_run_on_another_cluster_gives_the_same_numbers(cluster: str, tiny_mode
 
 
 SAME = ("reward/mean", "loss", "gradient_norm", "answer/length_mean", "mismatch/token_mult_prob_error")
-LAYOUTS = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}]
+LAYOUTS = [{"fsdp": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
 
 
 @pytest.mark.parametrize("layout", [LAYOUTS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in LAYOUTS[1:])])

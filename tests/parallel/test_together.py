@@ -186,7 +186,7 @@ def test_a_rank_that_nobody_meets_says_so():
 
 def test_sizes_must_be_those_of_the_seat(models):
     config = WorkerConfig(model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2, tensor=2))
-    with pytest.raises(WhetError, match="2 fsdp x 1 context x 2 tensor are 4 ranks, 2 to a shard"):
+    with pytest.raises(WhetError, match="2 fsdp x 1 context x 1 pipeline x 2 tensor are 4 ranks, 2 to a shard"):
         LearnerWorker(config, seat_of("127.0.0.1:1", 0, 2, 1))
 
 

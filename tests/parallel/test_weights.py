@@ -62,9 +62,11 @@ def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[
     """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
     worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
     expected = {name: tensor.clone() for name, tensor in worker.named_weights()}
-    whole, tensors = keeping.whole, FullWeights.tensors
-    keeping.whole = lambda tensor, device: alive.watch(whole(tensor, device))
-    FullWeights.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
+    kind = keeping.OfAllStages if "pipeline" in case.parallel else FullWeights
+    whole, tensors = keeping.whole, kind.tensors
+    if kind is FullWeights:  # else it gives the stage's own tensors
+        keeping.whole = lambda tensor, device: alive.watch(whole(tensor, device))
+    kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver, known = Receiver(held), None
     for _ in range(2):
         opening = worker.begin_weights(Sending(torch.float64, BUCKET, transport=transport, known=known))
@@ -100,6 +102,13 @@ def test_what_is_alive_beyond_the_model_is_one_bucket(models, transport):
     assert first["buckets"] > 6
     assert 0 < first["peak"] <= most
     assert 0 < second["peak"] <= most
+
+
+def test_stages_of_a_pipeline_hand_out_their_parts_in_turn(models):
+    first, second = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory")
+    most = max(BUCKET, first["largest"]) + 2 * first["largest"]  # one that is on its way, and the one before
+    assert 0 < first["peak"] <= most
+    assert second["buckets"] == first["buckets"] > 6
 
 
 @pytest.mark.parametrize(

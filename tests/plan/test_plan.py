@@ -1,5 +1,7 @@
 """Plans of whole recipes, from the config file of a model alone."""
 
+from fractions import Fraction
+
 import pytest
 from transformers import DeepseekV3Config
 
@@ -7,7 +9,9 @@ from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.cli.main import main
 from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.parallel.config import ParallelConfig
 from whet.plan.plan import in_words, make_plan
+from whet.plan.stages import stage_sizes
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +100,29 @@ def test_the_command_prints_a_table(folder, tmp_path, capsys):
 @pytest.mark.parametrize(("size", "words"), [(100, "100 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072.0 GiB")])
 def test_sizes_are_said_in_words(size, words):
     assert in_words(size) == words
+
+
+def test_the_stages_of_a_pipeline_are_planned_apart(folder):
+    cluster = {"type": "processes"}
+    alone = make_plan(toy_recipe(folder, cluster=cluster), runtime=0)
+    plan = make_plan(toy_recipe(folder, cluster=cluster, parallel={"pipeline": 2}), runtime=0)
+    assert plan.layout == ["pipeline 2: ranks that each hold some of the layers"]
+    whole = alone.processes["each rank of the policy"]
+    first, last = (plan.processes[f"each rank of the policy, {which} stage"] for which in ("first", "last"))
+    assert first.always["weights"] + last.always["weights"] == pytest.approx(whole.always["weights"], rel=1e-3)
+    kept = whole.phases["learn"]["activations"]
+    assert first.phases["learn"]["activations"] == last.phases["learn"]["activations"] == kept // 2
+    assert any("1 micro-batches for each shard of the data, fewer than the 2 ranks" in said for said in plan.warnings)
+    size = alone.models["policy"]
+    kept_of = [stage.activations for stage in stage_sizes(size, ParallelConfig(pipeline=2), micro_batches=8)]
+    assert kept_of == [1, Fraction(1, 2)], "two micro-batches in half the layers, and one"
+    travelling = [stage.phases["learn"]["hidden states between stages"] for stage in (first, last)]
+    assert travelling[0] == travelling[1] > 0
+    assert first.phases["learn"]["head"] == 0 < last.phases["learn"]["head"]
+
+
+def test_more_ranks_of_a_pipeline_than_layers_are_said(folder):
+    recipe = toy_recipe(folder, cluster={"type": "ray"}, parallel={"pipeline": 4, "stages_per_rank": 2})
+    plan = make_plan(recipe, runtime=0)
+    assert len([name for name in plan.processes if name.startswith("each rank")]) == 3
+    assert "the model has 2 layers, too few for 8 stages of a pipeline" in plan.warnings

@@ -12,6 +12,7 @@ from whet.learner.base import Top
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of, ids_logprobs, token_logprobs, topk_logprobs
 from whet.models.shards import WHOLE, Shards
+from whet.models.stages import Passage
 from whet.models.values import ValueHead
 
 
@@ -21,14 +22,16 @@ def forward(
     needs: Set[str] = frozenset(),
     value_head: ValueHead | None = None,
     shards: Shards = WHOLE,
+    passage: Passage | None = None,
 ) -> ModelOutput:
     """What ``model`` says about the batch's N tokens, on its device; every column is 0 where untrained.
 
     ``needs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's teacher ids.
     With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
-    zeros flow, so that all ranks of a step take part in the backward pass.
+    zeros flow, so that all ranks of a step take part in the backward pass. ``passage``: hidden states come from the
+    stages before, and this is the last one.
     """
-    picked, trained = _predicting(model, batch, shards)
+    picked, trained = _predicting(model, batch, shards, passage)
 
     def spread(rows: Tensor) -> Tensor:
         return shards.tokens.combine(rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows))
@@ -50,10 +53,12 @@ def forward(
     return output
 
 
-def likeliest(model: nn.Module, batch: Batch, top: Top, shards: Shards = WHOLE) -> tuple[Tensor, Tensor]:
+def likeliest(
+    model: nn.Module, batch: Batch, top: Top, shards: Shards = WHOLE, passage: Passage | None = None
+) -> tuple[Tensor, Tensor]:
     """The ``top.k`` likeliest tokens (all, where there are fewer) at each place and their log-probs under the batch's
     distribution: ([N, K] int64, [N, K]), likeliest first, 0 where untrained."""
-    picked, trained = _predicting(model, batch, shards)
+    picked, trained = _predicting(model, batch, shards, passage)
     weight, how = _head(model, shards)
     found = topk_logprobs(picked, weight, top.k, batch.distribution, below=top.below, **how)
     ids, logprobs = (
@@ -62,10 +67,10 @@ def likeliest(model: nn.Module, batch: Batch, top: Top, shards: Shards = WHOLE) 
     return ids, logprobs
 
 
-def _predicting(model: nn.Module, batch: Batch, shards: Shards) -> tuple[Tensor, Tensor]:
+def _predicting(model: nn.Module, batch: Batch, shards: Shards, passage: Passage | None) -> tuple[Tensor, Tensor]:
     """The hidden states that predict trained tokens, [T, H], and where those tokens are, [T]; of tokens that are spread
     over ranks, this rank's share."""
-    hidden = forest_hidden(model, batch, shards.tokens)
+    hidden = forest_hidden(model, batch, shards.tokens, passage)
     trained = shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
     # index_select, because its backward sums the children of one predictor in a fixed order.
     return hidden.index_select(0, batch.predictor.to(hidden.device)[trained]), trained

@@ -2,6 +2,7 @@
 loads. Of several ranks all do each of these together."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,27 @@ from whet.learner.named_weights import FullWeights
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import whole
-from whet.weights.parcel import Opening, Parcel, Sending
+from whet.weights.parcel import Named, Opening, Parcel, Sending
 from whet.weights.sender import Sender
 
 if TYPE_CHECKING:
     from whet.learner.scorer import Scorer
     from whet.learner.worker import WorkerConfig
+    from whet.parallel.pipeline import Pipeline
+
+
+@dataclass(slots=True, frozen=True)
+class OfAllStages:
+    """``Named`` weights of which each stage of a pipeline holds some."""
+
+    pipeline: "Pipeline"
+    own: Named
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        return self.pipeline.described(self.own.described())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self.pipeline.in_turn(self.own.tensors())
 
 
 class Keeping:
@@ -33,6 +49,8 @@ class Keeping:
     scorer: "Scorer"
     optimizer: torch.optim.Optimizer | None
     matmul_precision: str
+    parameters: int
+    trained_parameters: int
     step: int
     skipped: int
     skipped_in_a_row: int
@@ -49,7 +67,7 @@ class Keeping:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
         it together: each tensor is gathered when its turn comes, and every rank gets it."""
-        return self._full_weights().tensors()
+        return iter(self._full_weights().tensors())
 
     def begin_weights(self, sending: Sending) -> Opening:
         """Start to send ``named_weights`` from the first rank, a bucket at a time; see ``whet.weights.sender``."""
@@ -69,8 +87,9 @@ class Keeping:
         if self.sender is not None:
             self.sender.end()
 
-    def _full_weights(self) -> FullWeights:
-        return FullWeights(self.model, lambda tensor: whole(tensor, self.device))
+    def _full_weights(self) -> Named:
+        own = FullWeights(self.model, lambda tensor: whole(tensor, self.device))
+        return own if self.scorer.pipeline is None else OfAllStages(self.scorer.pipeline, own)
 
     # State
 
@@ -133,4 +152,5 @@ class Keeping:
                 kinds[kind] = kinds[kind].to(device or parameter.device)
 
     def _changing(self) -> dict[str, Tensor]:
-        return changing({"": self.model, "value_head.": self.scorer.value_head})
+        modules = {"": self.model, "value_head.": self.scorer.value_head}
+        return changing(modules, self.parameters == self.trained_parameters)

@@ -32,6 +32,7 @@ def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> 
     for p in sorted((p for p in parameters if p.requires_grad), key=lambda p: p.dim() < 2):
         mesh = getattr(p, "device_mesh", None)  # what is updated in one go must be spread over the same ranks
         groups.setdefault((p.dim() >= 2, mesh), []).append(p)
+    groups = groups or {(True, None): []}  # a stage of a pipeline may have no layer with an adapter
     decay = {True: config.weight_decay, False: 0.0}
     return torch.optim.AdamW(
         [{"params": members, "weight_decay": decay[matrix]} for (matrix, _), members in groups.items()],

@@ -1,6 +1,6 @@
 """The model of a learner with its head, as one module: all of it on this rank's device, or this rank's part of it."""
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -14,11 +14,14 @@ from whet.learner.config import Precision
 from whet.learner.forward import forward, likeliest
 from whet.learner.precision import shrink, weight_dtype
 from whet.models.config import ModelConfig
+from whet.models.forest_attention import forest_hidden
 from whet.models.loading import load_model
 from whet.models.shards import WHOLE, Shards
+from whet.models.stages import Passage
 from whet.models.values import ValueHead
 from whet.parallel.mesh import Ranks
 from whet.parallel.parallelize import parallelize
+from whet.parallel.pipeline import Pipeline
 
 
 class Scorer(nn.Module):
@@ -28,15 +31,31 @@ class Scorer(nn.Module):
     def __init__(self, model: nn.Module, value_head: ValueHead | None, shards: Shards = WHOLE) -> None:
         super().__init__()
         self.model, self.value_head, self.shards = model, value_head, shards
+        self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
 
-    def forward(self, batch: Batch, needs: Set[str], top: Top | None = None) -> dict[str, Tensor | None]:
-        """The fields of a ``ModelOutput``, or with ``top`` the columns ``teacher_ids`` and ``teacher_logprobs``. A
-        mapping, because hooks find tensors in plain containers only."""
+    def forward(
+        self, batch: Batch, needs: Set[str], top: Top | None = None, passage: Passage | None = None
+    ) -> dict[str, Tensor | None]:
+        """The fields of a ``ModelOutput``, or with ``top`` the columns ``teacher_ids`` and ``teacher_logprobs``; at a
+        stage that is not the last one ``hidden``. A mapping, because hooks find tensors in plain containers only."""
+        if passage is not None and not passage.stage.last:
+            return {"hidden": forest_hidden(self.model, batch, self.shards.tokens, passage)}
         if top is not None:
-            ids, logprobs = likeliest(self.model, batch, top, self.shards)
+            ids, logprobs = likeliest(self.model, batch, top, self.shards, passage)
             return {"teacher_ids": ids, "teacher_logprobs": logprobs}
-        output = forward(self.model, batch, needs, self.value_head, self.shards)
+        output = forward(self.model, batch, needs, self.value_head, self.shards, passage)
         return {field.name: getattr(output, field.name) for field in fields(output)}
+
+    def counted(self) -> Iterator[nn.Parameter]:
+        """The parameters that are here, without the copies that another stage of a pipeline counts."""
+        copy = None if self.pipeline is None else self.pipeline.copy
+        return (parameter for parameter in self.parameters() if parameter is not copy)
+
+    def sizes(self) -> tuple[int, int]:
+        """How many numbers the parameters are, and how many of them are trained; all ranks must ask together."""
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.counted()]
+        counts = (sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained))
+        return counts if self.pipeline is None else self.pipeline.sum(counts)
 
 
 def build_scorer(
@@ -55,6 +74,8 @@ def build_scorer(
         return build(torch.device("cpu")).to(device)
     scorer, shards = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
     scorer.shards = shards
+    if ranks.config.pipeline > 1:
+        scorer.pipeline = Pipeline(scorer.model, shards.tokens, ranks)
     return scorer
 
 

@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -33,16 +33,17 @@ MOMENTS = "optimizer.safetensors"
 _KINDS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW's state, as "KIND/PARAMETER"
 
 
-def changing(modules: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
+def changing(modules: Mapping[str, nn.Module | None], everything: bool = True) -> dict[str, Tensor]:
     """What training changes, by name: everything, without the repetition of tied weights; where some of it is frozen
-    (LoRA, a model that only scores), the trained parameters. Keys of ``modules`` are prefixes."""
+    (LoRA, a model that only scores), the trained parameters. Keys of ``modules`` are prefixes. ``everything`` is false
+    where some of it is frozen on another rank."""
     found: dict[str, Tensor] = {}
     for prefix, module in modules.items():
         if module is None:
             continue
         parameters = dict(module.named_parameters())
         found.update({prefix + name: p for name, p in parameters.items() if p.requires_grad})
-        if all(p.requires_grad for p in parameters.values()):
+        if everything and all(p.requires_grad for p in parameters.values()):
             persistent = module.state_dict(keep_vars=True)
             buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
             found.update({prefix + name: buffer for name, buffer in buffers.items()})
@@ -149,8 +150,10 @@ def load_state(
 ) -> dict[str, Any]:
     """Copy into the tensors and the optimizer in place; returns the facts. Raises ``WhetError`` where the files belong
     to another model, or are missing; then nothing is changed on any rank."""
+    names = _names(tensors, optimizer)
+    everywhere = names if ranks is None else names.union(*ranks.all(names))
     with ranks.together("loading") if ranks is not None else nullcontext():
-        facts, moments = _check_state(folder, tensors, optimizer)
+        facts, moments = _check_state(folder, tensors, optimizer, everywhere)
     _fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, ranks)
     if optimizer is not None:
         optimizer.state.clear()
@@ -172,9 +175,10 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_state(
-    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None
+    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, everywhere: Set[str]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The facts, and the moments to be filled. Raises where the files don't fit."""
+    """The facts, and the moments to be filled. Raises where the files don't fit; they may hold what is ``everywhere``,
+    which is more than ``tensors`` where other ranks have other layers."""
     try:
         facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
     except (OSError, ValueError) as error:
@@ -186,8 +190,14 @@ def _check_state(
             if tensor.requires_grad:
                 moments[f"step/{name}"] = torch.zeros((), device=tensor.device)
                 moments |= {f"{kind}/{name}": torch.zeros_like(tensor.detach()) for kind in _KINDS[1:]}
-    _check(folder, found, {**tensors, **moments})
+    _check(folder, found, {**tensors, **moments}, everywhere)
     return facts, moments
+
+
+def _names(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> set[str]:
+    """Of the tensors, and of the moments that there may be."""
+    trained = [name for name, tensor in tensors.items() if tensor.requires_grad] if optimizer is not None else []
+    return {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
 
 
 def _found(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -249,9 +259,14 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | N
     }
 
 
-def _check(folder: Path, found: Mapping[str, tuple[torch.Size, torch.dtype]], expected: Mapping[str, Tensor]) -> None:
+def _check(
+    folder: Path,
+    found: Mapping[str, tuple[torch.Size, torch.dtype]],
+    expected: Mapping[str, Tensor],
+    everywhere: Set[str],
+) -> None:
     wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not of this model" for name in found if name not in expected]
+    wrong += [f"{name} is not of this model" for name in found if name not in everywhere]
     for name in found.keys() & expected.keys():
         (shape, dtype), want = found[name], expected[name]
         if shape != want.shape or dtype != want.dtype:

@@ -26,6 +26,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
 from whet.learner.keeping import Keeping
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
+from whet.learner.passes import learn, say
 from whet.learner.scorer import Scorer, build_scorer
 from whet.losses.base import Loss
 from whet.metrics import Metrics
@@ -33,7 +34,7 @@ from whet.models.config import ModelConfig
 from whet.models.forest_attention import supports_forest
 from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
-from whet.parallel.fsdp import reshard, set_last_backward
+from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
 from whet.parallel.parameters import local, squared_norm
 from whet.seeds import derive_seed
@@ -102,6 +103,7 @@ class LearnerWorker(Keeping):
         self.dropout = bool(getattr(text, "attention_dropout", 0.0)) or any(
             isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()
         )
+        self.parameters, self.trained_parameters = self.scorer.sizes()
         self.reference: Scorer | None = None  # loaded when first asked for
         self.optimizer = build_adamw(self._parameters(), config.optimizer) if config.optimizer else None
         self.step = 0  # optimizer steps done; skipped ones don't count
@@ -124,38 +126,30 @@ class LearnerWorker(Keeping):
         if columns & of_top and top is None:
             raise WhetError("a teacher's likeliest tokens were asked for, but not how many; give top")
         self.model.eval()
-        results = []
-        for micro in micro_batches:
-            batch = micro.batch.to(self.device)
-            found: dict[str, Tensor] = {}
-            own = columns - {"reference_logprobs"} - of_top
-            if own:
-                output = self._forward(self.scorer, batch, own)
-                found |= {name: getattr(output, name).cpu() for name in own}
-            if "reference_logprobs" in columns:
-                found["reference_logprobs"] = self._reference_logprobs(batch).cpu()
-            if top is not None and columns & of_top:
-                with precision.autocast(self.precision, self.device):
-                    found |= {name: column.cpu() for name, column in self.scorer(batch, set(), top).items()}
-            results.append(found)
+        batches = [micro.batch.to(self.device) for micro in micro_batches]
+        results: list[dict[str, Tensor]] = [{} for _ in batches]
+        own = columns - {"reference_logprobs"} - of_top
+        if own:
+            for found, said in zip(results, say(self.scorer, batches, own, self.precision), strict=True):
+                found |= {name: said[name] for name in own}
+        if "reference_logprobs" in columns:
+            for found, said in zip(results, self._of_reference(batches), strict=True):
+                found["reference_logprobs"] = said["logprobs"]
+        if top is not None and columns & of_top:
+            for found, said in zip(results, say(self.scorer, batches, set(), self.precision, top), strict=True):
+                found |= said
         reshard(self.scorer)
         return results
 
-    def _forward(self, scorer: Scorer, batch: Batch, needs: Set[str]) -> ModelOutput:
-        with precision.autocast(self.precision, self.device):
-            return ModelOutput(**scorer(batch, needs))
-
-    def _reference_logprobs(self, batch: Batch) -> Tensor:
-        """Log-probs under the weights that the run started from."""
+    def _of_reference(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        """What is said under the weights that the run started from."""
         model: Any = self.model
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
-                return self._forward(self.scorer, batch, set()).logprobs
-        if not self.trains:
-            return self._forward(self.scorer, batch, set()).logprobs
-        if self.reference is None:
+                return say(self.scorer, batches, set(), self.precision)
+        if self.trains and self.reference is None:
             self.reference = self._scorer(train=False)
-        return self._forward(self.reference, batch, set()).logprobs
+        return say(self.reference or self.scorer, batches, set(), self.precision)
 
     def release_reference(self) -> None:
         """Let go of the reference model; it is loaded again when asked for."""
@@ -195,18 +189,23 @@ class LearnerWorker(Keeping):
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
-        total, metrics, logprobs = torch.zeros((), dtype=torch.float64, device=self.device), Metrics(), []
+        total, metrics = torch.zeros((), dtype=torch.float64, device=self.device), Metrics()
+        logprobs: dict[int, Tensor] = {}
+        batches = [micro.batch.to(self.device) for micro in micro_batches]
+
+        def judged(number: int, output: ModelOutput) -> Tensor:
+            value, reported = loss(output, batches[number])
+            total.add_(value.detach())
+            metrics.merge(reported)
+            logprobs[number] = output.logprobs.detach().float()
+            return value
+
         with self._seeded_dropout():
-            for micro in micro_batches:
-                batch = micro.batch.to(self.device)
-                set_last_backward(self.scorer, micro is micro_batches[-1])
-                output = self._forward(self.scorer, batch, loss.needs)
-                value, reported = loss(output, batch)
-                value.backward()
-                total += value.detach()
-                metrics.merge(reported)
-                logprobs.append(output.logprobs.detach().float().cpu())
-        return total, metrics, logprobs
+            learn(self.scorer, batches, loss.needs, self.precision, judged)
+        found = (total.cpu(), metrics, [logprobs[number].cpu() for number in sorted(logprobs)])
+        if self.scorer.pipeline is not None:
+            found = self.scorer.pipeline.from_last(found)
+        return found[0].to(self.device), *found[1:]
 
     def _measure(self, total: Tensor) -> tuple[float, float, float]:
         """The loss of this shard of the data, that of the whole step, and the norm of its gradient: the latter two have
@@ -214,8 +213,8 @@ class LearnerWorker(Keeping):
         if self.ranks is None:
             loss, norm = torch.stack([total.double(), gradient_norm(self._parameters()).double()]).tolist()
             return loss, loss, norm
-        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-        squares = squared_norm(gradients, self.seat.ranks).to(self.device)
+        gradients = [parameter.grad for parameter in self.scorer.counted() if parameter.grad is not None]
+        squares = squared_norm(gradients, self.seat.ranks // self.config.parallel.pipeline).to(self.device)
         loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
         return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
 
@@ -245,12 +244,15 @@ class LearnerWorker(Keeping):
             shard = f"-shard-{self.seat.shard}" if self.seat.shards > 1 else ""
             folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}{shard}"
             where = f"its batch is in {folder}"  # on every rank: any of them may be the one that is heard
+            not_finite = first_not_finite(self._own_gradients())
+            if self.ranks is not None:
+                not_finite = next(filter(None, self.ranks.all(not_finite)), None)
             facts = {
                 "what": f"{what} is not finite",
                 "step": self.step,
                 "loss": str(value),
                 "gradient_norm": str(norm),
-                "not_finite": first_not_finite(self._own_gradients()),
+                "not_finite": not_finite,
                 "settings": repr(loss),
             }
             with self.ranks.together("writing a dump") if self.ranks is not None else nullcontext():
@@ -264,12 +266,11 @@ class LearnerWorker(Keeping):
 
     def describe(self) -> dict[str, Any]:
         """Facts for people."""
-        parameters = list(self._parameters())
         return {
             "model": self.config.model.path,
             "head": self.config.head,
-            "parameters": sum(p.numel() for p in parameters),
-            "trained_parameters": sum(p.numel() for p in parameters if p.requires_grad),
+            "parameters": self.parameters,
+            "trained_parameters": self.trained_parameters,
             "precision": self.precision,
             "matmul_precision": self.matmul_precision,
             "device": str(self.device),
@@ -319,7 +320,8 @@ class LearnerWorker(Keeping):
         """Dropout, where a model has it, is a function of the seed and the step, not of what ran before."""
         with torch.random.fork_rng() if self.dropout else nullcontext():
             if self.dropout:
-                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.shard, self.step))
+                stage = [] if self.scorer.pipeline is None else [self.scorer.pipeline.own[0].index]
+                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.shard, self.step, *stage))
             yield
 
 

@@ -16,6 +16,7 @@ from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models.dense_attention import dense_attention
 from whet.models.shards import Tokens
+from whet.models.stages import Passage, part_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -58,7 +59,7 @@ class ForestLayout:
         """The layout of a batch, on the model's device. Padding, where ``tokens`` wants it, is one more segment."""
         starts, parents, size = batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch)
         tokens = tokens or Tokens()
-        padding = -size % tokens.multiple
+        padding = tokens.padded(size) - size
         if padding:
             starts, parents = [*starts, size], [*parents, -1]
         return cls._of(starts, parents, size + padding, device, tokens)
@@ -331,25 +332,33 @@ def decoder_of(model: nn.Module) -> Any:
     return unwrapped(model).get_decoder()
 
 
-def forest_hidden(model: nn.Module, batch: Batch, tokens: Tokens | None = None) -> Tensor:
+def forest_hidden(
+    model: nn.Module, batch: Batch, tokens: Tokens | None = None, passage: Passage | None = None
+) -> Tensor:
     """Final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
-    ``tokens`` says how the batch is spread over ranks; each of them gets all hidden states. A model without forest
-    attention runs its sequences as padded rows; its batch must have no shared segment and can't be spread.
+    ``tokens`` says how the batch is spread over ranks; each of them gets all hidden states. With a ``passage`` only its
+    stage is run; what goes on to the next one is this rank's part of the tokens, padding included, [1, n, H]. A model
+    without forest attention runs its sequences as padded rows; its batch must have no shared segment and can't be
+    spread.
     """
-    decoder = decoder_of(model)
-    device = decoder.get_input_embeddings().weight.device
+    decoder = decoder_of(model) if passage is None else part_of(decoder_of(model), passage.stage)
+    entering = None if passage is None else passage.hidden
+    device = decoder.get_input_embeddings().weight.device if entering is None else entering.device
     tokens = tokens or Tokens()
     if decoder.config._attn_implementation == NAME:
-        padding = (0, -len(batch) % tokens.multiple)
+        padding = (0, tokens.padded(len(batch)) - len(batch))
         here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
-        packed = decoder(
-            input_ids=F.pad(batch.tokens, padding)[here][None].to(device),
+        packed: Tensor = decoder(
+            input_ids=F.pad(batch.tokens, padding)[here][None].to(device) if entering is None else None,
+            inputs_embeds=entering,
             position_ids=F.pad(batch.position, padding)[here][None].to(device),
             use_cache=False,
             whet_forest=ForestLayout.of(batch, device, tokens),
-        )
-        hidden: Tensor = tokens.gather(packed.last_hidden_state[0])
+        ).last_hidden_state
+        if passage is not None and not passage.stage.last:
+            return packed
+        hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
     if bool((batch.segment_parent >= 0).any()):
         raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")

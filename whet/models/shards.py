@@ -11,6 +11,11 @@ class Tokens:
 
     spread = False
     multiple = 1  # N is padded to a multiple of this
+    least = 0  # and to at least so many
+
+    def padded(self, tokens: int) -> int:
+        """N of a batch of so many tokens."""
+        return -(-max(tokens, self.least) // self.multiple) * self.multiple
 
     def runs(self, tokens: int) -> list[range]:
         """This rank's tokens out of N, as runs of neighbours."""

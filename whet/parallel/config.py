@@ -12,6 +12,11 @@ class ParallelConfig(Config):
     """Copies of the sharded model (HSDP): gradients are summed over them once per step."""
     fsdp: int = Field(1, ge=1)
     """Ranks that each hold a part of every parameter, and work on data of their own (FSDP2)."""
+    pipeline: int = Field(1, ge=1)
+    """Ranks that each hold some of the layers; micro-batches pass through them one after the other."""
+    stages_per_rank: int = Field(1, ge=1)
+    """With ``pipeline``: in how many places of the model each rank has layers. 1 is the schedule 1F1B (arXiv
+    2006.09503). More is the interleaved one (arXiv 2104.04473): ranks wait less for each other and speak more."""
     context: int = Field(1, ge=1)
     """Ranks that share the tokens of one micro-batch, for sequences too long for one of them."""
     tensor: int = Field(1, ge=1)
@@ -30,10 +35,17 @@ class ParallelConfig(Config):
     @property
     def ranks_per_shard(self) -> int:
         """Ranks that work on the same data."""
-        return self.context * self.tensor
+        return self.context * self.pipeline * self.tensor
+
+    @property
+    def stages(self) -> int:
+        """Into how many pieces the layers are cut."""
+        return self.pipeline * self.stages_per_rank
 
     @model_validator(mode="after")
-    def _offload_needs_ranks(self) -> "ParallelConfig":
+    def _ranks_are_enough(self) -> "ParallelConfig":
         if self.cpu_offload and self.ranks == 1:
             raise ValueError("cpu_offload needs at least two ranks, for instance fsdp = 2")
+        if self.stages_per_rank > 1 and self.pipeline == 1:
+            raise ValueError("stages_per_rank needs a pipeline of at least two ranks, for instance pipeline = 2")
         return self

@@ -1,7 +1,7 @@
 """A rank meets the others of its learner: process groups, the device mesh, and how ranks agree. Every wait ends.
 
-Ranks are numbered with ``tensor`` fastest, then ``context``, ``fsdp`` and ``replicas``. So the ranks that work on the
-same data stand side by side, as in a ``Placement``. Knows no model.
+Ranks are numbered with ``tensor`` fastest, then ``pipeline``, ``context``, ``fsdp`` and ``replicas``. So the ranks that
+work on the same data stand side by side, as in a ``Placement``. Knows no model.
 """
 
 import socket
@@ -33,6 +33,7 @@ class Ranks:
     device: torch.device
     parameters: DeviceMesh  # [replicas,] shards (fsdp x context) [, tensor]: how parameters are laid out
     context: dist.ProcessGroup  # the ranks that share a micro-batch's tokens
+    pipeline: dist.ProcessGroup  # the ranks through which a micro-batch passes, in this order
     messages: dist.ProcessGroup  # all ranks, on the CPU
     background: dist.ProcessGroup  # the same ranks, for what runs beside training: its collectives must not mix
     owns_process_group: bool
@@ -58,6 +59,12 @@ class Ranks:
         dist.all_reduce(values)
         return values
 
+    def all(self, value: T) -> list[T]:
+        """Every rank's value, by rank."""
+        held: list[T] = [value] * self.seat.ranks
+        dist.all_gather_object(held, value, self.messages)
+        return held
+
     def first(self, value: T) -> T:
         """The first rank's value, on every rank."""
         held = [value]
@@ -75,8 +82,7 @@ class Ranks:
             yield
         except Exception as caught:
             error = caught
-        said: list[str | None] = [None] * self.seat.ranks
-        dist.all_gather_object(said, None if error is None else f"{type(error).__name__}: {error}", self.messages)
+        said = self.all(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
         for rank, words in enumerate(said):
@@ -97,29 +103,32 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     """
     if config.ranks != seat.ranks or config.ranks_per_shard * seat.shards != seat.ranks:
         raise WhetError(
-            f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x {config.tensor} "
-            f"tensor are {config.ranks} ranks, {config.ranks_per_shard} to a shard of the data, but the learner was "
-            f"placed on {seat.ranks} ranks with {seat.shards} shards"
+            f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x "
+            f"{config.pipeline} pipeline x {config.tensor} tensor are {config.ranks} ranks, {config.ranks_per_shard} "
+            f"to a shard of the data, but the learner was placed on {seat.ranks} ranks with {seat.shards} shards"
         )
     timeout, owns = timedelta(seconds=deadline), not dist.is_initialized()
     if owns:
         _meet(seat, device, timeout)
     elif dist.get_world_size() != seat.ranks:
         raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {seat.ranks}")
-    sizes = {"replicas": config.replicas, "shards": config.fsdp * config.context, "tensor": config.tensor}
+    shards, pipeline, tensor = config.fsdp * config.context, config.pipeline, config.tensor
+    sizes = {"replicas": config.replicas, "shards": shards, "pipeline": pipeline, "tensor": tensor}
     sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shards"}
-    work = (config.replicas * config.fsdp, config.context, config.tensor)
+    work = (config.replicas * config.fsdp, config.context, pipeline, tensor)
     messages = dist.new_group(backend="gloo", timeout=timeout)
     if device.type == "cuda":
         devices = [""] * seat.ranks
         dist.all_gather_object(devices, str(torch.cuda.get_device_properties(device).uuid), messages)
         check_devices(devices)
-    parameters = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    working = init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "tensor"))
-    for group in (*parameters.get_all_groups(), *working.get_all_groups()):
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    working = init_device_mesh(device.type, work, mesh_dim_names=("data", "context", "pipeline", "tensor"))
+    for group in (*mesh.get_all_groups(), *working.get_all_groups()):
         _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
     background = dist.new_group(backend="gloo", timeout=timeout)
-    return Ranks(config, seat, device, parameters, working.get_group("context"), messages, background, owns)
+    parameters = mesh[tuple(name for name in sizes if name != "pipeline")]  # other stages have other parameters
+    context, stages = working.get_group("context"), working.get_group("pipeline")
+    return Ranks(config, seat, device, parameters, context, stages, messages, background, owns)
 
 
 def check_devices(devices: Sequence[str]) -> None:

@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.models.forest_attention import NAME, decoder_of, unwrapped
 from whet.models.shards import Shards, Tokens, Vocabulary
+from whet.models.stages import Elsewhere, check_stages, keep, stages_of
 from whet.parallel.context import SpreadTokens, TokensOfMultiple
 from whet.parallel.fsdp import shard
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import copy_from_first
+from whet.parallel.pipeline import own_stages
 from whet.parallel.tensor import spread_matrices
 from whet.parallel.vocabulary import SpreadVocabulary
 
@@ -28,7 +30,8 @@ def parallelize(
     """A module that is spread over the ranks, and how its work is.
 
     ``build(device)`` gives it whole, on the CPU with its weights or on ``meta`` without. Its ``model`` is the language
-    model, and its forward pass the only way in. See ``shard`` for ``narrow``.
+    model, and its forward pass the only way in; what else it has works on what the last layer says. See ``shard`` for
+    ``narrow``.
 
     Raises ``WhetError`` on every rank where one of them can't build it.
     """
@@ -38,15 +41,20 @@ def parallelize(
             source = build(torch.device("cpu"))
         root = build(torch.device("meta"))
         model = root.get_submodule("model")
-        if ranks.config.context > 1 and decoder_of(model).config._attn_implementation != NAME:
-            raise WhetError(
-                f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences can't be "
-                "spread; set parallel.context to 1"
-            )
+        for size in ("context", "pipeline"):
+            if getattr(ranks.config, size) > 1 and decoder_of(model).config._attn_implementation != NAME:
+                raise WhetError(
+                    f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences "
+                    f"can't be spread; set parallel.{size} to 1"
+                )
+        if ranks.config.pipeline > 1 and source is not None:
+            check_stages(unwrapped(source.get_submodule("model")))
         if ranks.config.tensor > 1:
             spread_matrices(model, ranks.tensor, ranks.config.sequence_parallel)
+        if ranks.config.pipeline > 1:
+            _keep_own_stages(root, ranks)
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
-    tied = output.weight is embeddings.weight
+    tied = output.weight is embeddings.weight and output.weight is not None
     shard(root, _layers(model), ranks, narrow=narrow, trains=trains)
     root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
     for module in root.modules():
@@ -58,6 +66,16 @@ def parallelize(
     return root, _shards_of(model, ranks)
 
 
+def _keep_own_stages(root: nn.Module, ranks: Ranks) -> None:
+    """After matrices were spread, because that wants to see the whole model."""
+    model = unwrapped(root.get_submodule("model"))
+    own = own_stages(stages_of(model.get_decoder(), ranks.config.stages), ranks)
+    keep(model, own)
+    for name, _ in list(root.named_children()):
+        if name != "model" and not own[-1].last:
+            setattr(root, name, None)
+
+
 def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
     """How the work of a model that was cut is spread."""
     config = ranks.config
@@ -66,15 +84,15 @@ def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
     if config.context > 1:
         tokens = SpreadTokens(ranks.context, cut)
     vocabulary = Vocabulary()
-    if config.tensor > 1:
-        head: Tensor = unwrapped(model).get_output_embeddings().weight
+    head: Tensor | None = unwrapped(model).get_output_embeddings().weight
+    if config.tensor > 1 and head is not None:
         vocabulary = SpreadVocabulary(ranks.tensor, head.shape[0])
     return Shards(tokens, vocabulary)
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder's layers: the first list of modules in it."""
+    """The decoder's layers that are here: the first list of modules in it."""
     for child in decoder_of(model).children():
         if isinstance(child, nn.ModuleList):
-            return list(child)
+            return [layer for layer in child if not isinstance(layer, Elsewhere)]
     return []

@@ -43,16 +43,19 @@ def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
 
 def copy_from_first(target: nn.Module, source: nn.Module | None, ranks: Ranks) -> None:
     """Fill a sharded module's parameters and buffers from the first rank's plain one; the others give None. One tensor
-    is on its way at a time."""
-    own = dict(_tensors(source)) if source is not None else {}
-    for name, tensor in _tensors(target):
-        moving = torch.empty(tensor.shape, dtype=tensor.dtype, device=ranks.device)
+    is on its way at a time; a rank that has no part of it lets it go."""
+    own, here = dict(_tensors(source)) if source is not None else {}, dict(_tensors(target))
+    for name, shape, dtype in ranks.first([(name, tensor.shape, tensor.dtype) for name, tensor in own.items()]):
+        moving = torch.empty(shape, dtype=dtype, device=ranks.device)
         if source is not None:
             moving.copy_(own[name])
         dist.broadcast(moving, src=0)
+        if name not in here:
+            continue
+        tensor = here[name]
         if isinstance(tensor, DTensor):
-            shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            moving = moving[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+            sizes, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+            moving = moving[tuple(slice(start, start + size) for start, size in zip(offset, sizes, strict=True))]
         local(tensor).copy_(moving)
 
 

@@ -48,11 +48,13 @@ def learner_memory(
     shares: Shares,
     *,
     activations: int,
+    travelling: int = 0,
     trains: bool = True,
     lora: bool = False,
     reference: bool = False,
 ) -> Memory:
-    """One rank of a learner. ``activations`` are those of a whole micro-batch."""
+    """One rank of a learner. ``activations`` are those of a whole micro-batch; ``travelling`` counts the numbers for
+    which a pipeline has room, hidden states and their gradients of all micro-batches of a step."""
     wide, narrow = _WIDE[config.precision], BYTES[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
@@ -69,6 +71,8 @@ def learner_memory(
         kept = activations // shares.tokens
         learning = {"gradients": trained * wide, "activations": kept, "allocator's slack": int(_SLACK * kept)}
         learning["head"] = size.vocabulary * size.hidden // shares.matrices * wide  # its gradient, before it is added
+        if travelling:
+            learning["hidden states between stages"] = travelling // shares.tokens * wide
     if shares.gathered:
         learning["gathered layers"] = 2 * size.largest_layer // shares.matrices * narrow
     memory.phases["learn"] = learning

@@ -13,6 +13,7 @@ from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.plan.memory import BYTES, Memory, Shares, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, model_size
+from whet.plan.stages import stage_sizes
 
 if TYPE_CHECKING:
     from whet.parallel.config import ParallelConfig
@@ -39,7 +40,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     """``runtime``: bytes of a process that has only imported torch and transformers. ``available``: bytes of one
     device, for the warning that a rank doesn't fit."""
     algorithm, parallel = recipe.algorithm, recipe.parallel
-    lengths = _lengths(recipe)
+    lengths, micro_batches = _micro_batches(recipe)
     here = Memory(always={"runtime": runtime})
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
     apart = not isinstance(recipe.cluster, LocalClusterConfig)
@@ -56,19 +57,21 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
             for column in algorithm.needs & algorithm.filled_by.keys()
             if algorithm.filled_by[column] == (role, "reference_logprobs")
         ]
-        part = learner_memory(
-            size,
-            recipe.learner,
-            shares_of(parallel),
-            activations=traced.get(model.path, 0) if trains else 0,
-            trains=trains,
-            lora=model.lora is not None and trains,
-            reference=bool(asked) and not algorithm.caches_reference,
-        )
-        if apart:
-            plan.processes[f"each rank of the {role}"] = Memory(always={"runtime": runtime}).merge(part)
-        else:
-            here.merge(part, of=role if several else "")
+        for stage in stage_sizes(size, parallel, micro_batches):
+            part = learner_memory(
+                stage.size,
+                recipe.learner,
+                shares_of(parallel),
+                activations=int(traced.get(model.path, 0) * stage.activations) if trains else 0,
+                travelling=stage.borders * micro_batches * sum(lengths) * size.hidden,
+                trains=trains,
+                lora=model.lora is not None and trains,
+                reference=bool(asked) and not algorithm.caches_reference,
+            )
+            if apart:
+                plan.processes[f"each rank of the {role}{stage.name}"] = Memory(always={"runtime": runtime}).merge(part)
+            else:
+                here.merge(part, of=role if several else "")
     if algorithm.samples_per_task:
         _add_generator(plan, recipe, runtime)
     plan.warnings = _warnings(plan, recipe, available)
@@ -112,8 +115,9 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
         plan.processes["each engine"] = Memory(always=kinds)
 
 
-def _lengths(recipe: "Recipe") -> list[int]:
-    """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be."""
+def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
+    """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and how many
+    micro-batches each shard of the data has."""
     most = recipe.learner.max_tokens
     if not recipe.algorithm.samples_per_task:
         rows = recipe.rows
@@ -125,8 +129,8 @@ def _lengths(recipe: "Recipe") -> list[int]:
         step = recipe.rollouts.prompts_per_step * (
             recipe.sampling.max_prompt_tokens + recipe.algorithm.samples_per_task * answer
         )
-    tokens = min(most, -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard)))
-    return [longest] * max(1, round(tokens / longest))
+    each = -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard))
+    return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
 
 
 def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> int:
@@ -146,6 +150,7 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "replicas": "copies of the sharded model, with data of their own",
         "fsdp": "ranks that each hold a part of every parameter, with data of their own",
         "context": "ranks that share the tokens of a micro-batch",
+        "pipeline": "ranks that each hold some of the layers",
         "tensor": "ranks that share every matrix",
     }
     return [f"{name} {size}: {said[name]}" for name in said if (size := getattr(parallel, name)) > 1]
@@ -159,6 +164,15 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
+    micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
+    if micro_batches < pipeline:
+        found.append(
+            f"a step has {micro_batches} micro-batches for each shard of the data, fewer than the {pipeline} ranks of "
+            "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
+        )
+    layers = plan.models["policy"].layers if "policy" in plan.models else 0
+    if layers and recipe.parallel.stages > layers:
+        found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
     text = load_model_config(recipe.model).get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     if heads % recipe.parallel.tensor:

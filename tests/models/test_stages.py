@@ -1,0 +1,76 @@
+"""A decoder cut into stages says what it says whole."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaModel
+
+from tests.parallel.cases import batch_of
+from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
+from whet.errors import WhetError
+from whet.models.forest_attention import decoder_of, forest_hidden, use_forest_attention
+from whet.models.shards import Tokens
+from whet.models.stages import Passage, check_stages, keep, stages_of
+from whet.plan.stages import _layers
+from whet.types import Distribution
+
+
+@pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3, tiny_gemma])
+def test_stages_one_after_the_other_are_the_model(make):
+    model, batch = make(dtype=torch.float64), batch_of(0, Distribution())
+    use_forest_attention(model)
+    check_stages(model)
+    tokens = Tokens()
+    tokens.least = len(batch) + 3  # padding changes nothing
+    hidden = None
+    with torch.no_grad():
+        for stage in stages_of(decoder_of(model), 2):
+            hidden = forest_hidden(model, batch, tokens, Passage(stage, hidden))
+        assert torch.equal(hidden, forest_hidden(model, batch))
+
+
+def test_what_no_stage_needs_is_dropped_and_the_rest_keeps_its_names():
+    model = tiny_qwen3(num_hidden_layers=3)
+    names = {name: p.numel() for name, p in model.named_parameters()}
+    parts = []
+    for stage in range(3):
+        part = tiny_qwen3(num_hidden_layers=3)
+        keep(part, [stages_of(part.get_decoder(), 3)[stage]])
+        parts.append({name: p.numel() for name, p in part.named_parameters()})
+    assert parts[0] | parts[1] | parts[2] == names
+    assert parts[0].keys() & parts[2].keys() == {"model.embed_tokens.weight"}  # tied: it is the head
+    assert all(name.startswith("model.layers.1.") for name in parts[1])
+
+
+class Scaled(LlamaModel):
+    def forward(self, *args, inputs_embeds=None, **named):
+        return super().forward(*args, inputs_embeds=inputs_embeds * 2, **named)
+
+
+def test_a_model_that_does_more_than_its_layers_is_refused():
+    model = tiny_llama()
+    use_forest_attention(model)
+    model.get_decoder().__class__ = Scaled
+    with pytest.raises(WhetError, match="changes hidden states outside of its layers"):
+        check_stages(model)
+
+
+def test_a_model_with_more_than_a_decoder_is_refused():
+    model = tiny_llama()
+    use_forest_attention(model)
+    model.tower = nn.Linear(2, 2)
+    with pytest.raises(WhetError, match=r"more than a decoder and a head \(tower.weight\)"):
+        check_stages(model)
+
+
+def test_layers_are_divided_as_planned():
+    for layers in range(1, 9):
+        decoder = nn.Module()
+        decoder.layers = nn.ModuleList(nn.Identity() for _ in range(layers))
+        for count in range(1, layers + 1):
+            stages = stages_of(decoder, count)
+            assert [len(stage.layers) for stage in stages] == [_layers(layers, i, count) for i in range(count)]
+            assert [i for stage in stages for i in stage.layers] == list(range(layers))
+            assert max(len(s.layers) for s in stages) - min(len(s.layers) for s in stages) <= 1
+        with pytest.raises(WhetError, match=f"has {layers} layers, too few for {layers + 1} stages"):
+            stages_of(decoder, layers + 1)

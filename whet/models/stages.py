@@ -1,0 +1,132 @@
+"""A decoder cut into stages by its layers: the first one embeds tokens, the last one ends with the norm and the head.
+
+What flows through: hidden states, from one stage to the next. A stage is the model's own code over some of its layers:
+what is elsewhere is stood in for by modules that do nothing, so every parameter keeps its name. Knows no ranks.
+"""
+
+import copy
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import WhetError
+
+
+@dataclass(slots=True, frozen=True)
+class Stage:
+    """Some neighbouring layers of a decoder."""
+
+    index: int
+    layers: range
+    first: bool  # embeds tokens
+    last: bool  # ends with the norm and the head
+
+
+@dataclass(slots=True)
+class Passage:
+    """One micro-batch on its way through one stage."""
+
+    stage: Stage
+    hidden: Tensor | None = None  # [1, n, H] from the stage before; None at the first one
+
+
+class Elsewhere(nn.Module):
+    """In the place of a layer, of the embeddings or of the head, without their weights. What a decoder reads off its
+    layers (their kind of attention) stays."""
+
+    weight = None
+
+    def __init__(self, original: nn.Module) -> None:
+        super().__init__()
+        for name, value in vars(original).items():
+            if not name.startswith("_") and not hasattr(self, name):
+                setattr(self, name, value)
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_states
+
+
+def stages_of(decoder: Any, count: int) -> list[Stage]:
+    """``count`` stages, with as many layers each as can be; where they are not equal the first ones have one more, for
+    the last one has the head. Raises ``WhetError`` where there are more stages than layers."""
+    layers = len(_layers(decoder)[1])
+    if count > layers:
+        raise WhetError(
+            f"{type(decoder).__name__} has {layers} layers, too few for {count} stages; lower parallel.pipeline or "
+            "parallel.stages_per_rank"
+        )
+    starts = [-(-index * layers // count) for index in range(count + 1)]
+    return [Stage(i, range(starts[i], starts[i + 1]), i == 0, i == count - 1) for i in range(count)]
+
+
+def check_stages(model: Any) -> None:
+    """Raises ``WhetError`` where a model does more to hidden states than its layers and its last norm do: that would be
+    done once per stage. ``model`` is Hugging Face's, with its weights."""
+    name, decoder = type(model).__name__, model.get_decoder()
+    advice = "so it can't be cut into stages; set parallel.pipeline to 1"
+    inside = {id(p) for module in (decoder, model.get_output_embeddings()) for p in module.parameters()}
+    for more in (parameter for parameter, p in model.named_parameters() if id(p) not in inside):
+        raise WhetError(f"{name} has more than a decoder and a head ({more}), {advice}")
+    weight = decoder.get_input_embeddings().weight
+    hidden = torch.linspace(-1, 1, 2 * decoder.config.hidden_size, dtype=weight.dtype).view(1, 2, -1)
+    empty = part_of(decoder, Stage(1, range(0), first=False, last=False))
+    try:
+        with torch.no_grad():
+            after = empty(inputs_embeds=hidden, position_ids=torch.arange(2)[None], use_cache=False).last_hidden_state
+    except Exception as error:
+        raise WhetError(f"{name} does not run without layers ({error}), {advice}") from error
+    if not torch.equal(after, hidden):
+        raise WhetError(f"{name} changes hidden states outside of its layers, {advice}")
+
+
+def keep(model: Any, stages: Collection[Stage]) -> None:
+    """Drop from Hugging Face's ``model``, in place, the parameters that none of ``stages`` needs. The last stage keeps
+    tied embeddings: they are its head."""
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    (_, layers), embeddings = _layers(decoder), decoder.get_input_embeddings()
+    tied, last = head.weight is embeddings.weight, any(stage.last for stage in stages)
+    needed = {index for stage in stages for index in stage.layers}
+    for index, layer in enumerate(layers):
+        if index not in needed:
+            layers[index] = Elsewhere(layer)
+    if not last:
+        for name in _after_layers(decoder):
+            setattr(decoder, name, nn.Identity())
+        _drop(model, head)
+    if not any(stage.first for stage in stages) and not (last and tied):
+        _drop(decoder, embeddings)
+
+
+def part_of(decoder: Any, stage: Stage) -> Any:
+    """A decoder that runs one stage, and shares its modules with ``decoder``, which may have several."""
+    part = copy.copy(decoder)
+    name, layers = _layers(decoder)
+    shown = [layer if index in stage.layers else Elsewhere(layer) for index, layer in enumerate(layers)]
+    part._modules = decoder._modules | {name: nn.ModuleList(shown)}
+    if not stage.last:
+        part._modules |= {name: nn.Identity() for name in _after_layers(decoder)}
+        part._forward_hooks = type(part._forward_hooks)()  # they are for what comes out at the end
+    return part
+
+
+def _layers(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The first list of modules in it, and its name."""
+    for name, child in decoder.named_children():
+        if isinstance(child, nn.ModuleList):
+            return name, child
+    raise WhetError(f"{type(decoder).__name__} has no list of layers; set parallel.pipeline to 1")
+
+
+def _after_layers(decoder: Any) -> list[str]:
+    """What else has parameters, but for the embeddings: the last norm."""
+    others = (_layers(decoder)[1], decoder.get_input_embeddings())
+    children = decoder.named_children()
+    return [name for name, child in children if child not in others and any(True for _ in child.parameters())]
+
+
+def _drop(parent: nn.Module, child: nn.Module) -> None:
+    name = next(name for name, module in parent.named_modules() if module is child)
+    parent.set_submodule(name, Elsewhere(child))
