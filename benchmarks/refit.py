@@ -27,10 +27,13 @@ from torch import Tensor
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.engine import EngineSync
+from whet.weights.sender import Listed
 
 
 class Held:
     """A model that holds tensors and computes nothing."""
+
+    rank = 0
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -46,6 +49,9 @@ class Held:
 
     def finish(self) -> list[str]:
         return []
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor
 
     def columns(self, name: str, columns: list[int]) -> Tensor:
         return self.tensors[name][:, columns] if columns else self.tensors[name]
@@ -66,6 +72,7 @@ class Process:
     """An engine in another process, as far as weights go."""
 
     weights_complete = False
+    ranks = 1
     dtype = torch.bfloat16
 
     def __init__(self) -> None:
@@ -99,7 +106,7 @@ async def seconds_of(sync: EngineSync, engine: Process, named: list[tuple[str, T
     taken = []
     for version in range(rounds + 1):
         started = time.perf_counter()
-        await sync.load(named, engine, version)
+        await sync.load(Listed(named), engine, version)
         taken.append(time.perf_counter() - started)
     return taken[1:]
 
@@ -129,7 +136,7 @@ async def large(named: list[tuple[str, Tensor]], rounds: int) -> dict[str, list[
     for proof in (False, True):
         words = ", proven" if proof else ""
         found["in process" + words] = timed(partial(in_process, named, targets, proof), rounds)
-        for transport in ("shared_memory", "disk"):
+        for transport in ("shared_memory", "disk", "collective"):
             engine = Process()
             sync = EngineSync(WeightSyncConfig(transport=transport, digest=proof), [0, 0])
             found[transport.replace("_", " ") + words] = await seconds_of(sync, engine, named, rounds)
@@ -143,7 +150,7 @@ async def small(named: list[tuple[str, Tensor]], rounds: int) -> tuple[list[int]
     sent, taken = [], []
     for version in range(rounds + 1):
         before, started = engine.sent, time.perf_counter()
-        await sync.load(named, engine, version)
+        await sync.load(Listed(named), engine, version)
         taken.append(time.perf_counter() - started)
         sent.append(engine.sent - before)
     await engine.close()

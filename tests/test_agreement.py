@@ -68,12 +68,12 @@ def test_a_truncation_that_the_generator_ignores_is_named(folder, monkeypatch):
 
 
 def test_weights_that_did_not_arrive_are_named(folder, monkeypatch):
-    load = TorchGenerator.load_weights
+    load = TorchGenerator.take_weights
 
     def damaged(self, named):
         load(self, [(name, tensor * 1.5 if "down_proj" in name else tensor) for name, tensor in named])
 
-    monkeypatch.setattr(TorchGenerator, "load_weights", damaged)
+    monkeypatch.setattr(TorchGenerator, "take_weights", damaged)
     agreement = found(folder)
     assert math.isnan(agreement.error)
     assert agreement.cause is not None
@@ -82,12 +82,12 @@ def test_weights_that_did_not_arrive_are_named(folder, monkeypatch):
 
 
 def test_an_embedding_that_did_not_arrive_is_named(folder, monkeypatch):
-    load = TorchGenerator.load_weights
+    load = TorchGenerator.take_weights
 
     def stale(self, named):
         load(self, [(name, tensor * 0.5 if "lm_head" in name else tensor) for name, tensor in named])
 
-    monkeypatch.setattr(TorchGenerator, "load_weights", stale)
+    monkeypatch.setattr(TorchGenerator, "take_weights", stale)
     agreement = found(folder)
     assert agreement.cause is not None
     assert agreement.cause.startswith("tied embeddings")

@@ -37,7 +37,7 @@ def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
         recipe = toy_recipe(folder)
         renderer = build_renderer(recipe)
         generator = build_generator(recipe, renderer)
-        generator.load_weights(trained_weights(recipe, None))
+        generator.load_weights(trained_weights(recipe, None).tensors())
         config = EvaluationConfig(**settings)
         try:
             tasks = taskset.tasks("test")

@@ -11,16 +11,16 @@ from whet.types import Distribution
 _PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-
-    from torch import Tensor
+    from collections.abc import AsyncIterator
 
     from whet.cluster.base import Cluster
+    from whet.cluster.lease import Devices
     from whet.data.renderer import Renderer
     from whet.generators.base import Generator
     from whet.learner.learner import WorkerLearner
     from whet.recipe import Recipe
     from whet.weights.base import WeightSync
+    from whet.weights.parcel import Named
 
 
 def build_renderer(recipe: "Recipe") -> "Renderer":
@@ -33,52 +33,65 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
 
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
     """A generator whose weights are still to be written."""
+    from whet.cluster.cores import divide, part
     from whet.models.loading import load_model_config
+    from whet.weights.base import replicas
 
     generator: Generator = recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer)
+    devices = recipe.devices
+    _, own = divide(devices.learner_cores, devices.generator_cores)
+    held = replicas(generator)
+    for number, replica in enumerate(held):
+        if own is not None:
+            replica.cores = part(own, number, len(held))
+        if devices.placement == "colocated":
+            replica.sleeps = True
     return generator
 
 
-def build_sync(recipe: "Recipe", generator: "Generator", text: list[int]) -> "WeightSync":
+def build_sync(
+    recipe: "Recipe", generator: "Generator", text: list[int], devices: "Devices | None" = None
+) -> "WeightSync":
     """The way of the policy's weights to ``generator``. ``text``, at least two tokens, is what its probe reads."""
-    from whet.generators.router import Router
+    from whet.weights.base import replicas
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
-    from whet.weights.replicas import ReplicasSync
 
-    if isinstance(generator, Router):
-        return ReplicasSync([build_sync(recipe, replica, text) for replica in generator.replicas])
-    if not hasattr(generator, "call"):  # its weights are in this process
-        return InProcessSync(recipe.weights, text)
+    if not hasattr(replicas(generator)[0], "call"):  # its weights are in this process
+        return InProcessSync(recipe.weights, text, devices)
     sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
     repeated = (text * -(-length // len(text)))[:length]
-    return EngineSync(recipe.weights, repeated, Distribution(temperature=sampling.distribution.temperature))
+    own = Distribution(temperature=sampling.distribution.temperature)
+    return EngineSync(recipe.weights, repeated, own, devices)
 
 
-def trained_weights(recipe: "Recipe", run: Path | None) -> "Iterator[tuple[str, Tensor]]":
+def trained_weights(recipe: "Recipe", run: Path | None) -> "Named":
     """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
     import torch
 
     from whet.checkpoint.policy import load_policy
     from whet.checkpoint.store import CheckpointStore
-    from whet.learner.named_weights import named_weights
+    from whet.learner.named_weights import FullWeights
     from whet.models.loading import load_model
 
     if run is None:
         plain = recipe.model.model_copy(update={"lora": None})
-        return named_weights(load_model(plain, dtype=torch.float32, train=False))
+        return FullWeights(load_model(plain, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
-    return named_weights(load_policy(store.load(), recipe.model))
+    return FullWeights(load_policy(store.load(), recipe.model))
 
 
 @asynccontextmanager
 async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
     """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
     All are closed at the end, and where one can't be built."""
+    from whet.cluster.cores import divide
+
     recipe.algorithm.check_models(recipe.model)
     async with Closing() as closing:
-        cluster = recipe.cluster.build()
+        own, _ = divide(recipe.devices.learner_cores, recipe.devices.generator_cores)
+        cluster = recipe.cluster.build(own)
         closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}
         # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.

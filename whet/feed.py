@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from whet.algorithms.annotate import annotate
 from whet.batch import Batch, ModelOutput
 from whet.build import build_generator, build_sync
+from whet.cluster.lease import Devices
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
 from whet.errors import DataError
@@ -67,18 +68,30 @@ class Feed(Protocol):
     async def close(self) -> None: ...
 
 
-def build_feed(recipe: "Recipe", renderer: Renderer) -> Feed:
-    """The feed that the recipe's algorithm learns from."""
-    return SampledFeed(recipe, renderer) if recipe.algorithm.samples_per_task else RowsFeed(recipe, renderer)
+def build_feed(recipe: "Recipe", renderer: Renderer, devices: Devices) -> Feed:
+    """The feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
+    return (
+        SampledFeed(recipe, renderer, devices=devices)
+        if recipe.algorithm.samples_per_task
+        else RowsFeed(recipe, renderer)
+    )
 
 
 class SampledFeed:
     """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default."""
 
-    def __init__(self, recipe: "Recipe", renderer: Renderer, filters: tuple[Filter, ...] | None = None) -> None:
+    def __init__(
+        self,
+        recipe: "Recipe",
+        renderer: Renderer,
+        filters: tuple[Filter, ...] | None = None,
+        devices: Devices | None = None,
+    ) -> None:
         self.recipe, self.renderer = recipe, renderer
+        self.devices = devices or Devices({}, shared=False)
         self.distribution = recipe.sampling.distribution
         self.generator = build_generator(recipe, renderer)
+        self.devices.tenants["generation"] = self.generator
         self.source = RolloutSource(
             recipe.rollouts,
             recipe.sampling,
@@ -89,7 +102,7 @@ class SampledFeed:
             filters=recipe.algorithm.group_filters if filters is None else filters,
             seed=recipe.seed,
         )
-        self.sync = build_sync(recipe, self.generator, _probe_text(renderer, self.source.tasks[0]))
+        self.sync = build_sync(recipe, self.generator, _probe_text(renderer, self.source.tasks[0]), self.devices)
 
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
@@ -101,15 +114,16 @@ class SampledFeed:
 
     async def evaluate(self, learners: Mapping[str, Learner]) -> dict[str, float]:
         config, taskset = self.recipe.evaluation, self.recipe.taskset
-        report = await evaluate_tasks(
-            taskset.tasks(config.split)[: config.limit],
-            taskset,
-            self.generator,
-            self.renderer,
-            config.sampling(self.recipe.sampling),
-            config,
-            seed=self.recipe.seed,
-        )
+        async with self.devices.lent_to("generation"):
+            report = await evaluate_tasks(
+                taskset.tasks(config.split)[: config.limit],
+                taskset,
+                self.generator,
+                self.renderer,
+                config.sampling(self.recipe.sampling),
+                config,
+                seed=self.recipe.seed,
+            )
         return report.metrics()
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:

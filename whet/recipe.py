@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
-from whet.cluster.config import ClusterConfig, LocalClusterConfig
+from whet.cluster.config import ClusterConfig, DevicesConfig, LocalClusterConfig
 from whet.cluster.registry import CLUSTERS
 from whet.config import Component, Config
 from whet.data.base import Data
@@ -57,6 +57,8 @@ class Recipe(Config):
     learner: LearnerConfig = LearnerConfig()
     cluster: Annotated[ClusterConfig, Component(CLUSTERS)] = Field(default="local")  # type: ignore[assignment]
     """Where the learners' workers run."""
+    devices: DevicesConfig = DevicesConfig()
+    """Whether learners and generator take turns on this machine's cores and GPUs, or which cores each gets."""
     parallel: ParallelConfig = ParallelConfig()
     """Over how many ranks each learner is spread, and how."""
     generator: Annotated[Any, Component(GENERATORS, base="whet.config:Config")] = Field(default="torch")
@@ -90,6 +92,7 @@ class Recipe(Config):
                 f"parallel asks for {self.parallel.ranks} ranks, and cluster = local has no processes for them; set "
                 "cluster=processes or cluster=ray"
             )
+        self._check_devices()
         unfilled = self.algorithm.needs - self.algorithm.fills
         if unfilled:
             raise ValueError(
@@ -102,6 +105,22 @@ class Recipe(Config):
                 learns, here = _UNITS[loss.unit], " or ".join(_UNITS[unit] for unit in self.algorithm.units)
                 raise ValueError(f"algorithm.loss = {called} learns from {learns}, and this algorithm has {here}")
         return self
+
+    def _check_devices(self) -> None:
+        devices = self.devices
+        cores = devices.learner_cores is not None or devices.generator_cores is not None
+        if devices.placement == "colocated" and not self.algorithm.samples_per_task:
+            raise ValueError("devices.placement = colocated: this algorithm has no generator to take turns with")
+        if devices.placement == "colocated" and cores:
+            raise ValueError(
+                "devices.learner_cores and generator_cores divide the machine, and devices.placement = colocated gives "
+                "all of it to one after the other; leave them out"
+            )
+        if cores and isinstance(self.cluster, LocalClusterConfig):
+            raise ValueError(
+                "devices.learner_cores and generator_cores bind processes to cores, and cluster = local has none of "
+                "their own for learners; set cluster=processes or cluster=ray"
+            )
 
     def _check_lengths(self) -> None:
         longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens

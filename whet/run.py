@@ -8,16 +8,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from whet.batch import Batch
+from whet.checkpoint.behind import Behind
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.files import atomic_write_text
 from whet.checkpoint.lock import RunLock
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint, CheckpointStore
 from whet.closing import Closing
+from whet.cluster.lease import Devices, Several
 from whet.config import dump_yaml, load
 from whet.data.source import Source
 from whet.errors import ConfigError
@@ -95,11 +98,13 @@ class Run:
     feed: Feed
     learners: Mapping[str, Learner]
     store: CheckpointStore
+    devices: Devices  # taken in turns where learners and generator share them
     sinks: OpenSinks
     share_prompts: bool
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
+    behind: Behind = field(default_factory=Behind)  # the checkpoint that is being written
 
     @property
     def source(self) -> Source:
@@ -111,16 +116,20 @@ class Run:
         """What log-probs are taken under."""
         return self.feed.distribution
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """What happens inside is timed under ``name`` and shown as what is being done."""
+    @asynccontextmanager
+    async def phase(self, name: str, tenant: str | None = None) -> AsyncIterator[None]:
+        """What happens inside is timed under ``name`` and shown as what is being done; a ``tenant`` has the devices."""
         self.sinks.status(name)
         with self.clock.phase(name):
-            yield
+            if tenant is None:
+                yield
+            else:
+                async with self.devices.lent_to(tenant):
+                    yield
 
     async def before_first_step(self) -> None:
         """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
-        with self.phase("prepare"):
+        async with self.phase("prepare"):
             self.learners = await self.feed.prepare(self.learners, self.folder, self.start, self.sinks.status)
         await self.feed.publish(self.learners, self.start)
         if self.start == 0:
@@ -134,30 +143,48 @@ class Run:
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it."""
+        self.behind.check()
         self._log(step, batch)
         self.feed.record(self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         metric = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
         if self.recipe.checkpoints.due(step, steps):
-            with self.phase("checkpoint"):
+            async with self.phase("checkpoint", "learning"):
                 await self.save(step, metric)
+        if step == steps:
+            async with self.phase("checkpoint"):
+                await self.behind.finish()
         crash_point("step.done")
 
     async def save(self, step: int, metric: float | None) -> None:
-        """Publish a checkpoint of what is trained and of the source. ``metric`` is the best metric, if measured."""
+        """Publish a checkpoint of what is trained and of the source; where checkpoints are asynchronous, return when
+        there is a copy. ``metric`` is the best metric, if measured."""
+        state = {"step": step, "source": self.source.state()}
+        if self.recipe.checkpoints.asynchronous:
+            await self.behind.begin(
+                step, lambda copied: self.store.save(step, partial(self._write, copied), state, metric)
+            )
+        else:
+            await self.store.save(step, partial(self._write, None), state, metric)
 
-        async def write(folder: Path) -> None:
-            for role in self.recipe.algorithm.heads:
-                (folder / role).mkdir()
-                await self.learners[role].save(folder / role)
-                if not (folder / role / FACTS).is_file():
-                    raise CheckpointError(
-                        f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
-                        "folder must be one that all nodes see"
-                    )
-
-        await self.store.save(step, write, {"step": step, "source": self.source.state()}, metric)
+    async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
+        """Into the folder of a checkpoint; with ``copied``, which is set once training may go on, behind its back."""
+        learners = {role: self.learners[role] for role in self.recipe.algorithm.heads}
+        for role, learner in learners.items():
+            (folder / role).mkdir()
+            await (learner.save if copied is None else learner.begin_save)(folder / role)
+        if copied is not None:
+            copied.set()
+            crash_point("step.copied")
+            for learner in learners.values():
+                await learner.finish_save()
+        for role in learners:
+            if not (folder / role / FACTS).is_file():
+                raise CheckpointError(
+                    f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
+                    "folder must be one that all nodes see"
+                )
 
     async def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. The generator gets its weights before the first step."""
@@ -184,7 +211,7 @@ class Run:
     async def _evaluate(self, step: int) -> float | None:
         if not self.recipe.evaluation.enabled:
             return None
-        with self.phase("evaluate"):
+        async with self.phase("evaluate"):
             values = await self.feed.evaluate(self.learners)
         if not values:
             return None
@@ -203,9 +230,12 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
     from whet.build import build_renderer, open_learners
 
     async with Closing() as closing:
-        feed = build_feed(recipe, build_renderer(recipe))  # what is quickly found to be missing comes first
+        devices = Devices({}, shared=recipe.devices.placement == "colocated", deadline=recipe.devices.deadline)
+        feed = build_feed(recipe, build_renderer(recipe), devices)  # what is quickly found to be missing comes first
         closing.closes("the feed", feed.close)
         learners = await closing.enter_async_context(open_learners(recipe, folder))
+        devices.tenants["learning"] = Several(learners.values())
+        devices.awake = "learning"
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         run = Run(
             recipe=recipe,
@@ -214,9 +244,11 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             feed=feed,
             learners=learners,
             store=store,
+            devices=devices,
             sinks=OpenSinks([]),
             share_prompts=all(learner.describe().get("forest", True) for learner in learners.values()),
         )
+        closing.closes("the checkpoint that is being written", run.behind.close)
         store.clean()
         checkpoint = store.load_latest() if resuming else None
         if resuming and checkpoint is None:

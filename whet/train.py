@@ -19,10 +19,10 @@ async def train(run: "Run") -> None:
     async with run.source:
         await run.before_first_step()
         for step in range(run.start, run.recipe.steps):
-            with run.phase("generate"):
+            async with run.phase("generate", "generation"):
                 groups = await run.source.next_groups()
             crash_point("step.generated")
-            with run.phase("learn"):
+            async with run.phase("learn", "learning"):
                 batch = Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
                 batch = await annotate(batch, algorithm, run.learners, groups)
                 run.metrics.merge(algorithm.report(batch))
@@ -33,7 +33,7 @@ async def train(run: "Run") -> None:
                         if role == "policy" and algorithm.on_policy:
                             batch.old_logprobs = update.logprobs  # for people to look at
             crash_point("step.updated")
-            with run.phase("publish"):
+            async with run.phase("publish"):
                 await run.publish(step + 1)
             crash_point("step.published")
             await run.housekeeping(step + 1, groups, batch)

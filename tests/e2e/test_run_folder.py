@@ -92,7 +92,7 @@ def test_a_run_is_evaluated_with_the_weights_it_ended_with(
 ) -> None:
     recipe = toy_recipe(tiny_model, steps=2, model={"lora": lora}, checkpoints={"keep_best": 0, "keep_last": 1})
     folder = run.start(recipe, tmp_path / "run")
-    trained, untrained = dict(trained_weights(recipe, folder)), dict(trained_weights(recipe, None))
+    trained, untrained = (dict(trained_weights(recipe, run).tensors()) for run in (folder, None))
     assert trained.keys() == untrained.keys()
     assert any(not trained[name].equal(untrained[name]) for name in trained)
     assert evaluate(recipe, run=folder).n == 4

@@ -115,21 +115,21 @@ def test_every_replica_gets_the_weights_and_proves_it(
             sync = build_sync(recipe, router, renderer.render_prompt([{"role": "user", "content": "over the wire"}]))
             await learn_something(learner)
             gathered: list[Any] = []
-            gather = learner.named_weights
+            gather = learner.begin_weights
 
-            async def counted() -> Any:
-                gathered.append(await gather())
+            async def counted(sending: Any) -> Any:
+                gathered.append(await gather(sending))
                 return gathered[-1]
 
-            monkeypatch.setattr(learner, "named_weights", counted)
+            monkeypatch.setattr(learner, "begin_weights", counted)
             await sync.publish(learner, router, 3)
             assert len(gathered) == 1  # not once for each replica
             assert [one.version for one in router.replicas] == [3, 3]
             one, two = (dict(each.named_weights()) for each in router.replicas)
             assert all(one[name].equal(two[name]) for name in one)
-            honest = router.replicas[1].load_weights
+            honest = router.replicas[1].take_weights
             monkeypatch.setattr(
-                router.replicas[1], "load_weights", lambda named: honest([(n, t + 1) for n, t in named])
+                router.replicas[1], "take_weights", lambda named: honest([(n, t + 1) for n, t in named])
             )
             with pytest.raises(RefitError, match="does not hold"):
                 await sync.publish(learner, router, 4)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.learner.parts import ADAMW, BestOfGroup, Poisoned, PolicyGradient, SequenceRatio, some_batch, whole, worker
+from tests.weights.collected import weights_of
 from whet.cluster.local import LocalCluster
 from whet.errors import DeadlineError, WhetError
 from whet.learner.config import LearnerConfig
@@ -79,12 +80,12 @@ def test_a_batch_that_trains_nothing_changes_nothing(llama):
     batch, _ = some_batch().select(torch.tensor([2]))
 
     async def test(learner):
-        before = [(name, tensor.clone()) for name, tensor in await learner.named_weights()]
+        before = [(name, tensor.clone()) for name, tensor in await weights_of(learner, torch.float64)]
         update = await learner.update(batch, PolicyGradient())
         assert update.metrics.result() == {"learner/empty": 1}
         assert update.logprobs.tolist() == [0.0] * len(batch)
         assert (await learner.score(batch, {"logprobs"}))["logprobs"].tolist() == [0.0] * len(batch)
-        for (name, old), (_, new) in zip(before, await learner.named_weights(), strict=True):
+        for (name, old), (_, new) in zip(before, await weights_of(learner, torch.float64), strict=True):
             assert torch.equal(old, new), name
 
     with_learner(config(llama), test)
@@ -116,13 +117,13 @@ def test_it_saves_and_loads_and_says_how_far_it_is(llama, tmp_path):
     async def test(learner):
         await learner.update(some_batch(), PolicyGradient())
         await learner.save(tmp_path)
-        return dict(await learner.named_weights())
+        return dict(await weights_of(learner, torch.float64))
 
     saved = with_learner(config(llama), test)
 
     async def again(learner):
         await learner.load(tmp_path)
-        return learner.describe(), dict(await learner.named_weights())
+        return learner.describe(), dict(await weights_of(learner, torch.float64))
 
     facts, loaded = with_learner(config(llama), again)
     assert facts["steps_done"] == 1

@@ -49,7 +49,7 @@ async def source(
     recipe = toy_recipe(folder)
     renderer = build_renderer(recipe)
     generator = build_generator(recipe, renderer)
-    generator.load_weights(trained_weights(recipe, None))
+    generator.load_weights(trained_weights(recipe, None).tensors())
     config = RolloutConfig(**({"prompts_per_step": 3} | changes))
     made = RolloutSource(
         config, recipe.sampling, taskset or Lowercase(), generator, renderer, group_size=2, filters=filters, seed=7

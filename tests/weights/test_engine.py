@@ -13,22 +13,32 @@ import torch
 from torch import Tensor
 
 from tests.toy import toy_recipe
+from tests.weights.collected import weights_of
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer
-from whet.errors import RefitError
+from whet.errors import DeadlineError, RefitError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
-from whet.weights.base import in_buckets
+from whet.weights.collective import Collective
 from whet.weights.config import WeightSyncConfig
+from whet.weights.disk import Disk
 from whet.weights.engine import EngineSync
+from whet.weights.local import Relay
+from whet.weights.parcel import lay_out
 from whet.weights.receiver import Receiver
+from whet.weights.sender import Listed
+from whet.weights.shared_memory import SharedMemory
+
+TRANSPORTS = ["shared_memory", "disk", "collective"]
 
 
 class StandIn:
     """An engine: the torch generator, which takes its weights from a receiver."""
 
     weights_complete = False
+    ranks = 1
+    rank = 0
 
     def __init__(self, inside: TorchGenerator) -> None:
         self.inside, self.receiver = inside, Receiver(self)
@@ -42,7 +52,7 @@ class StandIn:
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
         assert target == "whet.weights.receiver:Receiver"
         self.calls.append((method, args))
-        return [getattr(self.receiver, method)(*args)]
+        return [await asyncio.to_thread(getattr(self.receiver, method), *args)]
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
         return await self.inside.sample(prompt, params, session)
@@ -80,18 +90,19 @@ async def parts(
     folder: Path, tmp_path: Path, weights: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[tuple[Any, StandIn, EngineSync]]:
     """Buckets of 64 KiB: the tiny model takes many."""
-    recipe = toy_recipe(folder, weights={"bucket_mb": 1 / 16} | (weights or {}), **changes)
+    settings = {"bucket_mb": 1 / 16, "folder": str(tmp_path), "deadline": 5.0} | (weights or {})
+    recipe = toy_recipe(folder, weights=settings, **changes)
     renderer = build_renderer(recipe)
     inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
     try:
         text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        yield learner, StandIn(inside), EngineSync(recipe.weights, text, Distribution(temperature=0.7), tmp_path)
+        yield learner, StandIn(inside), EngineSync(recipe.weights, text, Distribution(temperature=0.7))
     finally:
         await inside.close()
         await learner.close()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path, transport: str, dtype: str) -> None:
     async def go() -> None:
@@ -111,68 +122,104 @@ def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path, tran
             assert metrics["refit/unread"] == 0
             assert metrics["refit/seconds"] > 0
             held = dict(engine.inside.named_weights())
-            for name, tensor in await learner.named_weights():
+            for name, tensor in await weights_of(learner):
                 assert name not in held or torch.equal(held[name], tensor.to(held[name].dtype))
         assert not list(tmp_path.glob("whet-weights-*"))
 
     asyncio.run(go())
 
 
-def test_names_and_shapes_are_sent_once(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_how_weights_are_packed_and_come_is_said_once(tiny_model: Path, tmp_path: Path, transport: str) -> None:
     async def go() -> None:
-        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
-            described, memory = [], []
+        async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
+            layouts, setups = [], []
             for version in range(3):
                 engine.calls.clear()
                 await sync.publish(learner, engine, version)
-                taken = [args for method, args in engine.calls if method == "take_memory"]
-                assert len(taken) > 4
-                described.append(sum(args[3] is not None for args in taken))
-                memory.append(sum(args[2] is not None for args in taken))
-            assert described == [len(taken), 0, 0]
-            assert memory[1:] == [0, 0]
+                layouts.append([args[2] is not None for method, args in engine.calls if method == "begin"])
+                setups.append([method for method, _ in engine.calls if method in ("map_memory", "join")])
+                assert sum(method.startswith("take_") for method, _ in engine.calls) > 4
+            assert layouts == [[True], [False], [False]]
+            assert len(setups[0]) == (transport != "disk")
+            assert setups[1:] == [[], []]
 
     asyncio.run(go())
 
 
-def test_a_bucket_that_changed_is_described_again(tiny_model: Path, tmp_path: Path) -> None:
+def test_weights_that_are_packed_otherwise_are_described_again(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
             await sync.publish(learner, engine, 0)
-            named = await learner.named_weights()
-            await sync.load(named[::-1], engine, 1)  # other tensors in each bucket
+            sync.config = sync.config.model_copy(update={"bucket_mb": 1.0})  # and larger than the memory that is there
+            engine.calls.clear()
+            await sync.publish(learner, engine, 1)
+            assert [method for method, _ in engine.calls[:2]] == ["begin", "map_memory"]
+            assert engine.calls[0][1][2] is not None
+
+    asyncio.run(go())
+
+
+def test_weights_of_this_process_go_the_same_way(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            named = await weights_of(learner)
+            await sync.load(Listed(named[::-1]), engine, 1)  # other tensors in each bucket
             assert engine.weights_complete
+            await sync.publish(learner, engine, 2)
+
+    asyncio.run(go())
+
+
+def test_where_the_learner_shares_no_memory_with_this_machine_buckets_pass_through_here(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            for version in range(2):
+                await sync.publish(learner, engine, version)
+                await learn_something(learner)
+            await sync.publish(learner, engine, 2)
+            assert isinstance(sync._sender, Relay)
 
     asyncio.run(go())
 
 
 def test_buckets_keep_order_and_size_and_a_large_tensor_comes_alone() -> None:
     sizes = [4, 4, 4, 40, 4, 8]
-    named = [(str(i), torch.zeros(size, dtype=torch.uint8)) for i, size in enumerate(sizes)]
-    assert [[name for name, _ in bucket] for bucket in in_buckets(named, 12)] == [["0", "1", "2"], ["3"], ["4", "5"]]
-    assert list(in_buckets([], 12)) == []
+    described = [(str(i), torch.uint8, torch.Size([size])) for i, size in enumerate(sizes)]
+    layout = lay_out(described, torch.uint8, 12)
+    assert [[name for name, *_ in bucket] for bucket in layout] == [["0", "1", "2"], ["3"], ["4", "5"]]
+    assert [[offset for *_, offset in bucket] for bucket in layout] == [[0, 64, 128], [0], [0, 64]]
+    assert lay_out([], torch.uint8, 12) == []
 
 
 Write = Callable[..., tuple[Any, ...]]
 
 
-def transposed(write: Write, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
-    return write(bucket, [(n, t.T.reshape(t.shape) if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named])
+def transposed(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    return write(
+        here, bucket, [(n, t.T.reshape(t.shape) if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named]
+    )
 
 
-def stale(write: Write, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
-    return write(bucket, [(n, t + 0.01 if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named])
+def stale(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    return write(here, bucket, [(n, t + 0.01 if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named])
 
 
-def swapped(write: Write, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+def swapped(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
     there = dict(named)
     one, other = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_proj.weight"
     if one in there and other in there:
         there[one], there[other] = there[other], there[one]
-    return write(bucket, list(there.items()))
+    return write(here, bucket, list(there.items()))
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("damage", [transposed, stale, swapped])
 def test_damage_on_the_way_is_named(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[..., Any], transport: str
@@ -180,8 +227,9 @@ def test_damage_on_the_way_is_named(
     async def go() -> None:
         settings = {"transport": transport, "bucket_mb": 1.0}
         async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
-            honest = sync.transport.write
-            monkeypatch.setattr(sync.transport, "write", lambda *args: damage(honest, *args))
+            kind = {"shared_memory": SharedMemory, "disk": Disk, "collective": Collective}[transport]
+            honest = kind.write
+            monkeypatch.setattr(kind, "write", lambda *args: damage(honest, *args))
             with pytest.raises(RefitError, match=r"did not receive.*model\.layers\.1\.mlp\.(up|gate)_proj"):
                 await sync.publish(learner, engine, 1)
             assert not engine.weights_complete
@@ -189,15 +237,42 @@ def test_damage_on_the_way_is_named(
     asyncio.run(go())
 
 
-def test_a_bucket_that_is_lost_is_named(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_bucket_that_is_lost_is_named_and_a_complete_set_makes_it_good(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
     async def go() -> None:
-        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
-            honest = engine.receiver.take_memory
-            monkeypatch.setattr(engine.receiver, "take_memory", lambda *args: None if args[0] == 2 else honest(*args))
-            lost = list(in_buckets(await learner.named_weights(), 2**16))[2][0][0]
-            with pytest.raises(RefitError, match="missing or differ") as error:
+        async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
+            described = [(name, tensor.dtype, tensor.shape) for name, tensor in await weights_of(learner)]
+            lost = lay_out(described, torch.float32, 2**16)[2][0][0]
+            honest, taken = engine.call, []
+
+            async def forgetful(target: str, method: str, *args: Any) -> list[Any]:
+                taken.append(method.startswith("take_"))
+                if taken[-1] and sum(taken) == 3:
+                    return [None]
+                return await honest(target, method, *args)
+
+            monkeypatch.setattr(engine, "call", forgetful)
+            with pytest.raises(RefitError, match=r"missing or differ|nobody took") as error:
                 await sync.publish(learner, engine, 1)
             assert lost in str(error.value)
+            assert not engine.weights_complete
+            monkeypatch.undo()
+            await sync.publish(learner, engine, 2)
+
+    asyncio.run(go())
+
+
+def test_an_engine_that_never_comes_to_a_collective_is_an_error_at_the_deadline(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        settings = {"transport": "collective", "deadline": 1.0}
+        async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
+            monkeypatch.setattr(engine.receiver, "join", lambda *_: None)
+            with pytest.raises(DeadlineError, match=r"did not meet the learner .* within 1 s"):
+                await sync.publish(learner, engine, 1)
 
     asyncio.run(go())
 
@@ -209,7 +284,7 @@ def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(
 
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
-            monkeypatch.setattr("whet.weights.shared_memory._SLOTS", 1)
+            monkeypatch.setattr("whet.weights.shared_memory.SLOTS", 1)
             honest = engine.call
 
             async def slow(*args: Any) -> list[Any]:
@@ -245,9 +320,9 @@ def test_a_parameter_for_which_nothing_came_is_named(
 ) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
-            named = [(name, tensor) for name, tensor in await learner.named_weights() if "norm" not in name]
+            named = [(name, tensor) for name, tensor in await weights_of(learner) if "norm" not in name]
             with pytest.raises(RefitError, match=r"have no new weight.*norm"):
-                await sync.load(named, engine, 1)
+                await sync.load(Listed(named), engine, 1)
 
     asyncio.run(go())
 

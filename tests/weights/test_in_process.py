@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.toy import toy_recipe
+from tests.weights.collected import weights_of
 from whet.batch import Batch
 from whet.build import build_generator, build_learner, build_renderer
 from whet.errors import RefitError
@@ -51,7 +52,7 @@ def test_what_the_learner_learned_arrives(tiny_model: Path, tmp_path: Path) -> N
             assert generator.version == 1
             assert metrics["refit/probe_mean"] < 1e-4
             held = dict(generator.named_weights())
-            for name, tensor in await learner.named_weights():
+            for name, tensor in await weights_of(learner):
                 assert name not in held or torch.equal(held[name], tensor)
 
     asyncio.run(go())
@@ -90,8 +91,8 @@ def test_the_digest_names_the_tensors_that_did_not_arrive(
 ) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):
-            honest = generator.load_weights
-            monkeypatch.setattr(generator, "load_weights", lambda named: honest(damage(named)))
+            honest = generator.take_weights
+            monkeypatch.setattr(generator, "take_weights", lambda named: honest(damage(named)))
             with pytest.raises(RefitError, match=r"model\.layers\.\d"):
                 await sync.publish(learner, generator, 1)
 
@@ -103,8 +104,8 @@ def test_a_tensor_that_is_not_sent_at_all_is_named(
 ) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):
-            honest = generator.load_weights
-            monkeypatch.setattr(generator, "load_weights", lambda named: honest(named[:-3]))
+            honest = generator.take_weights
+            monkeypatch.setattr(generator, "take_weights", lambda named: honest(named[:-3]))
             with pytest.raises(RefitError, match="missing"):
                 await sync.publish(learner, generator, 1)
 
@@ -122,18 +123,20 @@ def test_the_probe_notices_what_a_digest_of_the_parameters_cannot(
             await sync.publish(learner, generator, 0)
             honest = generator.score_decode
             if fault == "stale weights":
+                held = [(name, tensor.clone()) for name, tensor in generator.named_weights()]
                 await learn_something(learner)
-                monkeypatch.setattr(generator, "load_weights", lambda named: None)
+                honest_take = generator.take_weights
+                monkeypatch.setattr(generator, "take_weights", lambda named: honest_take(held))
             elif fault == "untied head":
                 head = generator.engine.model.get_output_embeddings()
-                loaded = generator.load_weights
+                finished = generator.finish_weights
 
-                def untie(named: Any) -> None:
-                    loaded(named)
+                def untie() -> None:
+                    finished()
                     other = head.weight + 0.1 * torch.randn_like(head.weight)
                     head.forward = lambda x: torch.nn.functional.linear(x, other)
 
-                monkeypatch.setattr(generator, "load_weights", untie)
+                monkeypatch.setattr(generator, "finish_weights", untie)
             else:
                 monkeypatch.setattr(generator, "score_decode", lambda p, t: [2 * lp for lp in honest(p, t)])
             with pytest.raises(RefitError, match="decode path"):

@@ -1,6 +1,7 @@
 """Publishing to a real vLLM engine: what arrives, what its layers compute with, and every fault that it could hide."""
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.tiny import tiny_qwen3, tiny_tokenizer
 from tests.toy import toy_recipe
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer, build_sync
+from whet.cluster.local import LocalCluster
 from whet.errors import RefitError
 from whet.generators.vllm_generator import VllmGenerator
 from whet.types import Distribution
@@ -29,13 +31,15 @@ class Parts:
         self.recipe = toy_recipe(
             folder,
             generator={"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "deadline": 120.0},
+            cluster={"type": "processes"},
+            devices={"generator_cores": 1},
             weights={"bucket_mb": 1 / 16, "columns": 1000},
             sampling={"max_prompt_tokens": 200, "temperature": 0.7},
             optimizer={"lr": 0.01},
         )
         self.renderer = build_renderer(self.recipe)
         self.generator: Any = build_generator(self.recipe, self.renderer)
-        self.learner: Any = asyncio.run(build_learner(self.recipe, scratch, self.recipe.cluster.build()))
+        self.learner: Any = asyncio.run(build_learner(self.recipe, scratch, LocalCluster()))
         self.text = self.renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
         self.version = 0
 
@@ -66,7 +70,7 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     asyncio.run(parts.learner.close())
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk"])
+@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective"])
 def test_every_matrix_arrives_and_is_read_back_whole(parts: Parts, loop: Loop, transport: str) -> None:
     async def go() -> None:
         sync = parts.sync(transport=transport)
@@ -92,6 +96,38 @@ def test_requests_under_way_go_on_with_new_weights(parts: Parts, loop: Loop) -> 
         assert (await long).versions == (parts.version - 1, parts.version)
 
     loop.run(go())
+
+
+def test_an_engine_that_sleeps_samples_nothing_and_goes_on_as_it_was(parts: Parts, loop: Loop) -> None:
+    async def go() -> None:
+        from whet.generators.base import SamplingParams
+
+        generator = parts.generator
+        await parts.publish(parts.sync())
+        params = SamplingParams(100, greedy=True)
+        expected = (await generator.sample([5, 6, 7], params, "s")).tokens
+        under_way = asyncio.ensure_future(generator.sample([5, 6, 7], params, "s"))
+        await generator.sample([8, 9], SamplingParams(2), "t")
+        await generator.sleep()
+        late = asyncio.ensure_future(generator.sample([5, 6, 7], params, "u"))
+        _, waiting = await asyncio.wait({under_way, late}, timeout=2.0)
+        assert late in waiting
+        await generator.wake()
+        assert (await under_way).tokens == (await late).tokens == expected
+        assert (await late).versions == (parts.version, parts.version)
+
+    loop.run(go())
+
+
+def test_the_engine_runs_on_the_cores_that_it_was_given(parts: Parts, loop: Loop) -> None:
+    import psutil
+
+    assert parts.generator.cores == [max(os.sched_getaffinity(0))]
+    loop.run(parts.publish(parts.sync()))
+    for process in parts.generator.processes:
+        for thread in psutil.Process(process).threads():
+            assert os.sched_getaffinity(thread.id) == set(parts.generator.cores)
+    assert len(os.sched_getaffinity(0)) >= 2
 
 
 class KeepsAnOldLayer:

@@ -20,6 +20,9 @@ class CheckpointConfig(Config):
     """What "best" is judged by. A checkpoint at whose step it was not measured is never the best."""
     mode: Literal["max", "min"] = "max"
     """Whether a larger or a smaller metric is better."""
+    asynchronous: bool = False
+    """Write while training goes on: it stops only until a copy is taken, which needs memory for weights and moments on
+    the CPU. One at a time: the next one waits for the one before."""
     verify: bool = True
     """Compare the SHA-256 of every file when loading. False: only names and sizes."""
 

@@ -1,5 +1,6 @@
 """The settings of clusters. Apart from the clusters, so that a recipe is read without Ray."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -11,15 +12,16 @@ from whet.config import Config
 class ClusterConfig(Config):
     """Where the workers of a run's learners run."""
 
-    def build(self) -> Cluster:
-        """The cluster. Nothing is started before the first launch."""
+    def build(self, cores: Sequence[int] | None = None) -> Cluster:
+        """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
+        its workers are bound to; None: to none."""
         raise NotImplementedError
 
 
 class LocalClusterConfig(ClusterConfig):
     """In this process, each worker in a thread."""
 
-    def build(self) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None) -> Cluster:
         from whet.cluster.local import LocalCluster
 
         return LocalCluster()
@@ -28,10 +30,10 @@ class LocalClusterConfig(ClusterConfig):
 class ProcessClusterConfig(ClusterConfig):
     """On this machine, each worker in a process."""
 
-    def build(self) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None) -> Cluster:
         from whet.cluster.processes import ProcessCluster
 
-        return ProcessCluster()
+        return ProcessCluster(cores)
 
 
 class RayClusterConfig(ClusterConfig):
@@ -52,7 +54,22 @@ class RayClusterConfig(ClusterConfig):
     start_deadline: float = Field(300.0, gt=0)
     """Seconds within which the cluster must have room for the workers of a learner and their actors must be up."""
 
-    def build(self) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None) -> Cluster:
         from whet.cluster.ray_cluster import RayCluster
 
-        return RayCluster(self)
+        return RayCluster(self, cores)
+
+
+class DevicesConfig(Config):
+    """How learners and generator share this machine's cores and GPUs."""
+
+    placement: Literal["split", "colocated"] = "split"
+    """``split``: each computes when it has something to do. ``colocated``: they take turns on the same devices; while
+    one computes, the other sleeps and, on a GPU, has made room."""
+    learner_cores: int | None = Field(None, ge=1)
+    """With ``split``, and ``cluster=processes`` or ``ray``: how many of this machine's cores the learners are bound to.
+    None: those that ``generator_cores`` leaves, or all."""
+    generator_cores: int | None = Field(None, ge=1)
+    """The same of the generator. None: those that ``learner_cores`` leaves, or all."""
+    deadline: float = Field(600.0, gt=0)
+    """With ``colocated``: seconds that one may wait for the other, and that falling asleep and waking may take."""

@@ -5,7 +5,7 @@ Who waits for whom: a tenant waits for the one that holds the devices to let go 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
@@ -24,6 +24,21 @@ class Tenant(Protocol):
         ...
 
 
+class Several:
+    """Tenants that come and go together."""
+
+    def __init__(self, tenants: Iterable[Tenant]) -> None:
+        self._tenants = tuple(tenants)
+
+    async def sleep(self) -> None:
+        for tenant in self._tenants:
+            await tenant.sleep()
+
+    async def wake(self) -> None:
+        for tenant in self._tenants:
+            await tenant.wake()
+
+
 class Devices:
     """The devices of a run. Where they are not ``shared``, everybody has its own, nobody waits and nobody sleeps.
 
@@ -31,7 +46,7 @@ class Devices:
     ...     await learner.update(batch, loss)
     """
 
-    def __init__(self, tenants: Mapping[str, Tenant], *, shared: bool, deadline: float) -> None:
+    def __init__(self, tenants: Mapping[str, Tenant], *, shared: bool, deadline: float = 600.0) -> None:
         """All tenants are asleep, or share the devices peacefully until the first lease. ``deadline``: seconds that
         one may wait for another, and that falling asleep and waking may take."""
         self.tenants, self.shared, self.deadline = dict(tenants), shared, deadline
@@ -43,10 +58,10 @@ class Devices:
     async def lent_to(self, name: str) -> AsyncIterator[None]:
         """The devices belong to ``name`` inside. Raises ``KeyError`` for a stranger, ``DeadlineError`` when the other
         one does not let go of them, fall asleep or wake in time."""
-        tenant = self.tenants[name]
         if not self.shared:
             yield
             return
+        tenant = self.tenants[name]
         try:
             async with asyncio.timeout(self.deadline):
                 await self._lock.acquire()

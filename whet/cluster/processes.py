@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
 from whet.cluster.base import Placement, Seat, WorkerGroup
-from whet.cluster.cores import divided_cores
+from whet.cluster.cores import bind, divided_cores, part
 from whet.cluster.group import Call, LinkedGroup
 from whet.cluster.host import Host, Reply, die_with_parent, failed
 from whet.cluster.rendezvous import LOOPBACK, Reservation, seats
@@ -25,7 +26,10 @@ from whet.errors import WhetError, WorkerError
 
 
 class ProcessCluster:
-    """Launches each worker in a process of this machine."""
+    """Launches each worker in a process of this machine. ``cores``: those that the workers of a group divide."""
+
+    def __init__(self, cores: Sequence[int] | None = None) -> None:
+        self.cores = cores
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         if worker.__module__ == "__main__" or "<" in worker.__qualname__:
@@ -34,8 +38,11 @@ class ProcessCluster:
                 "one of a function or of the script that was started"
             )
         meeting = Reservation(LOOPBACK)
-        threads = str(divided_cores(placement.ranks)) if placement.ranks > 1 else None
-        links = [_Process(worker, config, seat, threads, meeting) for seat in seats(placement, meeting.address)]
+        links = []
+        for seat in seats(placement, meeting.address):
+            own = None if self.cores is None else part(self.cores, seat.rank, placement.ranks)
+            threads = str(len(own)) if own else str(divided_cores(placement.ranks)) if placement.ranks > 1 else None
+            links.append(_Process(worker, config, seat, threads, own, meeting))
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:
@@ -45,16 +52,24 @@ class ProcessCluster:
 class _Process:
     """The link to a worker in a process."""
 
-    def __init__(self, worker: type, config: Config, seat: Seat, threads: str | None, meeting: Reservation) -> None:
+    def __init__(
+        self,
+        worker: type,
+        config: Config,
+        seat: Seat,
+        threads: str | None,
+        cores: list[int] | None,
+        meeting: Reservation,
+    ) -> None:
         self._seat, self._meeting = seat, meeting
         self._start = pickle.dumps((worker, config, seat))
         ours, theirs = socket.socketpair()
-        start = f"from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()})"
+        start = f"from {__name__} import serve; serve({theirs.fileno()}, {os.getpid()}, {cores})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {start}"],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno()],
-            env=({"OMP_NUM_THREADS": threads} if threads else {}) | dict(os.environ),
+            env=_environment(threads, bound=cores is not None),
             start_new_session=True,  # an interrupt from the keyboard is the parent's to handle
         )
         theirs.close()
@@ -87,9 +102,18 @@ class _Process:
         return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
 
 
-def serve(socket_number: int, parent: int) -> None:
+def _environment(threads: str | None, bound: bool) -> dict[str, str]:
+    """Of a worker. What the user has set goes before, but for a worker that is bound to some cores: more threads than
+    cores would wait for each other."""
+    own = {"OMP_NUM_THREADS": threads} if threads else {}
+    return dict(os.environ) | own if bound else own | dict(os.environ)
+
+
+def serve(socket_number: int, parent: int, cores: list[int] | None) -> None:
     """The process's life: build the worker, then answer requests until the parent is gone or kills it."""
     die_with_parent(parent)
+    if cores is not None:
+        bind(cores)
     pipe, requests, host = Connection(socket_number), SimpleQueue[bytes](), Host()
 
     def read() -> None:

@@ -4,7 +4,7 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from whet.cluster.cores import cores
+from whet.cluster.cores import bind, cores
 from whet.cluster.host import Host, Reply, die_with_parent
 from whet.cluster.rendezvous import Reservation
 
@@ -35,13 +35,18 @@ class RayHost(Host):
         self._meeting = Reservation(ray.util.get_node_ip_address())
         return self._meeting.address
 
-    def start(self, pickled: bytes, threads: str | None) -> Reply:
-        """Build the worker. It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set
-        it to the actor's share of cores, which is not what None means."""
+    def start(self, pickled: bytes, threads: str | None, cores: list[int] | None = None) -> Reply:
+        """Build the worker, bound to ``cores`` if there are any.
+
+        It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set it to the actor's
+        share of cores, which is not what None means.
+        """
         die_with_parent(os.getppid())  # Ray's node, which can't tell a frozen worker to end when it is killed itself
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
+        if cores is not None:
+            bind(cores)
         return self.build(*pickle.loads(pickled))
 
     def answer(self, request: tuple[str, tuple[object, ...]]) -> Reply:

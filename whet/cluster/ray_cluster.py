@@ -10,10 +10,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whet.cluster.base import Placement, Seat, WorkerGroup
+from whet.cluster.cores import part
 from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
 from whet.cluster.host import Reply
 from whet.cluster.ray_actor import Home, RayHost
@@ -33,14 +34,15 @@ _HINT = "use fewer ranks, lower cluster.cpus_per_rank or cluster.gpus_per_rank, 
 class RayCluster:
     """Launches workers in Ray actors."""
 
-    def __init__(self, config: "RayClusterConfig") -> None:
-        self.config = config
+    def __init__(self, config: "RayClusterConfig", cores: Sequence[int] | None = None) -> None:
+        """``cores``: those of this machine that the workers here divide."""
+        self.config, self.cores = config, cores
         self._connected = False
         self._books = Books()
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         self._connected |= connect(self.config.address)
-        team = _Team(self.config, self._books, worker, config, placement)
+        team = _Team(self.config, self._books, worker, config, placement, self.cores)
         return LinkedGroup(worker, placement, [_Actor(team, rank) for rank in range(placement.ranks)])
 
     async def close(self) -> None:
@@ -86,9 +88,15 @@ class _Team:
     """The actors of one group."""
 
     def __init__(
-        self, settings: "RayClusterConfig", books: Books, worker: type, config: Config, placement: Placement
+        self,
+        settings: "RayClusterConfig",
+        books: Books,
+        worker: type,
+        config: Config,
+        placement: Placement,
+        cores: Sequence[int] | None = None,
     ) -> None:
-        self._books = books
+        self._books, self._cores = books, cores
         self._settings, self._worker, self._config, self._placement = settings, worker, config, placement
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -113,9 +121,12 @@ class _Team:
         import ray
 
         actor, home, seat = self.member(rank)
-        fellows = sum(other.node == home.node for _, other, _ in self.members)
-        divided = str(max(1, home.cores // fellows)) if fellows > 1 else None
+        fellows = [other for _, other, _ in self.members if other.node == home.node]
+        divided = str(max(1, home.cores // len(fellows))) if len(fellows) > 1 else None
         worker = ray.cloudpickle.dumps((self._worker, self._config, seat))
+        if self._cores is not None and home.node == ray.get_runtime_context().get_node_id():
+            own = part(self._cores, fellows.index(home), len(fellows))
+            return actor.start.remote(worker, str(len(own)), own)
         return actor.start.remote(worker, os.environ.get("OMP_NUM_THREADS", divided))
 
     def end(self) -> None:

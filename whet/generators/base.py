@@ -44,4 +44,13 @@ class Generator(Protocol):
         """Go on with weights ``version``; nothing cached under older weights serves new requests."""
         ...
 
+    async def sleep(self) -> None:
+        """Return once it computes nothing and, where it can, holds nothing on a GPU. Requests under way wait, and so do
+        new ones."""
+        ...
+
+    async def wake(self) -> None:
+        """Go on as before ``sleep``, with the same weights."""
+        ...
+
     async def close(self) -> None: ...

@@ -46,33 +46,50 @@ def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
 
 
-@torch.no_grad()
 def load_named(model: "PreTrainedModel", named: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy tensors into the model's own, in place, casting to its dtype.
+    """A complete set of weights at once; see ``Loading``."""
+    loading = Loading(model)
+    loading.take(named)
+    loading.finish()
 
-    The whole set must come: RefitError names what is missing, unexpected or of another shape. A tied head may come or
-    not; if it comes it must equal the embedding it is tied to.
+
+class Loading:
+    """Copies tensors, some at a time, into the model's own, in place, casting to its dtype.
+
+    In the end the whole set must have come. A tied head may come or not; if it comes it must equal the embedding it is
+    tied to.
     """
-    targets = dict(model.state_dict(keep_vars=True))
-    written: dict[tuple[int, torch.Size], str] = {}
-    wrong: list[str] = []
-    for name, source in named:
-        target = targets.get(name)
-        if target is None:
-            wrong.append(f"{name}: the model has no such weight")
-        elif target.shape != source.shape:
-            wrong.append(f"{name}: shape {list(source.shape)}, the model's is {list(target.shape)}")
-        elif (first := written.setdefault((target.data_ptr(), target.shape), name)) != name:
-            if not torch.equal(target, source.to(target.device, target.dtype)):
-                wrong.append(f"{name}: differs from {first}, to which the model ties it")
-        else:
-            target.copy_(source)
-    wrong += [
-        f"{name}: missing" for name, target in targets.items() if (target.data_ptr(), target.shape) not in written
-    ]
-    if wrong:
-        more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(wrong[:8]) + more)
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self._targets = dict(model.state_dict(keep_vars=True))
+        self._written: dict[tuple[int, torch.Size], str] = {}
+        self._wrong: list[str] = []
+
+    @torch.no_grad()
+    def take(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Some of the set."""
+        for name, source in named:
+            target = self._targets.get(name)
+            if target is None:
+                self._wrong.append(f"{name}: the model has no such weight")
+            elif target.shape != source.shape:
+                self._wrong.append(f"{name}: shape {list(source.shape)}, the model's is {list(target.shape)}")
+            elif (first := self._written.setdefault((target.data_ptr(), target.shape), name)) != name:
+                if not torch.equal(target, source.to(target.device, target.dtype)):
+                    self._wrong.append(f"{name}: differs from {first}, to which the model ties it")
+            else:
+                target.copy_(source)
+
+    def finish(self) -> None:
+        """Raises ``RefitError`` naming what is missing, unexpected or of another shape."""
+        wrong = self._wrong + [
+            f"{name}: missing"
+            for name, target in self._targets.items()
+            if (target.data_ptr(), target.shape) not in self._written
+        ]
+        if wrong:
+            more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+            raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(wrong[:8]) + more)
 
 
 class EngineModel:

@@ -56,6 +56,14 @@ class Router:
         self.weights_changed()
         await self._all([replica.resume(version) for replica in self.replicas])
 
+    async def sleep(self) -> None:
+        """See ``Generator``."""
+        await self._all([replica.sleep() for replica in self.replicas])
+
+    async def wake(self) -> None:
+        """See ``Generator``."""
+        await self._all([replica.wake() for replica in self.replicas])
+
     def weights_changed(self) -> None:
         """Nothing is cached under the new weights, so no request is drawn anywhere."""
         self._sessions.clear()

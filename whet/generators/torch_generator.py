@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whet.cluster.cores import bind
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.decoder import Counters, Decoder, Request
-from whet.generators.engine_model import EngineModel, load_named, named_weights
+from whet.generators.engine_model import EngineModel, Loading, named_weights
 from whet.generators.torch_config import TorchGeneratorConfig
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class TorchGenerator:
         self.config = config
         self.tokenizer = tokenizer
         self.engine = EngineModel(model, config.fuse)
+        self.cores: Sequence[int] | None = None  # that its engine thread is bound to
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
         self._changed = threading.Condition()  # guards the fields below
         self._inbox: list[Request] = []
@@ -46,6 +48,7 @@ class TorchGenerator:
         self._paused = self._stepping = self._closed = False
         self._failure: BaseException | None = None
         self._weights_complete = True
+        self._loading: Loading | None = None  # weights that are coming: no step until they are complete
         self._progress = time.monotonic()  # when a step last began or ended
         self._thread: threading.Thread | None = None
         self._gathering: list[Request] = []  # requests of the present tick of the loop
@@ -122,7 +125,7 @@ class TorchGenerator:
             return _engine_error(self._failure)
         if self._closed:
             return WhetError("the generator is closed")
-        if not self._weights_complete:
+        if not self._weights_complete and self._loading is None:
             return RefitError("the generator holds an incomplete set of weights; load a complete set first")
         return None
 
@@ -149,8 +152,11 @@ class TorchGenerator:
 
     def _run(self) -> None:
         try:
-            if self.config.threads is not None:
-                torch.set_num_threads(self.config.threads)
+            if self.cores is not None:
+                bind(self.cores)
+            threads = self.config.threads or (len(self.cores) if self.cores else None)
+            if threads is not None:
+                torch.set_num_threads(threads)
             while self._await_work():
                 ended = self._decoder.step()
                 with self._changed:
@@ -167,7 +173,7 @@ class TorchGenerator:
     def _await_work(self) -> bool:
         """Wait for something to do, and mark a step as under way. False: the generator was closed."""
         with self._changed:
-            while not self._closed and (self._paused or not (self._inbox or self._decoder.busy)):
+            while not self._closed and (self._resting or not (self._inbox or self._decoder.busy)):
                 self._changed.wait()
             if self._closed:
                 return False
@@ -213,20 +219,62 @@ class TorchGenerator:
             self._progress = time.monotonic()
             self._changed.notify_all()
 
+    async def sleep(self) -> None:
+        """As ``pause``: what it holds stays where it is."""
+        await self.pause()
+
+    async def wake(self) -> None:
+        """Go on where ``sleep`` left off."""
+        with self._changed:
+            self._paused = False
+            self._progress = time.monotonic()
+            self._changed.notify_all()
+
+    @property
+    def _resting(self) -> bool:
+        return self._paused or self._loading is not None
+
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a complete set of weights (Hugging Face names) into the engine, casting to its dtype.
 
         Call it between ``pause`` and ``resume``, or while no request is under way. Raises RefitError when a weight is
         missing, unexpected or of another shape; the generator then refuses to sample until a complete set has come.
         """
+        self.begin_weights()
+        self.take_weights(named)
+        self.finish_weights()
+
+    def begin_weights(self) -> None:
+        """The same in parts: any number of ``take_weights`` follow, then ``finish_weights``, which raises. Until then
+        requests wait."""
         with self._changed:
             if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
                 raise RefitError("weights were loaded while the generator was sampling: pause it first")
             self._weights_complete = False
+            self._loading = Loading(self.engine.model)
             self._decoder.forget_prefixes()
-            load_named(self.engine.model, named)
-            self.engine.weights_changed()
-            self._weights_complete = True
+
+    def take_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Some of the weights."""
+        if self._loading is None:
+            raise RefitError("weights came that nobody has announced: call begin_weights first")
+        self._loading.take(named)
+
+    def finish_weights(self) -> None:
+        """The set has to be complete."""
+        with self._changed:
+            loading, self._loading = self._loading, None
+            assert loading is not None
+            try:
+                loading.finish()
+                self.engine.weights_changed()
+                self._weights_complete = True
+            finally:
+                waiting = [] if self._weights_complete else list(self._inbox)
+                self._inbox = self._inbox if self._weights_complete else []
+                self._changed.notify_all()
+        incomplete = self._unusable()
+        self._report([(request, incomplete) for request in waiting if incomplete is not None])
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The engine's own tensors under their Hugging Face names; a head tied to the embedding is not repeated."""

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,6 +52,8 @@ class VllmGenerator:
         self.version = 0
         self.weights_complete = False  # whoever publishes weights says so
         self.processes: list[int] = []  # of the engine
+        self.sleeps = False  # whether it is to free a GPU's memory when it sleeps
+        self.cores: Sequence[int] | None = None  # that the engine's processes are bound to
         self._vocab = int(model_config.get_text_config().vocab_size)
         self._engine: AsyncLLM | None = None
         self._folder: Path | None = None
@@ -68,6 +70,11 @@ class VllmGenerator:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, self.config.dtype)
         return dtype
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the model's matrices."""
+        return self.config.tensor
 
     @property
     def name(self) -> str:
@@ -197,6 +204,30 @@ class VllmGenerator:
         if not await engine.reset_prefix_cache(reset_running_requests=True):
             raise RefitError(f"{self.name} did not forget the keys and values of older weights")
 
+    async def sleep(self) -> None:
+        """See ``Generator``. On a GPU the weights go to the CPU's memory and keys and values are dropped, if
+        ``sleeps`` was set before the start (vLLM's sleep mode); vLLM has nothing like it on CPUs."""
+        if self._engine is None:
+            return
+        await self.pause()
+        if self._frees_memory:
+            await self._bounded(self._engine.sleep(level=1, mode="keep"), "falling asleep")
+
+    async def wake(self) -> None:
+        """See ``Generator``."""
+        if self._engine is None:
+            return
+        if self._frees_memory:
+            await self._bounded(self._engine.wake_up(), "waking")
+            await self._bounded(self._forget(self._engine), "the reset of its prefix cache")
+        self._progress = time.monotonic()
+        self._paused = False
+        await self._bounded(self._engine.resume_generation(), "the end of the pause")
+
+    @property
+    def _frees_memory(self) -> bool:
+        return self.sleeps and torch.cuda.is_available()
+
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
         """Call ``method`` of the object that ``module:Class`` makes of the engine's model (a ``VllmModel``), in each of
         the engine's worker processes; the object is made once. Arguments and results are plain data."""
@@ -261,7 +292,9 @@ class VllmGenerator:
         self._folder = self._write_folder()  # its name is like no other: the mark of the engine's processes
         self._guard = start_guard(self._folder.name)
         await asyncio.to_thread(import_vllm, self.config, self._folder.name)
-        engine = await asyncio.to_thread(start_engine, self.config, self._folder, self._folder.name)
+        engine = await asyncio.to_thread(
+            start_engine, self.config, self._folder, self._folder.name, self.cores, self._frees_memory
+        )
         self._engine = engine
         await self._bounded(engine.update_weight_version(str(self.version)), "its first version")
         found = await self._bounded(engine.collective_rpc("whet_started"), "which processes it has")

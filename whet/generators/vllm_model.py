@@ -26,6 +26,11 @@ class VllmModel:
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
 
+    @property
+    def rank(self) -> int:
+        """Of those that share the matrices."""
+        return int(self._worker.rank)
+
     # Loading
 
     def begin(self) -> None:

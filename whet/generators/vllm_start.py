@@ -2,14 +2,14 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from whet.cluster.cores import cores
+from whet.cluster.cores import bound, cores
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_guard import MARK
 
@@ -28,10 +28,13 @@ def import_vllm(config: VllmGeneratorConfig, mark: str) -> None:
         import vllm.v1.engine.async_llm  # noqa: F401
 
 
-def start_engine(config: VllmGeneratorConfig, folder: Path, mark: str) -> "AsyncLLM":
+def start_engine(
+    config: VllmGeneratorConfig, folder: Path, mark: str, own: Sequence[int] | None = None, sleeps: bool = False
+) -> "AsyncLLM":
     """An engine for the model whose config and tokenizer are in ``folder``, with random weights; its processes
-    bear ``mark``. Takes 10 to 40 seconds; raises whatever vLLM raises."""
-    with _environment(config, mark):
+    bear ``mark`` and are bound to the cores ``own``. ``sleeps``: it can free a GPU's memory. Takes 10 to 40 seconds;
+    raises whatever vLLM raises."""
+    with _environment(config, mark, own), bound(own):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -50,17 +53,18 @@ def start_engine(config: VllmGeneratorConfig, folder: Path, mark: str) -> "Async
             generation_config="vllm",  # no sampling defaults from the model's files
             worker_extension_cls=_WORKER,
             disable_log_stats=True,
+            enable_sleep_mode=sleeps,
         )
         return AsyncLLM.from_engine_args(settings)
 
 
 @contextmanager
-def _environment(config: VllmGeneratorConfig, mark: str) -> Iterator[None]:
+def _environment(config: VllmGeneratorConfig, mark: str, own: Sequence[int] | None = None) -> Iterator[None]:
     """Children inherit it; this process goes back to its own."""
     wanted = {
         MARK: mark,
         "SPT_NOENV": "1",  # vLLM gives its processes titles, which would overwrite the mark
-        "OMP_NUM_THREADS": str(max(1, (config.threads or cores()) // config.tensor)),  # of each rank
+        "OMP_NUM_THREADS": str(max(1, (config.threads or len(own or ()) or cores()) // config.tensor)),  # of each rank
         "OMP_WAIT_POLICY": "PASSIVE",  # the learner computes beside the engine's idle threads
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else one core is kept free
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_deadline)),

@@ -10,6 +10,7 @@ from whet.batch import Batch
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
+from whet.weights.parcel import Opening, Parcel, Sending
 
 
 @dataclass(slots=True)
@@ -51,12 +52,28 @@ class Learner(Protocol):
         """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
         ...
 
-    async def named_weights(self) -> list[tuple[str, Tensor]]:
-        """The full current weights, LoRA merged, under the names of the plain Hugging Face model."""
+    async def begin_weights(self, sending: Sending) -> Opening:
+        """Start to hand out the full current weights, LoRA merged, under the names of the plain Hugging Face model."""
+        ...
+
+    async def next_weights(self) -> Parcel | None:
+        """The next bucket of them, as ``begin_weights`` was told; None at the end."""
+        ...
+
+    async def end_weights(self) -> None:
+        """Whoever took them is done."""
         ...
 
     async def save(self, folder: Path) -> None:
         """Write weights and optimizer as safetensors plus JSON into an existing folder."""
+        ...
+
+    async def begin_save(self, folder: Path) -> None:
+        """The same behind training's back: returns once there is a copy. One at a time."""
+        ...
+
+    async def finish_save(self) -> None:
+        """Return when what was begun is written; the learner can do other things meanwhile. Raises what went wrong."""
         ...
 
     async def load(self, folder: Path) -> None:

@@ -24,6 +24,7 @@ from whet.errors import WhetError
 from whet.learner.base import Learner, Top, Update
 from whet.losses.base import Loss
 from whet.models.config import ModelConfig
+from whet.weights.parcel import Opening, Parcel, Sending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,11 +154,23 @@ class CachedReference:
     async def update(self, batch: Batch, loss: Loss) -> Update:
         return await self.learner.update(batch, loss)
 
-    async def named_weights(self) -> list[tuple[str, Tensor]]:
-        return await self.learner.named_weights()
+    async def begin_weights(self, sending: Sending) -> Opening:
+        return await self.learner.begin_weights(sending)
+
+    async def next_weights(self) -> Parcel | None:
+        return await self.learner.next_weights()
+
+    async def end_weights(self) -> None:
+        await self.learner.end_weights()
 
     async def save(self, folder: Path) -> None:
         await self.learner.save(folder)
+
+    async def begin_save(self, folder: Path) -> None:
+        await self.learner.begin_save(folder)
+
+    async def finish_save(self) -> None:
+        await self.learner.finish_save()
 
     async def load(self, folder: Path) -> None:
         await self.learner.load(folder)

@@ -1,6 +1,7 @@
 """The controller's side of a learner: whole batches in, whole columns out. It cuts a batch into micro-batches, hands
 them to the workers, and puts what they answer back in the batch's order. Knows no model and no device."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -12,15 +13,17 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
-from whet.errors import WhetError
+from whet.errors import DeadlineError, WhetError
 from whet.learner.base import Top, Update
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.packing import MicroBatch, pack
+from whet.weights.parcel import Opening, Parcel, Sending
 
 _OF_THE_MODEL = frozenset({"entropy", "topk"})  # needs of a loss that the forward pass fills, not a column
+_ASKING = 0.1  # seconds between two questions whether a save is written
 _COLUMNS = frozenset(column.name for column in fields(Batch))
 
 
@@ -81,18 +84,48 @@ class WorkerLearner:
         logprobs = _in_order(len(batch), kept, micro, [one for answer in answers for one in answer.logprobs])
         return Update(_metrics(answers, int(batch.trained.sum()), len(micro)), logprobs)
 
-    async def named_weights(self) -> list[tuple[str, Tensor]]:
-        """(Hugging Face name, tensor) of the full current weights, LoRA merged, a tied head included. The tensors may
-        be the model's own: copy what must outlive the next update."""
-        weights: list[tuple[str, Tensor]] = (await self._group.call("collect_weights"))[0]
-        return weights
+    async def begin_weights(self, sending: Sending) -> Opening:
+        """See ``Learner``. A tied head is among them."""
+        opening: Opening = (await self._group.call("begin_weights", sending))[0]
+        return opening
+
+    async def next_weights(self) -> Parcel | None:
+        parcel: Parcel | None = (await self._group.call("next_weights"))[0]
+        return parcel
+
+    async def end_weights(self) -> None:
+        await self._group.call("end_weights")
 
     async def save(self, folder: Path) -> None:
         await self._group.call("save", folder)
 
+    async def begin_save(self, folder: Path) -> None:
+        await self._group.call("begin_save", folder)
+
+    async def finish_save(self) -> None:
+        """See ``Learner``. Asks the workers now and then, because one that waits could do nothing else."""
+        deadline = self._config.learner.deadline
+        try:
+            async with asyncio.timeout(deadline):
+                while not all(await self._group.call("save_written")):
+                    await asyncio.sleep(_ASKING)
+        except TimeoutError:
+            raise DeadlineError(
+                f"a save behind training's back was not written within learner.deadline = {deadline:g} s; look at the "
+                "disk of the run folder"
+            ) from None
+        await self._group.call("finish_save")
+
     async def load(self, folder: Path) -> None:
         await self._group.call("load", folder)
         self._facts = (await self._group.call("describe"))[0]
+
+    async def sleep(self) -> None:
+        """Make room on the devices; to be woken before the next update."""
+        await self._group.call("sleep")
+
+    async def wake(self) -> None:
+        await self._group.call("wake")
 
     async def close(self) -> None:
         await self._group.close()

@@ -2,6 +2,7 @@
 out, one matrix at a time: the model itself is never changed. Knows no generator."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,3 +51,23 @@ def _merged(layer: Any, weight: Tensor, whole: Callable[[Tensor], Tensor]) -> Te
             delta = (b @ a).T if layer.fan_in_fan_out else b @ a
             weight = weight + (delta * layer.scaling[adapter]).to(weight.dtype)
     return weight
+
+
+@dataclass(slots=True, frozen=True)
+class FullWeights:
+    """``named_weights`` of a model, to be gone through again and again, and what they are going to be."""
+
+    model: nn.Module
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        """(name, type, shape) of each; nothing is gathered or merged."""
+        return [(name, tensor.dtype, tensor.shape) for name, tensor in named_weights(self.model, _without_numbers)]
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
+        return named_weights(self.model, self.whole)
+
+
+def _without_numbers(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

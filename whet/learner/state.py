@@ -97,6 +97,11 @@ class SaveUnderWay:
             both, group = {**weights, **moments}, ranks.background
             self._result = _in_thread(dcp.save, both, storage_writer=_writer(folder), process_group=group)
 
+    @property
+    def written(self) -> bool:
+        """Whether this rank is done, well or not."""
+        return self._result.done()
+
     def finish(self, deadline: float) -> None:
         """Wait for the end, up to ``deadline`` seconds. Raises on every rank where one of them failed."""
         error: Exception | None = None

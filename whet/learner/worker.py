@@ -24,11 +24,10 @@ from whet.learner import precision
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.dump import first_not_finite, read_dump, write_dump
-from whet.learner.named_weights import named_weights
+from whet.learner.keeping import Keeping
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
 from whet.learner.passes import learn, say
 from whet.learner.scorer import Scorer, build_scorer
-from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
@@ -37,7 +36,7 @@ from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
 from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
-from whet.parallel.parameters import local, squared_norm, whole
+from whet.parallel.parameters import local, squared_norm
 from whet.seeds import derive_seed
 
 COLUMNS = {
@@ -76,7 +75,7 @@ class RankUpdate:
     skipped: bool
 
 
-class LearnerWorker:
+class LearnerWorker(Keeping):
     """A model that scores and, with an optimizer, learns."""
 
     def __init__(self, config: WorkerConfig, seat: Seat | None = None) -> None:
@@ -110,12 +109,6 @@ class LearnerWorker:
         self.step = 0  # optimizer steps done; skipped ones don't count
         self.skipped = 0
         self.skipped_in_a_row = 0
-        self.saving: SaveUnderWay | None = None
-
-    @property
-    def model(self) -> nn.Module:
-        """The language model, or PEFT's wrap of it."""
-        return self.scorer.model
 
     # Forward only
 
@@ -271,55 +264,6 @@ class LearnerWorker:
                 f"{self.step}; {where}. Lower optimizer.lr, or look at that batch with LearnerWorker.replay"
             )
 
-    # Weights and state
-
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
-        it together: each tensor is gathered when its turn comes, and every rank gets it."""
-        weights = named_weights(self.model, lambda tensor: whole(tensor, self.device))
-        return weights if self.scorer.pipeline is None else self.scorer.pipeline.in_turn(weights)
-
-    def collect_weights(self) -> list[tuple[str, Tensor]]:
-        """``named_weights`` at once, on the first rank; nothing on the others. The tensors are the model's own where
-        they need no merging and no gathering; gathered ones are on the CPU."""
-        if self.ranks is None:
-            return list(self.named_weights())
-        first = self.seat.rank == 0
-        return [(name, tensor.cpu()) for name, tensor in self.named_weights() if first]
-
-    def save(self, folder: Path) -> None:
-        """Into an existing folder."""
-        save_state(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
-
-    def begin_save(self, folder: Path) -> None:
-        """The same behind training's back: returns once there is a copy. One at a time; ``finish_save`` ends it."""
-        if self.saving is not None:
-            raise WhetError("a save is under way already; finish it first")
-        self.saving = SaveUnderWay(folder, self._changing(), self.optimizer, self._facts(), self.ranks)
-
-    def finish_save(self) -> None:
-        """Wait until what was begun is written. Raises on every rank where one of them failed."""
-        saving, self.saving = self.saving, None
-        if saving is not None:
-            saving.finish(self.config.learner.deadline)
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "skipped": self.skipped,
-            "skipped_in_a_row": self.skipped_in_a_row,
-            "matmul_precision": self.matmul_precision,
-        }
-
-    def load(self, folder: Path) -> None:
-        """Go on exactly where ``save`` was called; a precision of products that was chosen by measuring comes along."""
-        facts = load_state(folder, self._changing(), self.optimizer, self.ranks)
-        self.step, self.skipped = facts["step"], facts["skipped"]
-        self.skipped_in_a_row = facts["skipped_in_a_row"]
-        if self.config.learner.matmul_precision == "auto":
-            self.matmul_precision = facts["matmul_precision"]
-            torch.set_float32_matmul_precision(self.matmul_precision)
-
     def describe(self) -> dict[str, Any]:
         """Facts for people."""
         return {
@@ -338,7 +282,9 @@ class LearnerWorker:
 
     def close(self) -> None:
         """Let go of everything large, and of the other ranks."""
-        self.optimizer = self.reference = None
+        if self.sender is not None:
+            self.sender.close()
+        self.optimizer = self.reference = self.sender = None
         self.scorer = Scorer(nn.Identity(), None)
         if self.ranks is not None:
             self.ranks.leave()
@@ -368,10 +314,6 @@ class LearnerWorker:
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self._named_parameters()]
-
-    def _changing(self) -> dict[str, Tensor]:
-        modules = {"": self.model, "value_head.": self.scorer.value_head}
-        return changing(modules, self.parameters == self.trained_parameters)
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:

@@ -139,6 +139,14 @@ class Pipeline:
             each.wait()
         own.add_(other.to(own.device))
 
+    def described(self, own: list[tuple[str, torch.dtype, torch.Size]]) -> list[tuple[str, torch.dtype, torch.Size]]:
+        """What ``in_turn`` would give, as (name, type, shape), from what each rank has of it."""
+        found: dict[str, tuple[str, torch.dtype, torch.Size]] = {}
+        for rank in range(self.group.size()):
+            for one in self._from(rank, own):
+                found.setdefault(one[0], one)
+        return list(found.values())
+
     def in_turn(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """The (name, tensor) pairs of all stages, on all ranks, each name once. Those of one stage are asked for when
         its turn comes."""

@@ -7,7 +7,7 @@ from whet.learner.config import LearnerConfig
 from whet.plan.model import ModelSize
 
 _WIDE = {"float32": 4, "bfloat16": 4, "float64": 8}  # bytes of a number that the learner keeps: bfloat16 only computes
-_NARROW = {"float32": 4, "bfloat16": 2, "float64": 8}
+BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 _BACKWARD = 2  # times one layer's activations is what its backward pass works with: measured
 _BLOCK = 64  # tokens; the generator's cache grows by so many
 
@@ -67,7 +67,7 @@ def learner_memory(
     """One rank of a learner. ``activations`` are those of a whole micro-batch, and of one ``layer``; ``travelling``
     counts the numbers for which a pipeline has room, hidden states and their gradients of all micro-batches of a step.
     Without ``held`` the rank's part of the parameters is what ``shares`` make of the model's ``size``."""
-    wide, narrow = _WIDE[config.precision], _NARROW[config.precision]
+    wide, narrow = _WIDE[config.precision], BYTES[config.precision]
     local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
     trained = (size.adapters // shares.dense if lora else local) if trains else 0
     rounded = size.linear + size.experts
@@ -100,11 +100,12 @@ def learner_memory(
 
 
 def generator_memory(
-    size: ModelSize, config: TorchGeneratorConfig, *, prompts: int, answers: int, prompt: int, answer: int
+    size: ModelSize, config: TorchGeneratorConfig, *, prompts: int, answers: int, prompt: int, answer: int, bucket: int
 ) -> Memory:
     """The in-process generator, with ``answers`` completions of up to ``answer`` tokens to ``prompts`` prompts of up to
-    ``prompt`` tokens under way. On a CPU the linear layers' weights are held twice, once in oneDNN's order."""
-    number = _NARROW[config.dtype]
+    ``prompt`` tokens under way; weights come ``bucket`` bytes at a time, or the largest tensor alone. On a CPU the
+    linear layers' weights are held twice, once in oneDNN's order."""
+    number = BYTES[config.dtype]
     rows = min(config.max_batch, answers)
     each = max(1, answers // max(1, prompts))
     tiles = -(-rows // each)
@@ -113,5 +114,5 @@ def generator_memory(
     known = min(config.prefix_tokens, prompts * prompt)
     cached = (-(-config.max_batch // 16) * 16 * own + tiles * tile + known) * size.kv_per_token * number
     weights = (size.parameters + size.linear) * number
-    publish = {"cast": size.parameters * number}
+    publish = {"bucket": min(size.parameters, max(bucket // 4, size.vocabulary * size.hidden)) * number}
     return Memory(always={"generator weights": weights}, phases={"generate": {"KV cache": cached}, "publish": publish})

@@ -12,7 +12,7 @@ from whet.errors import WhetError
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
-from whet.plan.memory import Held, Memory, Shares, generator_memory, learner_memory
+from whet.plan.memory import BYTES, Held, Memory, Shares, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.stages import stage_sizes
 
@@ -122,8 +122,9 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
             answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
             prompt=recipe.sampling.max_prompt_tokens,
             answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
+            bucket=int(recipe.weights.bucket_mb * 2**20),
         )
-        plan.refit = held.phases["publish"]["cast"]
+        plan.refit = size.parameters * BYTES[config.dtype]
         plan.processes["this process"].merge(held)
         return
     replicas, engine = getattr(config, "replicas", 1), getattr(config, "replica", config)

@@ -1,38 +1,53 @@
 """What brings the weights of a learner to a generator, whatever lies between them."""
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from torch import Tensor
-
+from whet.cluster.lease import Devices
+from whet.errors import WhetError
+from whet.generators.router import Router
 from whet.learner.base import Learner
 from whet.metrics import Metrics
+from whet.weights.parcel import Named
+
+T = TypeVar("T")
+NOBODY_SHARES = Devices({}, shared=False)
 
 
 class WeightSync(Protocol):
-    """The way of weights to one generator. Arrival is proven before anything that was sampled is learned from."""
+    """The way of weights to a generator, or to all replicas of a router at once. Arrival is proven before anything that
+    was sampled is learned from."""
 
-    async def publish(
-        self, learner: Learner, generator: Any, version: int, weights: Iterable[tuple[str, Tensor]] | None = None
-    ) -> Metrics:
-        """Returns once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs.
-        ``weights`` are the learner's, where they were gathered already."""
+    async def publish(self, learner: Learner, generator: Any, version: int) -> Metrics:
+        """Returns once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs."""
         ...
 
-    async def load(self, weights: Iterable[tuple[str, Tensor]], generator: Any, version: int) -> Metrics:
-        """The same from (Hugging Face name, tensor) pairs; without a learner there is no probe."""
+    async def load(self, weights: Named, generator: Any, version: int) -> Metrics:
+        """The same from weights that this process holds; without a learner there is no probe."""
         ...
 
 
-def in_buckets(weights: Iterable[tuple[str, Tensor]], max_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The same pairs in the same order, at most ``max_bytes`` at a time; a larger tensor comes alone."""
-    bucket: list[tuple[str, Tensor]] = []
-    size = 0
-    for name, tensor in weights:
-        if bucket and size + tensor.nbytes > max_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
+def replicas(generator: Any) -> Sequence[Any]:
+    """The generators that hold weights."""
+    return generator.replicas if isinstance(generator, Router) else (generator,)
+
+
+async def of_each(generators: Sequence[Any], work: Callable[[Any, int], Awaitable[T]]) -> list[T]:
+    """``work(generator, number)`` for all of them at once, numbered from 1. Raises the first error when all have ended;
+    it names the replica."""
+
+    async def one(generator: Any, number: int) -> T:
+        try:
+            return await work(generator, number)
+        except WhetError as error:
+            if len(generators) > 1:
+                error.args = (f"replica {number} of {len(generators)}: {error}",)
+            raise
+
+    jobs = [one(generator, number) for number, generator in enumerate(generators, 1)]
+    answers = await asyncio.gather(*jobs, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

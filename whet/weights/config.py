@@ -1,5 +1,6 @@
 """How new weights reach the generator and how their arrival is proven."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -10,10 +11,16 @@ from whet.config import Config
 class WeightSyncConfig(Config):
     """The proofs run after every publication; a mismatch stops the run and names the tensors."""
 
-    transport: Literal["shared_memory", "disk"] = "shared_memory"
-    """The way to an engine in other processes; the built-in generator needs none."""
+    transport: Literal["shared_memory", "disk", "collective"] = "shared_memory"
+    """The way to an engine in other processes; the built-in generator needs none. ``collective``: a broadcast, by gloo
+    between CPUs and by NCCL between GPUs."""
     bucket_mb: float = Field(128, gt=0)
-    """Weights travel to an engine in buckets of this size, in MiB; a larger tensor travels alone."""
+    """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone."""
+    folder: Path | None = None
+    """Where ``transport=disk`` writes. The learner's first rank and the engine must both see it; None: the system's
+    folder for temporary files."""
+    deadline: float = Field(300.0, gt=0)
+    """Seconds that learner and engines may wait for each other in a ``collective``."""
     digest: bool = True
     """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
     layers compute with."""

@@ -8,28 +8,38 @@ from typing import Any
 
 from torch import Tensor
 
+from whet.weights.parcel import Layout
+
 
 class Disk:
-    """The sender's side. The files are removed once the engine has taken them."""
+    """The sender's side. The files are removed once the engines have taken them."""
 
     method = "take_file"
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._within = folder
+    def __init__(self, within: Path | None = None) -> None:
+        self._within = within
         self._folder: Path | None = None
+
+    def open(self, layout: Layout) -> tuple[str, tuple[Any, ...]] | None:
+        """The receiver needs to know nothing."""
+        self.close()
+        self._folder = Path(tempfile.mkdtemp(prefix="whet-weights-", dir=self._within))
+        return None
 
     def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
         """Write the tensors. Returns the arguments of ``Receiver.take_file``."""
         from safetensors.torch import save_file
 
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="whet-weights-", dir=self._within))
+        assert self._folder is not None
         path = self._folder / f"{bucket:05d}.safetensors"
         save_file(_unshared(named), path)
+        (self._folder / f"{bucket - 2:05d}.safetensors").unlink(missing_ok=True)  # that one was taken
         return (str(path),)
 
     def sent(self) -> None:
-        """The engine has taken everything."""
+        self.close()
+
+    def close(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

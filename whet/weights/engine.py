@@ -1,33 +1,35 @@
-"""Weights go from a learner to an engine in other processes, bucket by bucket, and their arrival is proven three times:
+"""Weights go from a learner to engines in other processes, bucket by bucket, and their arrival is proven three times:
 by a digest of every tensor that came, computed there; by reading back what the engine's layers compute with; and by a
 probe of its decode path. Knows no engine by name and no algorithm.
 
-Who waits for what: the engine is paused before the first bucket and samples again once digests and layers agree. A
-bucket is written while the one before it is loaded. If the probe then disagrees, the run stops before anything that was
-sampled is learned from.
+The learner's first rank writes the buckets itself; only word of them passes through here. Who waits for what: all
+engines are paused before the first bucket and sample again once digests and layers of all agree. A bucket is written
+while the one before it is loaded. If the probe then disagrees, the run stops before anything that was sampled is
+learned from.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
+from whet.cluster.lease import Devices
 from whet.errors import RefitError
-from whet.generators.base import Generator, SamplingParams
+from whet.generators.base import Completion, Generator, SamplingParams
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.seeds import derive_seed
 from whet.types import Distribution
-from whet.weights.base import in_buckets
+from whet.weights.base import NOBODY_SHARES, of_each, replicas
 from whet.weights.config import WeightSyncConfig
-from whet.weights.digest import differing, digest
-from whet.weights.disk import Disk
+from whet.weights.digest import differing
+from whet.weights.local import LocalSource, Relay
+from whet.weights.parcel import Named, Opening, Sending, WeightSource
 from whet.weights.probe import compare_decoding
-from whet.weights.shared_memory import SharedMemory
+from whet.weights.sender import machine
 
 RECEIVER = "whet.weights.receiver:Receiver"
 
@@ -38,6 +40,11 @@ class Engine(Generator, Protocol):
     weights_complete: bool
 
     @property
+    def ranks(self) -> int:
+        """How many processes hold the model, each a part of every matrix."""
+        ...
+
+    @property
     def dtype(self) -> torch.dtype: ...
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
@@ -45,84 +52,119 @@ class Engine(Generator, Protocol):
         ...
 
 
-class Transport(Protocol):
-    """What carries a bucket from here to there."""
-
-    method: str  # of the receiver
-
-    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]: ...
-    def sent(self) -> None: ...
-
-
 class EngineSync:
-    """Publishes the weights of a learner to one engine. ``text`` is what the probe continues, under ``distribution``:
-    long enough to fill a block of the engine's prefix cache, so that a kept cache shows."""
+    """Publishes the weights of a learner to an engine, or to the engines behind a router. ``text`` is what the probe
+    continues, under ``distribution``: long enough to fill a block of the engine's prefix cache, so that a kept cache
+    shows."""
 
     def __init__(
         self,
         config: WeightSyncConfig,
         text: list[int],
         distribution: Distribution | None = None,
-        folder: Path | None = None,
+        devices: Devices | None = None,
     ) -> None:
-        self.config, self.text = config, text
+        self.config, self.text, self.devices = config, text, devices or NOBODY_SHARES
         self.distribution = distribution or Distribution()
-        self.transport: Transport = Disk(folder) if config.transport == "disk" else SharedMemory()
+        self._known: str | None = None  # what the engines were told of how weights are packed and come
+        self._sender: WeightSource | None = None  # to whom they were told that
 
-    async def publish(
-        self, learner: Learner, generator: Engine, version: int, weights: Iterable[tuple[str, Tensor]] | None = None
-    ) -> Metrics:
+    async def publish(self, learner: Learner, generator: Any, version: int) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (how long nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
-        weights = await learner.named_weights() if weights is None else weights
-        metrics = await self.load(weights, generator, version)
-        return metrics.merge(await self._probe(learner, generator, version)) if self.config.probe else metrics
+        async with self.devices.lent_to("generation"):
+            metrics = await self._refit(learner, generator, version)
+            if not self.config.probe:
+                return metrics
+            sampled = await of_each(replicas(generator), lambda engine, _: self._sample(engine, version))
+        async with self.devices.lent_to("learning"):
+            for engine, completion in zip(replicas(generator), sampled, strict=True):
+                metrics.merge(await self._compare(learner, engine, completion))
+        return metrics
 
-    async def load(self, weights: Iterable[tuple[str, Tensor]], generator: Engine, version: int) -> Metrics:
+    async def load(self, weights: Named, generator: Any, version: int) -> Metrics:
         """See ``WeightSync``."""
+        return await self._refit(LocalSource(weights), generator, version)
+
+    async def _refit(self, source: WeightSource, generator: Any, version: int) -> Metrics:
         started = time.perf_counter()
+        engines: Sequence[Engine] = replicas(generator)
         await generator.pause()
-        generator.weights_complete = False
-        metrics = await self._send(weights, generator, version)
-        generator.weights_complete = True
+        for engine in engines:
+            engine.weights_complete = False
+        try:
+            metrics = await self._send(source, engines, version)
+        except BaseException:
+            self._known = self._sender = None  # nobody knows how far it came
+            raise
+        for engine in engines:
+            engine.weights_complete = True
         await generator.resume(version)
         return metrics.mean("refit/seconds", time.perf_counter() - started)
 
-    async def _send(self, weights: Iterable[tuple[str, Tensor]], generator: Engine, version: int) -> Metrics:
+    async def _send(self, source: WeightSource, engines: Sequence[Engine], version: int) -> Metrics:
+        source, opening = await self._open(source, engines)
         columns = self.config.columns if self.config.digest else 0
-        await generator.call(RECEIVER, "begin", columns, derive_seed("columns", version))
-        buckets = in_buckets(weights, int(self.config.bucket_mb * 2**20))
+        seed = derive_seed("columns", version)
+        first = list(accumulate((engine.ranks for engine in engines), initial=1))
+        await of_each(
+            engines, lambda engine, i: engine.call(RECEIVER, "begin", columns, seed, opening.layout, first[i - 1])
+        )
+        if opening.setup is not None:
+            await _tell(engines, *opening.setup)
         sent: dict[str, int] = {}
-        size, count = 0, 0
-        taking: asyncio.Task[list[Any]] | None = None
+        size = 0
+        taking: asyncio.Task[None] | None = None
         try:
-            while (bucket := await asyncio.to_thread(next, buckets, None)) is not None:
-                arguments, digests, written = await asyncio.to_thread(self._write, count, bucket, generator.dtype)
-                sent |= digests
-                size, count = size + written, count + 1
+            while (parcel := await source.next_weights()) is not None:
+                sent |= parcel.digests
+                size += parcel.bytes
                 if taking is not None:
                     await taking
-                taking = asyncio.ensure_future(generator.call(RECEIVER, self.transport.method, *arguments))
+                taking = asyncio.ensure_future(_tell(engines, parcel.method, parcel.arguments))
             if taking is not None:
                 await taking
         finally:
             if taking is not None:
                 taking.cancel()
-            self.transport.sent()
         unread: set[str] = set()
-        reports = await generator.call(RECEIVER, "finish")
+        for report in await of_each(engines, lambda engine, _: self._finish(engine, sent)):
+            unread |= report
+        await source.end_weights()
+        self._known = opening.known
+        return Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
+
+    async def _open(self, source: WeightSource, engines: Sequence[Engine]) -> tuple[WeightSource, Opening]:
+        """Begin, over what lies between the learner and here."""
+        config = self.config
+        if isinstance(self._sender, Relay) and self._sender.source is source:
+            source = self._sender
+        sending = Sending(
+            dtype=engines[0].dtype,
+            bucket_bytes=int(config.bucket_mb * 2**20),
+            digest=config.digest,
+            transport=config.transport,
+            known=self._known if self._sender is source else None,
+            engines=sum(engine.ranks for engine in engines),
+            folder=config.folder,
+            deadline=config.deadline,
+        )
+        opening = await source.begin_weights(sending)
+        if config.transport == "shared_memory" and opening.machine != machine():
+            await source.end_weights()
+            source = Relay(source)
+            opening = await source.begin_weights(sending)
+        self._sender = source
+        return source, opening
+
+    async def _finish(self, engine: Engine, sent: dict[str, int]) -> set[str]:
+        """Check what an engine says at the end; the tensors that it can't tell of."""
+        unread: set[str] = set()
+        reports = await engine.call(RECEIVER, "finish")
         for rank, report in enumerate(reports):
             self._check(sent, report, f"rank {rank} of the engine" if len(reports) > 1 else "the engine")
             unread |= set(report["unread"])
-        return Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
-
-    def _write(
-        self, number: int, bucket: list[tuple[str, Tensor]], dtype: torch.dtype
-    ) -> tuple[tuple[Any, ...], dict[str, int], int]:
-        """(what the receiver is told, digests, bytes). Digests are of the tensors, not of what was written."""
-        cast = [(name, tensor.detach().to(dtype)) for name, tensor in bucket]
-        digests = digest(cast) if self.config.digest else {}
-        return self.transport.write(number, cast), digests, sum(tensor.nbytes for _, tensor in cast)
+        return unread
 
     def _check(self, sent: dict[str, int], report: dict[str, Any], engine: str) -> None:
         if not self.config.digest:
@@ -146,20 +188,27 @@ class EngineSync:
                 "The run stops: its rollouts would be off-policy"
             )
 
-    async def _probe(self, learner: Learner, generator: Engine, version: int) -> Metrics:
+    async def _sample(self, engine: Engine, version: int) -> Completion:
         params = SamplingParams(self.config.probe_tokens, seed=0, distribution=self.distribution)
-        completion = await generator.sample(self.text, params, f"probe/{version}")
+        completion = await engine.sample(self.text, params, f"probe/{version}")
         if completion.cached:
             raise RefitError(
                 f"after publishing, the engine served {completion.cached} tokens of the probe's prompt from a cache "
                 "that was filled under older weights: its prefix cache was not reset"
             )
+        return completion
+
+    async def _compare(self, learner: Learner, engine: Engine, completion: Completion) -> Metrics:
         return await compare_decoding(
             learner,
             self.text,
             completion.tokens,
             completion.logprobs,
             self.config,
-            dtype=generator.dtype,
+            dtype=engine.dtype,
             distribution=self.distribution,
         )
+
+
+async def _tell(engines: Sequence[Engine], method: str, arguments: tuple[Any, ...]) -> None:
+    await of_each(engines, lambda engine, _: engine.call(RECEIVER, method, *arguments))

@@ -2,17 +2,27 @@
 what the model's layers compute with afterwards. Runs in the engine's process; knows no engine by name."""
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
+from whet.errors import RefitError
 from whet.seeds import derive_seed
 from whet.weights.digest import digest
+from whet.weights.parcel import Layout, views
+
+if TYPE_CHECKING:
+    from whet.weights.collective import Broadcast
 
 
 class EngineModel(Protocol):
     """A model that can be loaded anew, by Hugging Face names."""
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes that share the model this one is, from 0."""
+        ...
 
     def begin(self) -> None: ...
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None: ...
@@ -31,33 +41,54 @@ class EngineModel(Protocol):
 
 
 class Receiver:
-    """One refit is ``begin``, any number of takes, ``finish``. Descriptions of buckets and mapped memory stay from one
-    refit to the next."""
+    """One refit is ``begin``, any number of takes, ``finish``. How weights are packed, mapped memory and the way to the
+    sender stay from one refit to the next."""
 
     def __init__(self, model: EngineModel) -> None:
         self.model = model
-        self._memory: dict[int, Tensor] = {}  # slot -> mapped bytes
-        self._described: dict[int, list[Any]] = {}  # bucket -> its tensors: (name, dtype, shape, offset)
+        self._layout: Layout = []
+        self._memory: list[Tensor] = []  # [bytes] of each slot
+        self._wire: Broadcast | None = None
         self._digests: dict[str, int] = {}
         self._kept: dict[str, tuple[list[int], Tensor]] = {}  # columns of what came, which the model is asked for later
         self._unread: list[str] = []
         self._columns = 0
         self._seed = 0
+        self._number = 1
 
-    def begin(self, columns: int, seed: int) -> None:
-        """A new set of weights. ``columns`` of each matrix, chosen by ``seed``, will be read back."""
-        self._columns, self._seed = columns, seed
+    def begin(self, columns: int, seed: int, layout: Layout | None, number: int = 1) -> None:
+        """A new set of weights. ``columns`` of each matrix, chosen by ``seed``, will be read back. ``layout`` says how
+        they are packed, where that is new; ``number`` which of all processes that take them is this engine's first,
+        from 1."""
+        self._columns, self._seed, self._number = columns, seed, number + self.model.rank
         self._digests, self._kept, self._unread = {}, {}, []
+        if layout is not None:
+            self._layout = layout
         self.model.begin()
 
-    def take_memory(self, bucket: int, slot: int, memory: list[Any] | None, described: list[Any] | None) -> None:
-        """A bucket that lies in shared memory. ``memory`` (path, bytes) and ``described`` come when they are new."""
-        if memory is not None:
-            path, size = memory
-            self._memory[slot] = torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
-        if described is not None:
-            self._described[bucket] = described
-        self._take(views(self._memory[slot], self._described[bucket]))
+    def map_memory(self, paths: list[str], size: int) -> None:
+        """What buckets will lie in from now on: memory of the sender's, ``size`` bytes behind each path."""
+        self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path in paths]
+
+    def take_memory(self, bucket: int, slot: int) -> None:
+        """A bucket that lies in shared memory, which is written again before the model is done with it."""
+        self._take([(name, tensor.clone()) for name, tensor in views(self._memory[slot], self._layout[bucket])])
+
+    def join(self, host: str, port: int, ranks: int, backend: str, deadline: float) -> None:
+        """Meet the sender, to whose broadcasts buckets will come from now on."""
+        from whet.weights import collective
+
+        if self._wire is not None:
+            self._wire.close()
+        self._wire = collective.join(host, port, self._number, ranks, backend, deadline)
+
+    def take_broadcast(self, bucket: int) -> None:
+        """A bucket that the sender is broadcasting."""
+        from whet.weights.collective import receive
+
+        if self._wire is None:
+            raise RefitError("a bucket of weights was to be broadcast to an engine that has not met the learner")
+        self._take(receive(self._wire, bucket, self._layout))
 
     def take_file(self, path: str) -> None:
         """A bucket that lies in a safetensors file."""
@@ -66,17 +97,16 @@ class Receiver:
         self._take(list(load_file(path).items()))
 
     def _take(self, named: list[tuple[str, Tensor]]) -> None:
-        own = [(name, tensor.clone()) for name, tensor in named]  # the memory is written again before the model is done
-        self._digests |= digest(own)
+        self._digests |= digest(named)
         if self._columns:
-            for name, tensor in own:
+            for name, tensor in named:
                 part = self.model.part(name, tensor)
                 if part is None:
                     self._unread.append(name)
                     continue
                 columns = self._chosen(part.shape[1]) if part.ndim == 2 else []
                 self._kept[name] = (columns, part[:, columns].clone() if columns else part)
-        self.model.load(own)
+        self.model.load(named)
 
     def _chosen(self, width: int) -> list[int]:
         generator = torch.Generator().manual_seed(derive_seed(self._seed, width))
@@ -96,13 +126,3 @@ class Receiver:
                 wrong.append(name)
         self._kept = {}
         return {"digests": self._digests, "missing": missing, "wrong": wrong, "unread": unread}
-
-
-def views(memory: Tensor, described: Iterable[Any]) -> list[tuple[str, Tensor]]:
-    """(name, tensor) of a bucket; the tensors are views of ``memory`` [bytes] (uint8)."""
-    found = []
-    for name, kind, shape, offset in described:
-        dtype: torch.dtype = getattr(torch, kind)
-        count = dtype.itemsize * torch.Size(shape).numel()
-        found.append((name, memory[offset : offset + count].view(dtype).view(shape)))
-    return found

@@ -1,0 +1,130 @@
+"""Checkpoints that are written while training goes on are the same, to the bit, and as safe."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_resume import killed_and_resumed, metrics, whet
+from tests.parallel.test_saving import pieces
+from tests.toy import toy_recipe, write_recipe
+from whet.checkpoint.manifest import CheckpointError
+from whet.checkpoint.store import CheckpointStore
+from whet.errors import WhetError
+from whet.learner import state
+from whet.learner.learner import WorkerLearner
+from whet.run import resume, start
+
+SPREAD = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
+
+
+def saved(folder: Path, step: int) -> dict[str, Any]:
+    """What a checkpoint holds, by name and place."""
+    policy = CheckpointStore(folder / "checkpoints").load(step).folder / "policy"
+    return pieces(policy) | {"facts": (policy / "learner.json").read_text()}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name] == other[name] if name == "facts" else one[name].equal(other[name]) for name in one
+    )
+
+
+@pytest.mark.parametrize("spread", [{}, pytest.param(SPREAD, marks=pytest.mark.slow)], ids=["one", "two"])
+def test_an_asynchronous_checkpoint_is_the_synchronous_one_and_is_resumed_exactly(
+    spread: dict[str, Any], tiny_model: Path, tmp_path: Path
+) -> None:
+    one = start(toy_recipe(tiny_model, steps=4, **spread), tmp_path / "stops")
+    recipe = toy_recipe(tiny_model, steps=3, checkpoints={"asynchronous": True}, **spread)
+    other = start(recipe, tmp_path / "goes on")
+    assert all(same(saved(one, step), saved(other, step)) for step in (2, 3))
+    resume(other, ["steps=4"])
+    assert same(saved(one, 4), saved(other, 4))
+    assert not list((other / "checkpoints").glob(".*"))
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is held up until the next step has learned: were training to wait, it would wait in vain."""
+    learned, write, update = threading.Event(), state._save_whole, WorkerLearner.update
+    updates: list[bool] = []
+
+    def slow(folder: Path, *tensors: Any) -> None:
+        if ".staging-step-000001" in str(folder):
+            assert learned.wait(60)
+        write(folder, *tensors)
+
+    async def told(self: WorkerLearner, *args: Any) -> Any:
+        result = await update(self, *args)
+        updates.append(CheckpointStore(tmp_path / "run/checkpoints").latest() is None)
+        if len(updates) == 2:
+            learned.set()
+        return result
+
+    monkeypatch.setattr(state, "_save_whole", slow)
+    monkeypatch.setattr(WorkerLearner, "update", told)
+    folder = start(toy_recipe(tiny_model, steps=3, checkpoints={"asynchronous": True}), tmp_path / "run")
+    assert updates[:2] == [True, True]
+    assert CheckpointStore(folder / "checkpoints").steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("step", [2, 4], ids=["in the midst", "at the end"])
+def test_a_save_that_fails_stops_the_run_and_costs_no_other_checkpoint(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    write = state._save_whole
+
+    def broken(folder: Path, *tensors: Any) -> None:
+        if f".staging-step-{step:06d}" in str(folder):
+            raise OSError(28, "No space left on device")
+        write(folder, *tensors)
+
+    monkeypatch.setattr(state, "_save_whole", broken)
+    recipe = toy_recipe(tiny_model, steps=4, checkpoints={"asynchronous": True})
+    with pytest.raises(CheckpointError, match=f"no room for the checkpoint of step {step}"):
+        start(recipe, tmp_path / "run")
+    store = CheckpointStore(tmp_path / "run/checkpoints")
+    assert max(store.steps()) == step - 1
+    store.load(step - 1)
+    assert not list(store.folder.glob(".staging*"))
+
+
+def test_a_save_that_hangs_is_an_error_at_the_deadline(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = threading.Event()
+    monkeypatch.setattr(state, "_save_whole", lambda *_: end.wait(60))
+    recipe = toy_recipe(tiny_model, steps=1, checkpoints={"asynchronous": True}, learner={"deadline": 5.0})
+    started = time.monotonic()
+    with pytest.raises(WhetError, match=r"not written within learner\.deadline = 5 s"):
+        start(recipe, tmp_path / "run")
+    end.set()
+    assert time.monotonic() - started < 40
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Its checkpoints are synchronous."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    made = toy_recipe(tiny_model, steps=4, checkpoints={"every": 2}, evaluation={"enabled": False}, **SPREAD)
+    done = whet("train", str(write_recipe(folder / "toy.yaml", made)), "--folder", str(folder / "run"))
+    assert done.returncode == 0, done.stderr
+    return metrics(folder / "run")
+
+
+POINTS = ["step.copied:1", "step.copied:2", "checkpoint.half_written:2", "checkpoint.before_rename:2", "step.updated:3"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("crash_at", POINTS)
+def test_a_kill_while_two_ranks_write_behind_training_loses_nothing_that_was_published(
+    tiny_model: Path, undisturbed: list[dict[str, Any]], tmp_path: Path, crash_at: str
+) -> None:
+    settings = {"every": 2, "asynchronous": True}
+    made = toy_recipe(tiny_model, steps=4, checkpoints=settings, evaluation={"enabled": False}, **SPREAD)
+    recipe = write_recipe(tmp_path / "toy.yaml", made)
+    assert killed_and_resumed(recipe, tmp_path / "run", crash_at) == undisturbed

@@ -1,0 +1,183 @@
+"""Learner and generator on one machine: taking turns, or each on cores of its own."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_clusters import numbers
+from tests.toy import toy_recipe
+from whet.cluster.config import DevicesConfig
+from whet.cluster.lease import Devices
+from whet.errors import ConfigError
+from whet.generators.decoder import Decoder
+from whet.generators.torch_generator import TorchGenerator
+from whet.learner.worker import LearnerWorker
+from whet.run import start
+
+
+class Trace:
+    """When who computed, and what the lease did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spans: list[tuple[str, float, float]] = []
+        self.moves: list[str] = []
+        self._watch(monkeypatch, Decoder, "step", "generation")
+        for method in ("score", "update"):
+            self._watch(monkeypatch, LearnerWorker, method, "learning")
+        for kind, name in ((TorchGenerator, "generation"), (LearnerWorker, "learning")):
+            for move in ("sleep", "wake"):
+                self._note(monkeypatch, kind, move, name)
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, kind: type, method: str, name: str) -> None:
+        work = getattr(kind, method)
+
+        def watched(*args: Any, **named: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return work(*args, **named)
+            finally:
+                self.spans.append((name, started, time.monotonic()))
+
+        monkeypatch.setattr(kind, method, watched)
+
+    def _note(self, monkeypatch: pytest.MonkeyPatch, kind: type, method: str, name: str) -> None:
+        move = getattr(kind, method)
+
+        def noted(*args: Any) -> Any:
+            self.moves.append(f"{name} {method}s")
+            return move(*args)
+
+        monkeypatch.setattr(kind, method, noted)
+
+    def overlaps(self) -> int:
+        learning = [(a, b) for name, a, b in self.spans if name == "learning"]
+        sampling = [(a, b) for name, a, b in self.spans if name == "generation"]
+        assert learning
+        assert sampling
+        return sum(start < b and a < end for start, end in sampling for a, b in learning)
+
+
+AHEAD = {"rollouts": {"prompts_per_step": 3, "max_staleness": 1}, "sampling": {"max_new_tokens": 48}}
+
+
+@pytest.mark.parametrize("placement", ["colocated", "split"])
+def test_only_colocated_parts_never_compute_at_once_though_rollouts_run_ahead(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str
+) -> None:
+    trace = Trace(monkeypatch)
+    start(toy_recipe(tiny_model, steps=3, devices={"placement": placement}, **AHEAD), tmp_path / "run")
+    if placement == "split":
+        assert trace.overlaps() > 0
+        assert trace.moves == []
+        return
+    assert trace.overlaps() == 0
+    moves = trace.moves
+    assert moves[:2] == ["learning sleeps", "generation wakes"]
+    assert moves.count("generation sleeps") >= 3
+    for before, after in zip(moves[::2], moves[1::2], strict=True):  # always one after the other
+        assert {before.split()[0], after.split()[0]} == {"learning", "generation"}
+        assert (before.split()[1], after.split()[1]) == ("sleeps", "wakes")
+
+
+@pytest.mark.parametrize("changes", [{}, {"cluster": {"type": "processes"}}], ids=["local", "processes"])
+def test_taking_turns_changes_no_number(tiny_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    split = start(toy_recipe(tiny_model, steps=3), tmp_path / "split")
+    turns = start(toy_recipe(tiny_model, steps=3, devices={"placement": "colocated"}, **changes), tmp_path / "turns")
+    assert numbers(turns) == numbers(split)
+
+
+def test_the_moments_come_back_as_they_were(tiny_model: Path, tmp_path: Path) -> None:
+    """On a CPU nothing moves; what is checked is that nothing is lost."""
+    import torch
+
+    from whet.learner.config import OptimizerConfig
+    from whet.learner.worker import WorkerConfig
+    from whet.models.config import ModelConfig
+
+    worker = LearnerWorker(WorkerConfig(model=ModelConfig(path=str(tiny_model)), optimizer=OptimizerConfig()))
+    assert worker.optimizer is not None
+    for parameter in worker.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    worker.optimizer.step()
+    before = {p: {k: v.clone() for k, v in kinds.items()} for p, kinds in worker.optimizer.state.items()}
+    worker.sleep()
+    assert all(parameter.grad is None for parameter in worker.model.parameters())
+    worker.wake()
+    assert before.keys() == worker.optimizer.state.keys()
+    assert all(kinds[k].equal(before[p][k]) for p, kinds in worker.optimizer.state.items() for k in before[p])
+
+
+_TWO = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two cores are needed to divide them")
+_RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
+
+
+@_TWO
+@pytest.mark.parametrize("cluster", ["processes", pytest.param("ray", marks=[_RAY, pytest.mark.slow])])
+def test_each_side_of_a_split_is_bound_to_its_own_cores(
+    cluster: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[int]] = {}
+    step = Decoder.step
+
+    def watched(self: Decoder) -> Any:
+        seen["generator"] = os.sched_getaffinity(0)  # of this thread
+        return step(self)
+
+    monkeypatch.setattr(Decoder, "step", watched)
+    for pid in children_during(
+        lambda: start(
+            toy_recipe(tiny_model, steps=1, cluster={"type": cluster}, devices={"learner_cores": 1}), tmp_path / "run"
+        )
+    ):
+        seen["learner"] = pid
+    there = sorted(os.sched_getaffinity(0))
+    assert seen["learner"] == {there[0]}
+    assert seen["generator"] == set(there[1:])
+    assert os.sched_getaffinity(0) == set(there)
+
+
+def children_during(work: Any) -> Iterator[set[int]]:
+    """The cores of workers that live while ``work`` is done, where they are not all of this process's."""
+    import psutil
+
+    own, found, done = os.sched_getaffinity(0), set[frozenset[int]](), threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.05):
+            for child in psutil.Process().children(recursive=True):
+                try:
+                    for thread in child.threads():
+                        found.add(frozenset(os.sched_getaffinity(thread.id)))
+                except (psutil.Error, OSError):
+                    continue
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        work()
+    finally:
+        done.set()
+        looking.join()
+    yield from (set(cores) for cores in found if cores != own)
+
+
+def test_what_cannot_be_divided_or_shared_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    for devices, words in (
+        ({"placement": "colocated", "learner_cores": 1}, "leave them out"),
+        ({"generator_cores": 1}, "set cluster=processes"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            toy_recipe(tiny_model, devices=devices)
+    many = toy_recipe(tiny_model, cluster={"type": "processes"}, devices={"learner_cores": 4096})
+    with pytest.raises(ConfigError, match=r"learner_cores = 4096 .* can't be met"):
+        start(many, tmp_path / "run")
+
+
+def test_devices_that_are_not_shared_know_no_tenants() -> None:
+    assert not Devices({}, shared=DevicesConfig().placement == "colocated").shared

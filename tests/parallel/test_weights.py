@@ -1,0 +1,128 @@
+"""Weights that are spread over ranks leave the first one bucket by bucket: the whole model is never in one place."""
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.parallel.cases import Case, build
+from tests.parallel.ranks import on_ranks
+from whet.learner import keeping
+from whet.learner.named_weights import FullWeights
+from whet.weights.digest import differing, digest
+from whet.weights.parcel import Sending
+from whet.weights.receiver import Receiver
+
+BUCKET = 8 * 1024
+
+
+class Held:
+    """A model that holds what comes."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+
+    def begin(self) -> None: ...
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        self.tensors |= {name: tensor.clone() for name, tensor in named}
+
+    def finish(self) -> list[str]:
+        return []
+
+    def part(self, name: str, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def columns(self, name: str, columns: list[int]) -> Tensor:
+        return self.tensors[name][:, columns] if columns else self.tensors[name]
+
+
+class Alive:
+    """Counts the bytes of those tensors that are neither the model's own nor forgotten yet."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def watch(self, tensor: Tensor) -> Tensor:
+        key, size = id(tensor), tensor.nbytes
+        if key not in self._known:
+            self._known.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(tensor, self._forget, key, size)
+        return tensor
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[str, Any]:
+    """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
+    worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
+    expected = {name: tensor.clone() for name, tensor in worker.named_weights()}
+    kind = keeping.OfAllStages if "pipeline" in case.parallel else FullWeights
+    whole, tensors = keeping.whole, kind.tensors
+    if kind is FullWeights:  # else it gives the stage's own tensors
+        keeping.whole = lambda tensor, device: alive.watch(whole(tensor, device))
+    kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
+    receiver, known = Receiver(held), None
+    for _ in range(2):
+        opening = worker.begin_weights(Sending(torch.float64, BUCKET, transport=transport, known=known))
+        known = opening.known
+        if rank == 0:
+            receiver.begin(1000, 0, opening.layout)
+            if opening.setup is not None:
+                getattr(receiver, opening.setup[0])(*opening.setup[1])
+        digests, buckets = {}, 0
+        while (parcel := worker.next_weights()) is not None:
+            digests |= parcel.digests
+            buckets += 1
+            if parcel.method:
+                getattr(receiver, parcel.method)(*parcel.arguments)
+            held.load(parcel.tensors)
+            del parcel
+        worker.end_weights()
+        if rank == 0:
+            arrived = digest(held.tensors.items())
+            assert differing(digests, arrived) == differing(digest(expected.items()), arrived) == []
+            assert transport is None or receiver.finish()["wrong"] == []
+        else:
+            assert digests == {}
+    sizes = [tensor.nbytes for tensor in expected.values()]
+    return {"peak": alive.peak, "buckets": buckets, "model": sum(sizes), "largest": max(sizes)}
+
+
+@pytest.mark.parametrize("transport", [None, "shared_memory", "disk", "collective"])
+def test_what_is_alive_beyond_the_model_is_one_bucket(models, transport):
+    first, second = on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), transport)
+    most = max(BUCKET, first["largest"])
+    assert first["model"] > 6 * most
+    assert first["buckets"] > 6
+    assert 0 < first["peak"] <= most
+    assert 0 < second["peak"] <= most
+
+
+def test_stages_of_a_pipeline_hand_out_their_parts_in_turn(models):
+    first, second = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory")
+    most = max(BUCKET, first["largest"]) + 2 * first["largest"]  # one that is on its way, and the one before
+    assert 0 < first["peak"] <= most
+    assert second["buckets"] == first["buckets"] > 6
+
+
+@pytest.mark.parametrize(
+    "layout", [{"fsdp": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.slow)], ids=["fsdp", "tensor"]
+)
+def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
+    """While a matrix is merged, it and its sum are alive beside the bucket."""
+    first, second = on_ranks(2, send, Case(models["llama"], layout, lora=True), "shared_memory")
+    most = max(BUCKET, first["largest"]) + 2 * first["largest"]
+    assert first["model"] > 3 * most
+    assert 0 < first["peak"] <= most
+    assert 0 < second["peak"] <= most

@@ -1,0 +1,53 @@
+"""Weights that this process holds, and weights that pass through it, for a sync to take as from a learner."""
+
+import asyncio
+from dataclasses import replace
+
+from whet.weights.parcel import Layout, Named, Opening, Parcel, Sending, WeightSource
+from whet.weights.sender import Sender, machine
+from whet.weights.shared_memory import SharedMemory
+
+
+class LocalSource:
+    """A ``WeightSource`` in this process."""
+
+    def __init__(self, weights: Named) -> None:
+        self._sender = Sender(weights)
+
+    async def begin_weights(self, sending: Sending) -> Opening:
+        return await asyncio.to_thread(self._sender.begin, sending)
+
+    async def next_weights(self) -> Parcel | None:
+        return await asyncio.to_thread(self._sender.next)
+
+    async def end_weights(self) -> None:
+        await asyncio.to_thread(self._sender.end)
+        self._sender.close()
+
+
+class Relay:
+    """A ``WeightSource`` for shared memory where the learner's first rank is on another machine: buckets come here as
+    messages, one at a time, and go on through this machine's memory."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self.source = source
+        self._memory = SharedMemory()
+        self._number = 0
+
+    async def begin_weights(self, sending: Sending) -> Opening:
+        opening = await self.source.begin_weights(replace(sending, transport=None, known=None))
+        layout: Layout = opening.layout or []
+        self._number = 0
+        return replace(opening, setup=self._memory.open(layout), machine=machine())
+
+    async def next_weights(self) -> Parcel | None:
+        parcel = await self.source.next_weights()
+        if parcel is None:
+            return None
+        arguments = await asyncio.to_thread(self._memory.write, self._number, parcel.tensors)
+        self._number += 1
+        return replace(parcel, method=self._memory.method, arguments=arguments, tensors=[])
+
+    async def end_weights(self) -> None:
+        self._memory.sent()
+        await self.source.end_weights()
