@@ -162,28 +162,28 @@ class EngineSync:
         unread: set[str] = set()
         reports = await engine.call(RECEIVER, "finish")
         for rank, report in enumerate(reports):
-            self._check(sent, report, f"rank {rank} of the engine" if len(reports) > 1 else "the engine")
+            self._check(sent, report, f"rank {rank} of the engine: " if len(reports) > 1 else "")
             unread |= set(report["unread"])
         return unread
 
-    def _check(self, sent: dict[str, int], report: dict[str, Any], engine: str) -> None:
+    def _check(self, sent: dict[str, int], report: dict[str, Any], where: str) -> None:
         if not self.config.digest:
             return
         wrong = differing(sent, report["digests"])
         if wrong:
             raise RefitError(
-                f"after publishing, {engine} did not receive the learner's weights: {len(wrong)} of {len(sent)} "
-                f"tensors are missing or differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would "
-                "be off-policy"
+                f"{where}after publishing, the engine did not receive the learner's weights: {len(wrong)} of "
+                f"{len(sent)} tensors are missing or differ, the first {', '.join(wrong[:5])}. The run stops: its "
+                "rollouts would be off-policy"
             )
         if report["missing"]:
             raise RefitError(
-                f"after publishing, {len(report['missing'])} parameters of {engine} have no new weight, the first "
-                f"{', '.join(report['missing'][:5])}: learner and engine do not have the same architecture"
+                f"{where}after publishing, {len(report['missing'])} parameters of the engine have no new weight, "
+                f"the first {', '.join(report['missing'][:5])}: learner and engine do not have the same architecture"
             )
         if report["wrong"]:
             raise RefitError(
-                f"after publishing, the layers of {engine} compute with other weights than it received: "
+                f"{where}after publishing, the engine's layers compute with other weights than it received: "
                 f"{len(report['wrong'])} of {len(sent)} tensors differ, the first {', '.join(report['wrong'][:5])}. "
                 "The run stops: its rollouts would be off-policy"
             )
