@@ -138,7 +138,7 @@ def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     assert first.always["weights"] + last.always["weights"] == pytest.approx(whole.always["weights"], rel=1e-3)
     kept = whole.phases["learn"]["activations"]
     assert first.phases["learn"]["activations"] == last.phases["learn"]["activations"] == kept // 2
-    assert any("1 micro-batches for each shard of the data, fewer than the 2 ranks" in said for said in plan.warnings)
+    assert any("for each shard of the data: 1, fewer than the 2 ranks" in said for said in plan.warnings)
     size = alone.models["policy"]
     kept_of = [stage.activations for stage in stage_sizes(size, ParallelConfig(pipeline=2), micro_batches=8)]
     assert kept_of == [1, Fraction(1, 2)], "two micro-batches in half the layers, and one"

@@ -186,7 +186,7 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
     if micro_batches < pipeline:
         found.append(
-            f"a step has {micro_batches} micro-batches for each shard of the data, fewer than the {pipeline} ranks of "
+            f"micro-batches of a step for each shard of the data: {micro_batches}, fewer than the {pipeline} ranks of "
             "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
         )
     layers = plan.models["policy"].layers if "policy" in plan.models else 0
