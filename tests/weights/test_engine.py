@@ -234,6 +234,8 @@ def test_where_the_learner_shares_no_memory_with_this_machine_buckets_pass_throu
                 await learn_something(learner)
             await sync.publish(learner, engine, 2)
             assert isinstance(sync._sender, Relay)
+            layouts = [args[2] is not None for method, args in engine.calls if method == "begin"]
+            assert layouts == [True, False, False]
 
     asyncio.run(go())
 

@@ -32,13 +32,15 @@ class Relay:
     def __init__(self, source: WeightSource) -> None:
         self.source = source
         self._memory = SharedMemory()
+        self._layout: Layout = []
         self._bucket = 0
 
     async def begin_weights(self, sending: Sending) -> Opening:
-        opening = await self.source.begin_weights(replace(sending, transport=None, known=None))
-        layout: Layout = opening.layout or []
+        opening = await self.source.begin_weights(replace(sending, transport=None))
+        if opening.layout is not None:
+            self._layout = opening.layout
         self._bucket = 0
-        return replace(opening, setup=self._memory.open(layout), machine=machine())
+        return replace(opening, setup=self._memory.open(self._layout), machine=machine())
 
     async def next_weights(self) -> Parcel | None:
         parcel = await self.source.next_weights()
