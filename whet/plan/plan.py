@@ -70,6 +70,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
                 trains=trains,
                 lora=model.lora is not None and trains,
                 reference=bool(asked) and not algorithm.caches_reference,
+                saves_behind=recipe.checkpoints.asynchronous,
             )
             if apart:
                 plan.processes[f"each rank of the {role}{stage.name}"] = Memory(always={"runtime": runtime}).merge(part)
