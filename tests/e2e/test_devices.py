@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ import pytest
 
 from tests.e2e.test_clusters import numbers
 from tests.toy import toy_recipe
-from whet.cluster.config import DevicesConfig
-from whet.cluster.lease import Devices
 from whet.errors import ConfigError
 from whet.generators.decoder import Decoder
 from whet.generators.torch_generator import TorchGenerator
@@ -122,28 +119,24 @@ _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is n
 def test_each_side_of_a_split_is_bound_to_its_own_cores(
     cluster: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[str, set[int]] = {}
+    seen = set[frozenset[int]]()
     step = Decoder.step
 
     def watched(self: Decoder) -> Any:
-        seen["generator"] = os.sched_getaffinity(0)  # of this thread
+        seen.add(frozenset(os.sched_getaffinity(0)))  # of the generator's thread
         return step(self)
 
     monkeypatch.setattr(Decoder, "step", watched)
-    for pid in children_during(
-        lambda: start(
-            toy_recipe(tiny_model, steps=1, cluster={"type": cluster}, devices={"learner_cores": 1}), tmp_path / "run"
-        )
-    ):
-        seen["learner"] = pid
+    recipe = toy_recipe(tiny_model, steps=1, cluster={"type": cluster}, devices={"learner_cores": 1})
+    of_workers = cores_of_children_during(lambda: start(recipe, tmp_path / "run"))
     there = sorted(os.sched_getaffinity(0))
-    assert seen["learner"] == {there[0]}
-    assert seen["generator"] == set(there[1:])
+    assert of_workers == {frozenset(there[:1])}
+    assert seen == {frozenset(there[1:])}
     assert os.sched_getaffinity(0) == set(there)
 
 
-def children_during(work: Any) -> Iterator[set[int]]:
-    """The cores of workers that live while ``work`` is done, where they are not all of this process's."""
+def cores_of_children_during(work: Any) -> set[frozenset[int]]:
+    """Those that threads of children are bound to while ``work`` is done, where they are not all of this process's."""
     import psutil
 
     own, found, done = os.sched_getaffinity(0), set[frozenset[int]](), threading.Event()
@@ -164,7 +157,7 @@ def children_during(work: Any) -> Iterator[set[int]]:
     finally:
         done.set()
         looking.join()
-    yield from (set(cores) for cores in found if cores != own)
+    return found - {frozenset(own)}
 
 
 def test_what_cannot_be_divided_or_shared_is_refused(tiny_model: Path, tmp_path: Path) -> None:
@@ -177,7 +170,3 @@ def test_what_cannot_be_divided_or_shared_is_refused(tiny_model: Path, tmp_path:
     many = toy_recipe(tiny_model, cluster={"type": "processes"}, devices={"learner_cores": 4096})
     with pytest.raises(ConfigError, match=r"learner_cores = 4096 .* can't be met"):
         start(many, tmp_path / "run")
-
-
-def test_devices_that_are_not_shared_know_no_tenants() -> None:
-    assert not Devices({}, shared=DevicesConfig().placement == "colocated").shared

@@ -31,6 +31,7 @@ from whet.generators.vllm_guard import marked
 from whet.types import Distribution
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
+from whet.weights.sender import Listed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -91,7 +92,7 @@ def engine(loop: Loop) -> Iterator[VllmGenerator]:
     """With the weights of a tiny Llama whose log-probs are far from even."""
     model = tiny_llama(initializer_range=0.3)
     generator = make(model)
-    loop.run(EngineSync(WeightSyncConfig(), [1, 2, 3]).load(model.state_dict().items(), generator, 0))
+    loop.run(EngineSync(WeightSyncConfig(), [1, 2, 3]).load(Listed(list(model.state_dict().items())), generator, 0))
     yield generator
     processes = list(generator.processes)
     loop.run(generator.close())
@@ -214,7 +215,9 @@ def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_noth
     generator = make(tiny_qwen3(), deadline=4.0)
 
     async def body() -> None:
-        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(tiny_qwen3().state_dict().items(), generator, 0)
+        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(
+            Listed(list(tiny_qwen3().state_dict().items())), generator, 0
+        )
         under_way = asyncio.ensure_future(generator.sample(PROMPT, SamplingParams(490), "s"))
         await generator.sample(PROMPT, SamplingParams(2), "s")
         assert not under_way.done()

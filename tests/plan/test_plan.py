@@ -128,6 +128,13 @@ def test_sizes_are_said_in_words(size, words):
     assert in_words(size) == words
 
 
+def test_a_save_behind_trainings_back_has_a_copy(folder):
+    cluster = {"type": "processes"}
+    plan = make_plan(toy_recipe(folder, cluster=cluster, checkpoints={"asynchronous": True}), runtime=0)
+    always = plan.processes["each rank of the policy"].always
+    assert always["copy that is saved (CPU)"] == always["weights"] + always["optimizer"]
+
+
 def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     cluster = {"type": "processes"}
     alone = make_plan(toy_recipe(folder, cluster=cluster), runtime=0)
@@ -144,6 +151,7 @@ def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     assert kept_of == [1, Fraction(1, 2)], "two micro-batches in half the layers, and one"
     travelling = [stage.phases["learn"]["hidden states between stages"] for stage in (first, last)]
     assert travelling[0] == travelling[1] > 0
+    assert first.phases["learn"]["gathered embeddings"] > 0, "FSDP over one rank makes a copy, too"
     assert first.phases["learn"]["head"] == 0 < last.phases["learn"]["head"]
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 from tests.generators.test_vllm_generator import Loop, make
 from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
 from tests.toy import toy_recipe
+from tests.weights.collected import weights_of
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer, build_sync
 from whet.errors import DeadlineError, GeneratorError, RefitError
@@ -25,6 +26,7 @@ from whet.generators.vllm_guard import marked
 from whet.types import Distribution
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
+from whet.weights.sender import Listed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -85,7 +87,7 @@ def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(parts: 
         assert metrics["refit/probe_max"] < 1e-3
         assert len(parts.generator.processes) == 3  # the engine's core and two ranks
         reference = tiny_llama(attention_bias=True, mlp_bias=True)
-        reference.load_state_dict(dict(await parts.learner.named_weights()))
+        reference.load_state_dict(dict(await weights_of(parts.learner)))
         params = [SamplingParams(40, seed=i, distribution=Distribution(0.7)) for i in range(len(PROMPTS))]
         sampled = [parts.generator.sample(prompt, p, "s") for prompt, p in zip(PROMPTS, params, strict=True)]
         for prompt, completion in zip(PROMPTS, await asyncio.gather(*sampled), strict=True):
@@ -180,7 +182,7 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
     generator = make(model, tensor=2, deadline=10.0)
 
     async def go() -> None:
-        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(model.state_dict().items(), generator, 0)
+        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(Listed(list(model.state_dict().items())), generator, 0)
         ranks = [process for process in map(psutil.Process, generator.processes) if process.children() == []]
         under_way = asyncio.ensure_future(generator.sample([5, 6, 7], SamplingParams(490), "s"))
         await generator.sample([5, 6, 7], SamplingParams(2), "s")

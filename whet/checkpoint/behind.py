@@ -1,7 +1,7 @@
 """A checkpoint that is written while training goes on: at most one at a time, and its failure is never lost.
 
 Who waits for what: the run waits until the copy is taken; the next save and the end of the run wait for the one under
-way. What is awaited there ends by a deadline of its own."""
+way. The learner's part of it ends by ``learner.deadline``; hashing and publishing end when the disk has it."""
 
 import asyncio
 import logging
@@ -51,9 +51,12 @@ class Behind:
             return
         await asyncio.wait({self._task}, timeout=_CLOSING)
         if not self._task.done():
-            log.warning("the checkpoint of step %d was not written when the run ended; it is dropped", self._step)
-            self._task.cancel()
+            self._task.cancel()  # which ends what the learner writes, but not a publishing that has begun
             await asyncio.wait({self._task})
         task, self._task = self._task, None
-        if not task.cancelled():
+        if task.cancelled():
+            log.warning(
+                "the run ended while the checkpoint of step %d was being written; it may be missing", self._step
+            )
+        else:
             task.result()

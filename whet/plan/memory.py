@@ -62,6 +62,7 @@ def learner_memory(
     trains: bool = True,
     lora: bool = False,
     reference: bool = False,
+    saves_behind: bool = False,
     held: Held | None = None,
 ) -> Memory:
     """One rank of a learner. ``activations`` are those of a whole micro-batch, and of one ``layer``; ``travelling``
@@ -81,6 +82,8 @@ def learner_memory(
         memory.always["reference"] = frozen // shares.dense
     if trains:
         memory.always["optimizer"] = 2 * trained * wide
+        if saves_behind:
+            memory.always["copy that is saved (CPU)"] = 3 * trained * wide
     learning: dict[str, int] = {}
     if trains:
         learning = {"gradients": trained * wide, "activations": activations // shares.tokens}

@@ -70,6 +70,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
                 trains=trains,
                 lora=model.lora is not None and trains,
                 reference=bool(asked) and not algorithm.caches_reference,
+                saves_behind=recipe.checkpoints.asynchronous,
             )
             if apart:
                 plan.processes[f"each rank of the {role}{stage.name}"] = Memory(always={"runtime": runtime}).merge(part)
@@ -104,7 +105,7 @@ def shares_of(parallel: "ParallelConfig") -> Shares:
     return Shares(
         dense=split * parallel.tensor,
         experts=split * parallel.tensor,
-        gathered=split > 1,
+        gathered=parallel.ranks > 1,  # also by a single rank of a stage: FSDP makes a copy all the same
         tokens=parallel.context * (parallel.tensor if parallel.sequence_parallel else 1),
         matrices=parallel.tensor,
         expert=parallel.expert,
