@@ -42,6 +42,7 @@ class Seat:
     shard: int = 0  # its data-parallel rank
     shards: int = 1
     rendezvous: str = ""  # host:port where the ranks of this group can meet: rank 0 may listen there, nobody else does
+    remote: bool = False  # in another process than its caller
 
 
 class WorkerGroup(Protocol):

@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging.handlers import QueueHandler
 from typing import Any
 
@@ -62,7 +62,7 @@ class Host:
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # exactly this one
 
         def build() -> None:
-            self._worker = worker(config, seat)
+            self._worker = worker(config, replace(seat, remote=True))
 
         return _answer(build)
 

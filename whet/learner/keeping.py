@@ -73,8 +73,7 @@ class Keeping:
         """Start to send ``named_weights`` from the first rank, a bucket at a time; see ``whet.weights.sender``."""
         if self.sender is None:
             host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
-            leaves = self.ranks is not None  # ranks are processes of their own
-            self.sender = Sender(self._full_weights(), self.seat.rank == 0, leaves, host)
+            self.sender = Sender(self._full_weights(), self.seat.rank == 0, self.seat.remote, host)
         return self.sender.begin(sending)
 
     def next_weights(self) -> Parcel | None:

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from whet.cluster.lease import Devices
-from whet.errors import WhetError
+from whet.errors import GeneratorError, WhetError
 from whet.generators.router import Router
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -34,8 +34,8 @@ def replicas(generator: Any) -> Sequence[Any]:
 
 
 async def of_each(generators: Sequence[Any], work: Callable[[Any, int], Awaitable[T]]) -> list[T]:
-    """``work(generator, number)`` for all of them at once, numbered from 1. Raises the first error when all have ended;
-    it names the replica."""
+    """``work(generator, number)`` for all of them at once, numbered from 1. Raises the first error when all have ended,
+    that of a dead engine before what others raise because of it; it names the replica."""
 
     async def one(generator: Any, number: int) -> T:
         try:
@@ -47,7 +47,7 @@ async def of_each(generators: Sequence[Any], work: Callable[[Any, int], Awaitabl
 
     jobs = [one(generator, number) for number, generator in enumerate(generators, 1)]
     answers = await asyncio.gather(*jobs, return_exceptions=True)
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            raise answer
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: not isinstance(error, GeneratorError))
     return [answer for answer in answers if not isinstance(answer, BaseException)]

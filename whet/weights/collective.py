@@ -1,11 +1,13 @@
 """Buckets of weights by a broadcast from the learner's first rank to every engine at once: gloo between CPUs, NCCL
 between GPUs, the same code. The group is apart from all others of either process and is made at the first refit.
 
-Who waits for whom: each side waits for the others when they meet, and a receiver for the sender, up to the deadline.
-The sender goes on at once and waits only before it writes to a buffer again.
+Who waits for whom: each side waits for the others when they meet, and a receiver for the sender or for the receiver
+that passes a bucket on to it, up to the deadline. The sender goes on at once and waits only before it writes to a
+buffer again.
 """
 
 import socket
+import time
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Thread
@@ -42,14 +44,18 @@ class Broadcast:
 
     def finish(self, work: Any) -> None:
         """Wait for it."""
+        begun, seconds = time.monotonic(), self._timeout.total_seconds()
         try:
             work.wait(self._timeout)
             if self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
         except RuntimeError as error:
-            seconds = self._timeout.total_seconds()
+            if time.monotonic() - begun < seconds:
+                raise RefitError(
+                    f"a broadcast of weights broke off, because the learner or one of the engines is gone: {error}"
+                ) from error
             raise DeadlineError(
-                f"a broadcast of weights failed or did not end within {seconds:g} s: {error}"
+                f"a broadcast of weights did not end within weights.deadline = {seconds:g} s; is something hung?"
             ) from error
 
     def close(self) -> None:

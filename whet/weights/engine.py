@@ -84,7 +84,11 @@ class EngineSync:
 
     async def load(self, weights: Named, generator: Any, version: int) -> Metrics:
         """See ``WeightSync``."""
-        return await self._refit(LocalSource(weights), generator, version)
+        source = LocalSource(weights)
+        try:
+            return await self._refit(source, generator, version)
+        finally:
+            source.close()
 
     async def _refit(self, source: WeightSource, generator: Any, version: int) -> Metrics:
         started = time.perf_counter()
@@ -95,6 +99,8 @@ class EngineSync:
         try:
             metrics = await self._send(source, engines, version)
         except BaseException:
+            if isinstance(self._sender, Relay):
+                self._sender.close()
             self._known = self._sender = None  # nobody knows how far it came
             raise
         for engine in engines:

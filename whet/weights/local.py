@@ -22,6 +22,9 @@ class LocalSource:
 
     async def end_weights(self) -> None:
         await asyncio.to_thread(self._sender.end)
+
+    def close(self) -> None:
+        """Let go of what carried them, also in the midst of it."""
         self._sender.close()
 
 
@@ -53,3 +56,7 @@ class Relay:
     async def end_weights(self) -> None:
         self._memory.sent()
         await self.source.end_weights()
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory.close()
