@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.learner.parts import PolicyGradient, assert_close
-from tests.parallel.cases import Case, Said, build, gathered, score, score_all, train, train_all
+from tests.parallel.cases import ENOUGH, Case, Said, build, gathered, score, score_all, train, train_all
 from tests.parallel.ranks import on_ranks
 from tests.parallel.test_layouts import check, far
 from tests.parallel.test_saving import folders, go_on
@@ -44,7 +44,7 @@ THOROUGH_2 = {
     "expert, recomputed": ("moe", EXPERT, {"learner": RECOMPUTED}),
     "expert, lora, recomputed": ("mixtral", EXPERT, {"lora": True, "learner": RECOMPUTED}),
     "expert, offload": ("moe", EXPERT | {"cpu_offload": True}, {}),
-    "expert, an idle rank": ("mixtral", EXPERT, {"max_tokens": 10_000}),
+    "expert, an idle rank": ("mixtral", EXPERT, {"max_tokens": ENOUGH, "groups": 1}),
     "expert, value": ("moe", EXPERT, {"loss": "value"}),
     "expert, top-p": ("mixtral", EXPERT, {"distribution": TOP_P, "loss": "entropy"}),
     "expert, in context": ("moe", {"context": 2, "expert": 2}, {}),
@@ -59,7 +59,7 @@ THOROUGH_2 = {
     "replicas": ("moe", {"replicas": 2}, {}),
 }
 THOROUGH_4 = {
-    "fsdp": ("moe", {"fsdp": 4}, {"max_tokens": 60}),
+    "fsdp": ("moe", {"fsdp": 4}, {}),
     "fewer experts than ranks": ("two experts", {"fsdp": 4}, {}),
     "expert and fsdp": ("moe", BOTH, {}),
     "expert and fsdp, lora": ("mixtral", BOTH, {"lora": True}),
