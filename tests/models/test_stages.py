@@ -63,6 +63,16 @@ def test_a_model_with_more_than_a_decoder_is_refused():
         check_stages(model)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_that_share_keys_and_values_are_refused(device):
+    model = tiny_llama().to(device)
+    use_forest_attention(model)
+    check_stages(model)
+    model.config.num_kv_shared_layers = 1
+    with pytest.raises(WhetError, match="use the keys and values of other layers, so it can't be cut into stages"):
+        check_stages(model)
+
+
 def test_layers_are_divided_as_planned():
     for layers in range(1, 9):
         decoder = nn.Module()

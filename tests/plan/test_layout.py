@@ -2,6 +2,7 @@
 
 import resource
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,12 @@ from tests.parallel.cases import Case, build
 from tests.parallel.conftest import models  # noqa: F401
 from tests.parallel.ranks import on_ranks
 from whet.errors import WhetError
+from whet.learner.scorer import build_whole
 from whet.models.config import LoraSettings, ModelConfig
 from whet.parallel.config import ParallelConfig
+from whet.parallel.parallelize import parallelize
 from whet.parallel.parameters import local
+from whet.parallel.rehearsal import rehearsal
 from whet.plan.layout import Layout, lay_out
 from whet.plan.memory import Held
 
@@ -79,6 +83,13 @@ def test_what_would_be_refused_is_refused(models):  # noqa: F811
     with pytest.raises(WhetError, match="does not divide num_key_value_heads = 2"):
         laid_out(Case(models["llama"], {"tensor": 4}))
     assert not dist.is_initialized()
+
+
+def test_a_rehearsal_has_no_memory_even_where_parameters_are_offloaded(models):  # noqa: F811
+    with rehearsal(ParallelConfig(fsdp=2, cpu_offload=True), 0) as ranks:
+        whole = partial(build_whole, ModelConfig(path=str(models["llama"])), "float32", True, False, 0)
+        scorer, _ = parallelize(whole, ranks, narrow=False, trains=True)
+        assert {parameter.device.type for parameter in scorer.parameters()} == {"meta"}
 
 
 def inside(rendezvous: str, rank: int, case: Case) -> str:

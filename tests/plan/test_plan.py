@@ -151,6 +151,7 @@ def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     assert kept_of == [1, Fraction(1, 2)], "two micro-batches in half the layers, and one"
     travelling = [stage.phases["learn"]["hidden states between stages"] for stage in (first, last)]
     assert travelling[0] == travelling[1] > 0
+    assert first.phases["learn"]["gathered embeddings"] > 0, "FSDP over one rank makes a copy, too"
     assert first.phases["learn"]["head"] == 0 < last.phases["learn"]["head"]
 
 

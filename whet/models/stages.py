@@ -64,13 +64,18 @@ def stages_of(decoder: Any, count: int) -> list[Stage]:
 
 def check_stages(model: Any) -> None:
     """Raises ``WhetError`` where a model does more to hidden states than its layers and its last norm do: that would be
-    done once per stage. ``model`` is Hugging Face's, with its weights."""
+    done once per stage; or where layers hand each other more than those. ``model`` is Hugging Face's; without weights
+    only what its config and its parameters' names tell is checked."""
     name, decoder = type(model).__name__, model.get_decoder()
     advice = "so it can't be cut into stages; set parallel.pipeline to 1"
     inside = {id(p) for module in (decoder, model.get_output_embeddings()) for p in module.parameters()}
     for more in (parameter for parameter, p in model.named_parameters() if id(p) not in inside):
         raise WhetError(f"{name} has more than a decoder and a head ({more}), {advice}")
+    if getattr(decoder.config, "num_kv_shared_layers", 0):
+        raise WhetError(f"{name} has layers that use the keys and values of other layers, {advice}")
     weight = decoder.get_input_embeddings().weight
+    if weight.is_meta:
+        return
     hidden = torch.linspace(-1, 1, 2 * decoder.config.hidden_size, dtype=weight.dtype).view(1, 2, -1)
     empty = part_of(decoder, Stage(1, range(0), first=False, last=False))
     try:

@@ -49,8 +49,8 @@ def parallelize(
                     f"can't be spread; set parallel.{size} to 1"
                 )
         mixture = check_experts(model, ranks.config)
-        if ranks.config.pipeline > 1 and source is not None:
-            check_stages(unwrapped(source.get_submodule("model")))
+        if ranks.config.pipeline > 1:
+            check_stages(unwrapped((root if source is None else source).get_submodule("model")))
         if ranks.config.tensor > 1:
             spread_matrices(model, ranks.tensor, ranks.config.sequence_parallel)
         if ranks.config.pipeline > 1:
@@ -59,7 +59,8 @@ def parallelize(
     tied = output.weight is embeddings.weight and output.weight is not None
     apart = spread_experts(model, ranks) if mixture else []
     shard(root, _layers(model), ranks, narrow=narrow, trains=trains, apart=apart)
-    root.to_empty(device="cpu" if ranks.config.cpu_offload else ranks.device)
+    offloaded = ranks.config.cpu_offload and ranks.device.type != "meta"
+    root.to_empty(device="cpu" if offloaded else ranks.device)
     for module in root.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, buffer.to(ranks.device))  # never offloaded

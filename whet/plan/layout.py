@@ -1,5 +1,6 @@
 """A model on the ranks that a recipe asks for: really cut, on tensors without memory, by what will cut it in the run.
-So what torch or ``whet.parallel`` refuse is refused here, and each rank's part is counted and not guessed."""
+So what torch or ``whet.parallel`` refuse is refused here, but for what takes weights to find out, and each rank's
+part is counted and not guessed."""
 
 from collections import Counter
 from collections.abc import Mapping

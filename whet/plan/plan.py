@@ -105,7 +105,7 @@ def shares_of(parallel: "ParallelConfig") -> Shares:
     return Shares(
         dense=split * parallel.tensor,
         experts=split * parallel.tensor,
-        gathered=split > 1,
+        gathered=parallel.ranks > 1,  # also by a single rank of a stage: FSDP makes a copy all the same
         tokens=parallel.context * (parallel.tensor if parallel.sequence_parallel else 1),
         matrices=parallel.tensor,
         expert=parallel.expert,
