@@ -107,16 +107,22 @@ def test_a_router_that_computes_in_float32_learns_nearly_the_same(models):
 
 @pytest.mark.slow
 def test_float32_learns_nearly_the_same(models):
-    single = {"learner": {"precision": "float32"}}
-    check(models, {"expert": ("moe", EXPERT, single), "tensor": ("mixtral", {"tensor": 2}, single)}, 5e-6)
+    single = {"learner": {"precision": "float32"}, "groups": 12}  # with fewer, AdamW makes much of float32's rounding
+    table = {
+        "expert": ("moe", EXPERT, single),
+        "tensor": ("mixtral", {"tensor": 2}, single),
+        "experts that no token reaches": ("one-sided", EXPERT, single),  # products are other ones than in float64
+    }
+    check(models, table, 5e-6)
 
 
 @pytest.mark.slow
-def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
+@pytest.mark.parametrize("model", ["moe", "one-sided"])
+def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models, model):
     narrow = {"precision": "bfloat16"}
     layouts = {"fsdp": 2}, EXPERT
-    spread = on_ranks(2, train_all, [Case(models["moe"], layout, learner=narrow) for layout in layouts])[0]
-    exact, alone = train("", 0, Case(models["moe"])), train("", 0, Case(models["moe"], learner=narrow))
+    spread = on_ranks(2, train_all, [Case(models[model], layout, learner=narrow) for layout in layouts])[0]
+    exact, alone = train("", 0, Case(models[model])), train("", 0, Case(models[model], learner=narrow))
     own = [relative_error(said, exact) for said in (alone, *spread)]
     assert 0.001 < own[0] < 0.2
     assert all(error < 1.5 * own[0] for error in own[1:])
