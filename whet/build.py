@@ -44,7 +44,7 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
     for number, replica in enumerate(held):
         if own is not None:
             replica.cores = part(own, number, len(held))
-        if devices.placement == "colocated":
+        if devices.placement == "colocated" and hasattr(replica, "sleeps"):
             replica.sleeps = True
     return generator
 

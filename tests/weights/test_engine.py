@@ -18,6 +18,7 @@ from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer
 from whet.errors import DeadlineError, RefitError
 from whet.generators.base import Completion, SamplingParams
+from whet.generators.router import Router
 from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
 from whet.weights.collective import Collective
@@ -83,6 +84,54 @@ class StandIn:
     def columns(self, name: str, columns: list[int]) -> Tensor | None:
         held = dict(self.inside.named_weights()).get(name)
         return held[:, columns] if held is not None and columns else held
+
+
+class Rank:
+    """A process's model: it holds what comes."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.held: dict[str, Tensor] = {}
+
+    def begin(self) -> None:
+        self.held = {}
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        self.held |= dict(named)
+
+    def finish(self) -> list[str]:
+        return []
+
+    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+        return tensor
+
+    def columns(self, name: str, columns: list[int]) -> Tensor | None:
+        return self.held[name][:, columns] if columns else self.held[name]
+
+
+class TwoRanks:
+    """An engine whose model lies in two processes, each with a receiver. It samples nothing."""
+
+    weights_complete = False
+    ranks = 2
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        self.models = [Rank(0), Rank(1)]
+        self.receivers = [Receiver(model) for model in self.models]
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        return await asyncio.gather(*(asyncio.to_thread(getattr(one, method), *args) for one in self.receivers))
+
+    async def pause(self) -> None: ...
+    async def resume(self, version: int) -> None: ...
+
+
+def two_engines(tmp_path: Path, transport: str) -> tuple[Any, EngineSync, Listed]:
+    """Behind a router; and weights in several buckets."""
+    config = WeightSyncConfig(transport=transport, deadline=5.0, bucket_mb=1e-3, probe=False, folder=tmp_path)
+    weights = Listed([(str(number), torch.randn(8, 16)) for number in range(8)])
+    return Router([TwoRanks(), TwoRanks()]), EngineSync(config, []), weights  # type: ignore[list-item]
 
 
 @asynccontextmanager
@@ -185,8 +234,22 @@ def test_where_the_learner_shares_no_memory_with_this_machine_buckets_pass_throu
                 await learn_something(learner)
             await sync.publish(learner, engine, 2)
             assert isinstance(sync._sender, Relay)
+            layouts = [args[2] is not None for method, args in engine.calls if method == "begin"]
+            assert layouts == [True, False, False]
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_weights_come_to_every_rank_of_every_engine(tmp_path: Path, transport: str) -> None:
+    """In a collective each of the four processes has a number of its own."""
+    router, sync, weights = two_engines(tmp_path, transport)
+    asyncio.run(sync.load(weights, router, 1))
+    for engine in router.replicas:
+        assert engine.weights_complete
+        for model in engine.models:
+            assert list(model.held) == [name for name, _ in weights.named]
+            assert all(torch.equal(model.held[name], tensor) for name, tensor in weights.named)
 
 
 def test_buckets_keep_order_and_size_and_a_large_tensor_comes_alone() -> None:

@@ -83,8 +83,8 @@ class Collective:
 
     method = "take_broadcast"
 
-    def __init__(self, host: str, engines: int, deadline: float) -> None:
-        self._host, self._ranks, self._deadline = host, engines + 1, deadline
+    def __init__(self, host: str, takers: int, deadline: float) -> None:
+        self._host, self._ranks, self._deadline = host, takers + 1, deadline
         self._backend = "nccl" if torch.cuda.is_available() else "gloo"
         self._layout: Layout = []
         self._memory: list[Tensor] = []

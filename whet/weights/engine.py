@@ -145,7 +145,7 @@ class EngineSync:
             digest=config.digest,
             transport=config.transport,
             known=self._known if self._sender is source else None,
-            engines=sum(engine.ranks for engine in engines),
+            takers=sum(engine.ranks for engine in engines),
             folder=config.folder,
             deadline=config.deadline,
         )

@@ -32,20 +32,22 @@ class Relay:
     def __init__(self, source: WeightSource) -> None:
         self.source = source
         self._memory = SharedMemory()
-        self._number = 0
+        self._layout: Layout = []
+        self._bucket = 0
 
     async def begin_weights(self, sending: Sending) -> Opening:
-        opening = await self.source.begin_weights(replace(sending, transport=None, known=None))
-        layout: Layout = opening.layout or []
-        self._number = 0
-        return replace(opening, setup=self._memory.open(layout), machine=machine())
+        opening = await self.source.begin_weights(replace(sending, transport=None))
+        if opening.layout is not None:
+            self._layout = opening.layout
+        self._bucket = 0
+        return replace(opening, setup=self._memory.open(self._layout), machine=machine())
 
     async def next_weights(self) -> Parcel | None:
         parcel = await self.source.next_weights()
         if parcel is None:
             return None
-        arguments = await asyncio.to_thread(self._memory.write, self._number, parcel.tensors)
-        self._number += 1
+        arguments = await asyncio.to_thread(self._memory.write, self._bucket, parcel.tensors)
+        self._bucket += 1
         return replace(parcel, method=self._memory.method, arguments=arguments, tensors=[])
 
     async def end_weights(self) -> None:

@@ -25,7 +25,7 @@ class Sending:
     digest: bool = True
     transport: TransportName | None = None  # None: as tensors, to the caller
     known: str | None = None  # ``Opening.known`` of the last time; None: to somebody who knows nothing
-    engines: int = 1  # how many of their processes take each bucket
+    takers: int = 1  # processes that take each bucket
     folder: Path | None = None  # where files are written; None: the system's temporary folder
     deadline: float = 300.0  # seconds that a collective may take
 

@@ -54,13 +54,13 @@ class Receiver:
         self._unread: list[str] = []
         self._columns = 0
         self._seed = 0
-        self._number = 1
+        self._rank = 1
 
-    def begin(self, columns: int, seed: int, layout: Layout | None, number: int = 1) -> None:
+    def begin(self, columns: int, seed: int, layout: Layout | None, first_rank: int = 1) -> None:
         """A new set of weights. ``columns`` of each matrix, chosen by ``seed``, will be read back. ``layout`` says how
-        they are packed, where that is new; ``number`` which of all processes that take them is this engine's first,
+        they are packed, where that is new; ``first_rank`` which of all processes that take them is this engine's first,
         from 1."""
-        self._columns, self._seed, self._number = columns, seed, number + self.model.rank
+        self._columns, self._seed, self._rank = columns, seed, first_rank + self.model.rank
         self._digests, self._kept, self._unread = {}, {}, []
         if layout is not None:
             self._layout = layout
@@ -80,7 +80,7 @@ class Receiver:
 
         if self._wire is not None:
             self._wire.close()
-        self._wire = collective.join(host, port, self._number, ranks, backend, deadline)
+        self._wire = collective.join(host, port, self._rank, ranks, backend, deadline)
 
     def take_broadcast(self, bucket: int) -> None:
         """A bucket that the sender is broadcasting."""

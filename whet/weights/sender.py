@@ -56,11 +56,11 @@ class Sender:
         self._sending: Sending | None = None
         self._layout: Layout = []
         self._tensors: Iterator[tuple[str, Tensor]] = iter(())
-        self._number = 0
+        self._bucket = 0
 
     def begin(self, sending: Sending) -> Opening:
         """Start anew, whatever became of the last time."""
-        self._sending, self._number = sending, 0
+        self._sending, self._bucket = sending, 0
         self._layout = lay_out(self._weights.described(), sending.dtype, sending.bucket_bytes)
         if sending.known is None or sending.transport is None:
             self.close()
@@ -76,10 +76,10 @@ class Sender:
     def next(self) -> Parcel | None:
         """The next bucket; None when all were sent. On the other ranks it has no content."""
         assert self._sending is not None
-        if self._number == len(self._layout):
+        if self._bucket == len(self._layout):
             return None
         named = []
-        for name, *_ in self._layout[self._number]:
+        for name, *_ in self._layout[self._bucket]:
             found, tensor = next(self._tensors)
             if found != name:
                 raise RefitError(f"the learner's weights changed while they were sent: {found} came for {name}")
@@ -91,12 +91,12 @@ class Sender:
             digests = digest(named) if self._sending.digest else {}
             size = sum(tensor.nbytes for _, tensor in named)
             if self._transport is not None:
-                arguments = self._transport.write(self._number, named)
+                arguments = self._transport.write(self._bucket, named)
                 parcel = Parcel(self._transport.method, arguments, digests, size, [])
             else:
                 tensors = [(name, tensor.cpu()) for name, tensor in named] if self._leaves else named
                 parcel = Parcel("", (), digests, size, tensors)
-        self._number += 1
+        self._bucket += 1
         return parcel
 
     def end(self) -> None:
@@ -120,7 +120,7 @@ def _transport(sending: Sending, host: str) -> Transport:
     if sending.transport == "disk":
         return Disk(sending.folder)
     if sending.transport == "collective":
-        return Collective(host, sending.engines, sending.deadline)
+        return Collective(host, sending.takers, sending.deadline)
     return SharedMemory()
 
 
