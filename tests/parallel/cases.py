@@ -1,6 +1,7 @@
 """What ranks do in the tests of this folder: a few steps of a learner in some layout, and everything that it says."""
 
 from dataclasses import dataclass, field, replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from whet.types import Distribution
 
 CPU = torch.device("cpu")
 LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}
+ENOUGH = 10_000  # tokens of a micro-batch that takes everything
 LOSSES = {"policy": PolicyGradient(), "entropy": WithEntropy(), "value": ValueLoss()}
 
 
@@ -36,7 +38,8 @@ class Case:
     lora: bool = False
     loss: str = "policy"
     learner: dict[str, Any] = field(default_factory=dict)
-    max_tokens: int = 40  # about two micro-batches for each of two ranks
+    max_tokens: int = 40
+    groups: int = 6  # of prompts: three make about two micro-batches
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
     steps: int = 3
     trains: bool = True
@@ -46,7 +49,7 @@ class Case:
         return ParallelConfig(**self.parallel).ranks
 
     def one_rank(self) -> "Case":
-        return replace(self, parallel={}, max_tokens=10_000)
+        return replace(self, parallel={}, max_tokens=ENOUGH)
 
 
 @dataclass
@@ -63,17 +66,17 @@ class Said:
     described: dict[str, Any]
 
 
-def batch_of(step: int, distribution: Distribution) -> Batch:
-    """Three groups with shared prompts, and a common start; every step has another batch."""
+def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
+    """Groups with shared prompts; every step has another batch."""
     random = torch.Generator().manual_seed(step)
 
     def tokens(count: int) -> list[int]:
         return torch.randint(0, VOCABULARY, (count,), generator=random).tolist()
 
+    sizes = [(7, [5, 9, 2]), (4, [3, 6]), (11, [8, 1, 13])]  # of prompts, and of what follows them
     made = [
-        group("a", tokens(7), [tokens(5), tokens(9), tokens(2)]),
-        group("b", tokens(4), [tokens(3), tokens(6)]),
-        group("c", tokens(11), [tokens(8), tokens(1), tokens(13)]),
+        group(f"group {number}", tokens(prompt), [tokens(size) for size in answers])
+        for number, (prompt, answers) in enumerate(islice(cycle(sizes), groups))
     ]
     batch = Batch.from_groups(made, distribution=distribution).weigh("sequence")
     batch.teacher_ids = torch.randint(0, VOCABULARY, (len(batch), 3), generator=random)
@@ -108,13 +111,13 @@ def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
     """All of a batch on one rank, its shard on one of many."""
     unit, seat = LOSSES[case.loss].unit, worker.seat
-    return pack(batch_of(step, case.distribution), seat.shards, case.max_tokens, unit)[seat.shard]
+    return pack(batch_of(step, case.distribution, case.groups), seat.shards, case.max_tokens, unit)[seat.shard]
 
 
 def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:
     """Columns of the first batch, 0 where another shard has the tokens."""
     columns = {"values"} if case.loss == "value" else LANGUAGE
-    micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution))
+    micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution, case.groups))
     top = None if case.loss == "value" else Top(4, VOCABULARY - 3)
     answers = worker.score(micro, columns, top)
     found = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
@@ -137,6 +140,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     def micro(step: int) -> Any:
         return micro_batches(case, worker, step)
 
+    assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
     gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}

@@ -3,12 +3,23 @@
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from tests.learner.parts import SMALL, VOCABULARY, save_model
 from tests.tiny import tiny_deepseek, tiny_gemma, tiny_llama, tiny_mixtral, tiny_qwen3, tiny_qwen3_moe
 
 SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def save(folder: Path, model: PreTrainedModel) -> Path:
+    """With weights of norms that no number of bfloat16 is, unlike the ones that they begin with."""
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter += 0.1 * torch.randn(parameter.shape, generator=random)
+    return save_model(folder, model)
 
 
 def one_sided(model: PreTrainedModel) -> PreTrainedModel:
@@ -26,14 +37,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     Two layers, but where the name says more."""
     folder = tmp_path_factory.mktemp("models")
     return {
-        "llama": save_model(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
-        "gemma": save_model(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
-        "moe": save_model(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),
-        "mixtral": save_model(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
-        "two experts": save_model(folder / "two", tiny_mixtral(VOCABULARY, **SIZES, num_local_experts=2)),
-        "deepseek": save_model(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
-        "one-sided": save_model(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
-        "qwen": save_model(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
-        "llama of 5": save_model(folder / "llama of 5", tiny_llama(VOCABULARY, num_hidden_layers=5, **SIZES)),
-        "qwen of 4": save_model(folder / "qwen of 4", tiny_qwen3(VOCABULARY, num_hidden_layers=4, **SIZES)),
+        "llama": save(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),
+        "gemma": save(folder / "gemma", tiny_gemma(VOCABULARY, **SIZES)),
+        "moe": save(folder / "moe", tiny_qwen3_moe(VOCABULARY, **SIZES, moe_intermediate_size=8)),
+        "mixtral": save(folder / "mixtral", tiny_mixtral(VOCABULARY, **SIZES)),
+        "two experts": save(folder / "two", tiny_mixtral(VOCABULARY, **SIZES, num_local_experts=2)),
+        "deepseek": save(folder / "deepseek", tiny_deepseek(VOCABULARY, **SIZES)),
+        "one-sided": save(folder / "one-sided", one_sided(tiny_deepseek(VOCABULARY, **SIZES))),
+        "qwen": save(folder / "qwen", tiny_qwen3(VOCABULARY, **SIZES)),
+        "llama of 5": save(folder / "llama of 5", tiny_llama(VOCABULARY, num_hidden_layers=5, **SIZES)),
+        "qwen of 4": save(folder / "qwen of 4", tiny_qwen3(VOCABULARY, num_hidden_layers=4, **SIZES)),
     }

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.learner.parts import PolicyGradient, assert_close
-from tests.parallel.cases import Case, Said, build, gathered, score, score_all, train, train_all
+from tests.parallel.cases import ENOUGH, Case, Said, build, gathered, score, score_all, train, train_all
 from tests.parallel.ranks import on_ranks
 from tests.parallel.test_layouts import check, far
 from tests.parallel.test_saving import folders, go_on
@@ -44,7 +44,7 @@ THOROUGH_2 = {
     "expert, recomputed": ("moe", EXPERT, {"learner": RECOMPUTED}),
     "expert, lora, recomputed": ("mixtral", EXPERT, {"lora": True, "learner": RECOMPUTED}),
     "expert, offload": ("moe", EXPERT | {"cpu_offload": True}, {}),
-    "expert, an idle rank": ("mixtral", EXPERT, {"max_tokens": 10_000}),
+    "expert, an idle rank": ("mixtral", EXPERT, {"max_tokens": ENOUGH, "groups": 1}),
     "expert, value": ("moe", EXPERT, {"loss": "value"}),
     "expert, top-p": ("mixtral", EXPERT, {"distribution": TOP_P, "loss": "entropy"}),
     "expert, in context": ("moe", {"context": 2, "expert": 2}, {}),
@@ -59,7 +59,7 @@ THOROUGH_2 = {
     "replicas": ("moe", {"replicas": 2}, {}),
 }
 THOROUGH_4 = {
-    "fsdp": ("moe", {"fsdp": 4}, {"max_tokens": 60}),
+    "fsdp": ("moe", {"fsdp": 4}, {}),
     "fewer experts than ranks": ("two experts", {"fsdp": 4}, {}),
     "expert and fsdp": ("moe", BOTH, {}),
     "expert and fsdp, lora": ("mixtral", BOTH, {"lora": True}),
@@ -107,16 +107,22 @@ def test_a_router_that_computes_in_float32_learns_nearly_the_same(models):
 
 @pytest.mark.slow
 def test_float32_learns_nearly_the_same(models):
-    single = {"learner": {"precision": "float32"}}
-    check(models, {"expert": ("moe", EXPERT, single), "tensor": ("mixtral", {"tensor": 2}, single)}, 5e-6)
+    single = {"learner": {"precision": "float32"}, "groups": 12}  # with fewer, AdamW makes much of float32's rounding
+    table = {
+        "expert": ("moe", EXPERT, single),
+        "tensor": ("mixtral", {"tensor": 2}, single),
+        "experts that no token reaches": ("one-sided", EXPERT, single),  # products are other ones than in float64
+    }
+    check(models, table, 5e-6)
 
 
 @pytest.mark.slow
-def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
+@pytest.mark.parametrize("model", ["moe", "one-sided"])
+def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models, model):
     narrow = {"precision": "bfloat16"}
     layouts = {"fsdp": 2}, EXPERT
-    spread = on_ranks(2, train_all, [Case(models["moe"], layout, learner=narrow) for layout in layouts])[0]
-    exact, alone = train("", 0, Case(models["moe"])), train("", 0, Case(models["moe"], learner=narrow))
+    spread = on_ranks(2, train_all, [Case(models[model], layout, learner=narrow) for layout in layouts])[0]
+    exact, alone = train("", 0, Case(models[model])), train("", 0, Case(models[model], learner=narrow))
     own = [relative_error(said, exact) for said in (alone, *spread)]
     assert 0.001 < own[0] < 0.2
     assert all(error < 1.5 * own[0] for error in own[1:])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.parallel.cases import Case, Said, build, score, score_all, train, train_all
+from tests.parallel.cases import ENOUGH, Case, Said, build, score, score_all, train, train_all
 from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import local
@@ -36,7 +36,7 @@ THOROUGH_2 = {
     "fsdp, qwen": ("qwen", FSDP, {"distribution": TOP_P}),
     "fsdp, value": ("qwen", FSDP, {"loss": "value"}),
     "fsdp, offload": ("llama", FSDP | {"cpu_offload": True}, {}),
-    "fsdp, an idle rank": ("llama", FSDP, {"max_tokens": 10_000}),
+    "fsdp, an idle rank": ("llama", FSDP, {"max_tokens": ENOUGH, "groups": 1}),
     "fsdp, recomputed": ("llama", FSDP, {"learner": {"activation_checkpointing": True}}),
     "replicas": ("llama", {"replicas": 2}, {}),
     "tensor, value": ("llama", TENSOR, {"loss": "value"}),
@@ -50,7 +50,7 @@ THOROUGH_2 = {
 THOROUGH_4 = {
     "replicas and fsdp": ("qwen", {"replicas": 2, "fsdp": 2}, {}),
     "replicas and fsdp, lora": ("llama", {"replicas": 2, "fsdp": 2}, {"lora": True}),
-    "fsdp 4": ("llama", {"fsdp": 4}, {"max_tokens": 60}),
+    "fsdp 4": ("llama", {"fsdp": 4}, {}),
     "tensor and fsdp": ("qwen", BOTH, {}),
     "tensor and fsdp, llama": ("llama", BOTH, {"distribution": TOP_P, "loss": "entropy"}),
     "tensor and fsdp, lora": ("qwen", BOTH, {"lora": True}),
@@ -82,7 +82,11 @@ def check(
 ) -> None:
     """All cases of a table in one group of ranks, each against one process. The tolerance is that of sums in another
     order, as a share of the largest number. ``cut``: the one process has the same micro-batches."""
-    cases = {name: Case(models[model], layout, **more) for name, (model, layout, more) in table.items()}
+    cases = {}
+    for name, (model, layout, more) in table.items():
+        size = ParallelConfig(**layout)
+        shards = size.ranks // size.ranks_per_shard
+        cases[name] = Case(models[model], layout, **{"groups": 3 * shards} | more)  # two micro-batches for each shard
     ranks = {case.ranks for case in cases.values()}
     said = on_ranks(ranks.pop(), train_all, list(cases.values()))
     assert not ranks

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.learner.parts import VOCABULARY, PolicyGradient, assert_close, save_model
-from tests.parallel.cases import CPU, LANGUAGE, Case, batch_of, build, gathered, micro_batches, train_all
+from tests.parallel.cases import CPU, ENOUGH, LANGUAGE, Case, batch_of, build, gathered, micro_batches, train_all
 from tests.parallel.ranks import on_ranks, seat_of
 from tests.parallel.test_layouts import check, far, held, some
 from tests.parallel.test_saving import folders, go_on, pieces, refuse, save_twice
@@ -49,11 +49,11 @@ THOROUGH_2 = {
     "1f1b, recomputed": ("qwen", TWO, {"learner": RECOMPUTED}),
     "1f1b, recomputed, lora": ("llama", TWO, {"learner": RECOMPUTED, "lora": True}),
     "1f1b, offload": ("qwen", TWO | {"cpu_offload": True}, {}),
-    "1f1b, fewer micro-batches than stages": ("qwen", TWO, {"max_tokens": 10_000}),
+    "1f1b, fewer micro-batches than stages": ("qwen", TWO, {"max_tokens": ENOUGH}),
     "interleaved, lora": ("qwen of 4", INTERLEAVED, {"lora": True}),
     "interleaved, value": ("llama of 5", INTERLEAVED, {"loss": "value"}),
     "interleaved, entropy, recomputed": ("llama of 5", INTERLEAVED, {"loss": "entropy", "learner": RECOMPUTED}),
-    "interleaved, one micro-batch": ("qwen of 4", INTERLEAVED, {"max_tokens": 10_000}),
+    "interleaved, one micro-batch": ("qwen of 4", INTERLEAVED, {"max_tokens": ENOUGH}),
 }
 THOROUGH_4 = {
     f"{kind} and {name}{', lora' if lora else ''}": (model, layout | size, {"lora": lora})
@@ -68,7 +68,7 @@ THOROUGH_4 = {
 } | {
     "1f1b over 4": ("qwen of 4", {"pipeline": 4}, {}),
     "1f1b over 4, lora": ("llama of 5", {"pipeline": 4}, {"lora": True}),
-    "1f1b and fsdp, an idle shard": ("llama", TWO | {"fsdp": 2}, {"max_tokens": 10_000}),
+    "1f1b and fsdp, an idle shard": ("llama", TWO | {"fsdp": 2}, {"max_tokens": ENOUGH, "groups": 1}),
     "1f1b and tensor, value": ("qwen", TWO | {"tensor": 2}, {"loss": "value"}),
     "1f1b and tensor, no sequence": ("qwen", TWO | {"tensor": 2, "sequence_parallel": False}, {"distribution": TOP_P}),
     "1f1b and tensor, recomputed": ("llama", TWO | {"tensor": 2}, {"learner": RECOMPUTED}),
@@ -290,7 +290,7 @@ def test_what_goes_wrong_at_one_stage_is_heard_at_once(models):
         try:
             spread = await WorkerLearner.launch(cluster, config)
             updated = await spread.update(batch_of(0, Distribution()), PolicyGradient())
-            assert updated.metrics.result()["learner/micro_batches"] == 2
+            assert updated.metrics.result()["learner/micro_batches"] == 4
             begun = time.monotonic()
             with pytest.raises(WhetError, match="this loss wants more than it gets"):
                 await spread.update(batch_of(0, Distribution()), Refusing())

@@ -74,6 +74,32 @@ def test_a_learner_goes_on_over_one_two_four_and_two_ranks(models, tmp_path, lor
     assert load_weights(third).keys() == load_file(first / "model.safetensors").keys()
 
 
+MIXED = {
+    "pipeline and fsdp, tied": ("qwen", {"pipeline": 2, "fsdp": 2}),
+    "pipeline and expert": ("mixtral", {"pipeline": 2, "fsdp": 2, "expert": 2}),
+    "expert and fsdp": ("moe", {"fsdp": 4, "expert": 2}),
+    "expert and replicas": ("moe", {"replicas": 2, "fsdp": 2, "expert": 2}),
+}
+
+
+@SLOW
+@pytest.mark.parametrize("name", MIXED)
+def test_four_ranks_give_to_one_and_get_back_the_same_bits(models, tmp_path, name):
+    """Weights and moments: what the last ranks save is what the first ones did."""
+    model, layout = MIXED[name]
+    four, one, again = folders(tmp_path, "four", "one", "again")
+    case = Case(models[model], layout)
+    said = on_ranks(4, go_on, case, None, four, range(1))
+    left = {name: tensor for _, weights, _ in said for name, tensor in weights.items()}
+    loaded, _, _ = go_on("", 0, case.one_rank(), four, one, range(0))
+    assert left.keys() == loaded.keys()
+    assert all(torch.equal(left[name], loaded[name]) for name in left)
+    on_ranks(4, go_on, case, one, again, range(0))
+    a, b = pieces(four), pieces(again)
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
 def refuse(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, bool]:
     worker = build(case, rendezvous, rank)
     before = gathered(worker)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.learner.config import MatmulPrecision, Precision
-from whet.models.experts import experts_of
+from whet.models.rounding import rounded
 
 _GAIN = 1.1  # how much faster "medium" must be to be chosen over "highest"
 _ACCURACY = 2.0  # how many times the error of "highest" it may have
@@ -68,8 +68,6 @@ def shrink(model: nn.Module, precision: Precision) -> None:
     if precision != "bfloat16":
         return
     head = model.get_output_embeddings()  # type: ignore[operator]
-    for module in model.modules():
-        if type(module) is nn.Linear and module is not head:
+    for module in rounded(model):
+        if module is not head:
             module.to(torch.bfloat16)
-    for _, experts in experts_of(model):
-        experts.to(torch.bfloat16)

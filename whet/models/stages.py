@@ -7,6 +7,7 @@ what is elsewhere is stood in for by modules that do nothing, so every parameter
 import copy
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -49,17 +50,28 @@ class Elsewhere(nn.Module):
         return hidden_states
 
 
+def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
+    """The first list of modules in it, and its name; an empty list where there is none."""
+    lists = ((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
+    return next(lists, ("", nn.ModuleList()))
+
+
+def cut_layers(layers: int, stages: int) -> list[range]:
+    """Which layers each stage has: as many each as can be; where they are not equal the first one has one more than the
+    last one, which has the head."""
+    starts = [-(-index * layers // stages) for index in range(stages + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]
+
+
 def stages_of(decoder: Any, count: int) -> list[Stage]:
-    """``count`` stages, with as many layers each as can be; where they are not equal the first ones have one more, for
-    the last one has the head. Raises ``WhetError`` where there are more stages than layers."""
-    layers = len(_layers(decoder)[1])
+    """``count`` stages. Raises ``WhetError`` where there are more of them than layers."""
+    layers = len(layers_of(decoder)[1])
     if count > layers:
         raise WhetError(
             f"{type(decoder).__name__} has {layers} layers, too few for {count} stages; lower parallel.pipeline or "
             "parallel.stages_per_rank"
         )
-    starts = [-(-index * layers // count) for index in range(count + 1)]
-    return [Stage(i, range(starts[i], starts[i + 1]), i == 0, i == count - 1) for i in range(count)]
+    return [Stage(i, own, i == 0, i == count - 1) for i, own in enumerate(cut_layers(layers, count))]
 
 
 def check_stages(model: Any) -> None:
@@ -91,7 +103,7 @@ def keep(model: Any, stages: Collection[Stage]) -> None:
     """Drop from Hugging Face's ``model``, in place, the parameters that none of ``stages`` needs. The last stage keeps
     tied embeddings: they are its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    (_, layers), embeddings = _layers(decoder), decoder.get_input_embeddings()
+    (_, layers), embeddings = layers_of(decoder), decoder.get_input_embeddings()
     tied, last = head.weight is embeddings.weight, any(stage.last for stage in stages)
     needed = {index for stage in stages for index in stage.layers}
     for index, layer in enumerate(layers):
@@ -108,7 +120,7 @@ def keep(model: Any, stages: Collection[Stage]) -> None:
 def part_of(decoder: Any, stage: Stage) -> Any:
     """A decoder that runs one stage, and shares its modules with ``decoder``, which may have several."""
     part = copy.copy(decoder)
-    name, layers = _layers(decoder)
+    name, layers = layers_of(decoder)
     shown = [layer if index in stage.layers else Elsewhere(layer) for index, layer in enumerate(layers)]
     part._modules = decoder._modules | {name: nn.ModuleList(shown)}
     if not stage.last:
@@ -117,17 +129,9 @@ def part_of(decoder: Any, stage: Stage) -> Any:
     return part
 
 
-def _layers(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The first list of modules in it, and its name."""
-    for name, child in decoder.named_children():
-        if isinstance(child, nn.ModuleList):
-            return name, child
-    raise WhetError(f"{type(decoder).__name__} has no list of layers; set parallel.pipeline to 1")
-
-
 def _after_layers(decoder: Any) -> list[str]:
     """What else has parameters, but for the embeddings: the last norm."""
-    others = (_layers(decoder)[1], decoder.get_input_embeddings())
+    others = (layers_of(decoder)[1], decoder.get_input_embeddings())
     children = decoder.named_children()
     return [name for name, child in children if child not in others and any(True for _ in child.parameters())]
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from whet.models.rounding import rounded
 from whet.parallel.experts import placement
 from whet.parallel.mesh import Ranks
 
@@ -26,23 +27,23 @@ def shard(
     """Shard each of ``layers``, then what is left of ``root``, in place. The way in must be ``root``'s forward pass.
     Parts of layers that are ``apart`` are sharded first, over a mesh of their own.
 
-    ``narrow``: layers are gathered in bfloat16, for autocast would round their matrices to it anyway; gradients are
-    summed in the parameters' own type. The rest (embeddings, head) is gathered as it is.
+    ``narrow``: what autocast would round to bfloat16 anyway (see ``whet.models.rounding``) is gathered in it; gradients
+    are summed in the parameters' own type. The rest (the layers' norms, embeddings, head) is gathered as it is.
     """
     offload = OffloadPolicy()
     if ranks.config.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
-    layer_policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    as_is = MixedPrecisionPolicy(cast_forward_inputs=False)
+    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if narrow else as_is
     for part, mesh in (*apart, *((layer, ranks.data) for layer in layers)):
-        fully_shard(
-            part,
-            mesh=mesh,
-            shard_placement_fn=partial(placement, shards=mesh.size(-1)),
-            mp_policy=layer_policy if narrow else policy,
-            offload_policy=offload,
+        cut = partial(
+            fully_shard, mesh=mesh, shard_placement_fn=partial(placement, shards=mesh.size(-1)), offload_policy=offload
         )
-    fully_shard(root, mesh=ranks.data, reshard_after_forward=not trains, mp_policy=policy, offload_policy=offload)
+        if narrow and (exact := _not_rounded(part)):
+            cut(exact, mp_policy=as_is)
+        if not isinstance(part, FSDPModule):
+            cut(part, mp_policy=rounding)
+    fully_shard(root, mesh=ranks.data, reshard_after_forward=not trains, mp_policy=as_is, offload_policy=offload)
     for module in _sharded(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
@@ -58,6 +59,19 @@ def reshard(root: nn.Module) -> None:
     """After a forward pass without a backward pass: let go of what was gathered."""
     for module in _sharded(root):
         module.reshard()
+
+
+def _not_rounded(part: nn.Module) -> list[nn.Module]:
+    """The modules in it whose own parameters autocast lets be, and that are not sharded yet. One group for them all,
+    for they are small. A module that has matrices inside as well takes them along."""
+    others = {id(module) for module in rounded(part)}
+    return [
+        module
+        for module in part.modules()
+        if id(module) not in others
+        and not isinstance(module, FSDPModule)
+        and any(True for _ in module.parameters(recurse=False))
+    ]
 
 
 def _sharded(root: nn.Module) -> Iterator[FSDPModule]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.models.forest_attention import NAME, decoder_of, unwrapped
 from whet.models.shards import Shards, Tokens, Vocabulary
-from whet.models.stages import Elsewhere, check_stages, keep, stages_of
+from whet.models.stages import Elsewhere, check_stages, keep, layers_of, stages_of
 from whet.parallel.context import SpreadTokens, TokensOfMultiple
 from whet.parallel.experts import check_experts, spread_experts
 from whet.parallel.fsdp import shard
@@ -58,7 +58,8 @@ def parallelize(
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
     tied = output.weight is embeddings.weight and output.weight is not None
     apart = spread_experts(model, ranks) if mixture else []
-    shard(root, _layers(model), ranks, narrow=narrow, trains=trains, apart=apart)
+    layers = [layer for layer in layers_of(decoder_of(model))[1] if not isinstance(layer, Elsewhere)]
+    shard(root, layers, ranks, narrow=narrow, trains=trains, apart=apart)
     offloaded = ranks.config.cpu_offload and ranks.device.type != "meta"
     root.to_empty(device="cpu" if offloaded else ranks.device)
     for module in root.modules():
@@ -92,11 +93,3 @@ def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
     if config.tensor > 1 and head is not None:
         vocabulary = SpreadVocabulary(ranks.tensor, head.shape[0])
     return Shards(tokens, vocabulary)
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder's layers that are here: the first list of modules in it."""
-    for child in decoder_of(model).children():
-        if isinstance(child, nn.ModuleList):
-            return [layer for layer in child if not isinstance(layer, Elsewhere)]
-    return []

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from whet.models.stages import cut_layers
 from whet.plan.model import ModelSize
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ def stage_sizes(size: ModelSize, parallel: "ParallelConfig", micro_batches: int)
         yield StageSize("", 0, size, Fraction(1), 0)
         return
     names = {0: ", first stage", 1: ", stages between", ranks - 1: ", last stage"}
+    cut = cut_layers(size.layers, parallel.stages)
     for rank, name in sorted(names.items()):
-        layers = sum(_layers(size.layers, index, parallel.stages) for index in range(rank, parallel.stages, ranks))
+        layers = sum(map(len, cut[rank::ranks]))
         # How many micro-batches a rank has begun and not ended: 1F1B, or what torch's interleaved schedule begins with.
         begun = Fraction(ranks - rank)
         if (rounds := parallel.stages_per_rank) > 1:
@@ -56,8 +58,3 @@ def _part(size: ModelSize, layers: int, first: bool, last: bool) -> ModelSize:
         layers=layers,
         vocabulary=size.vocabulary if last else 0,
     )
-
-
-def _layers(layers: int, index: int, stages: int) -> int:
-    """Of one stage, as ``whet.models.stages`` cuts them."""
-    return -(-(index + 1) * layers // stages) - -(-index * layers // stages)
