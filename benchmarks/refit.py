@@ -27,6 +27,7 @@ from torch import Tensor
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.engine import EngineSync
+from whet.weights.local import LocalSource
 from whet.weights.sender import Listed
 
 
@@ -103,11 +104,12 @@ def model(count: int, megabytes: float) -> list[tuple[str, Tensor]]:
 
 
 async def seconds_of(sync: EngineSync, engine: Process, named: list[tuple[str, Tensor]], rounds: int) -> list[float]:
-    taken = []
+    source, taken = LocalSource(Listed(named)), []
     for version in range(rounds + 1):
         started = time.perf_counter()
-        await sync.load(Listed(named), engine, version)
+        await sync.publish(source, engine, version)
         taken.append(time.perf_counter() - started)
+    source.close()
     return taken[1:]
 
 
@@ -138,7 +140,7 @@ async def large(named: list[tuple[str, Tensor]], rounds: int) -> dict[str, list[
         found["in process" + words] = timed(partial(in_process, named, targets, proof), rounds)
         for transport in ("shared_memory", "disk", "collective"):
             engine = Process()
-            sync = EngineSync(WeightSyncConfig(transport=transport, digest=proof), [0, 0])
+            sync = EngineSync(WeightSyncConfig(transport=transport, digest=proof, probe=False), [0, 0])
             found[transport.replace("_", " ") + words] = await seconds_of(sync, engine, named, rounds)
             await engine.close()
     return found
@@ -146,13 +148,14 @@ async def large(named: list[tuple[str, Tensor]], rounds: int) -> dict[str, list[
 
 async def small(named: list[tuple[str, Tensor]], rounds: int) -> tuple[list[int], list[float]]:
     """(bytes of messages, seconds) of each publication."""
-    engine, sync = Process(), EngineSync(WeightSyncConfig(digest=False), [0, 0])
-    sent, taken = [], []
+    engine, sync = Process(), EngineSync(WeightSyncConfig(digest=False, probe=False), [0, 0])
+    source, sent, taken = LocalSource(Listed(named)), [], []
     for version in range(rounds + 1):
         before, started = engine.sent, time.perf_counter()
-        await sync.load(Listed(named), engine, version)
+        await sync.publish(source, engine, version)
         taken.append(time.perf_counter() - started)
         sent.append(engine.sent - before)
+    source.close()
     await engine.close()
     return sent, taken
 
