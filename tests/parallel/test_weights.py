@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
 from whet.learner import keeping
-from whet.learner.named_weights import FullWeights
+from whet.learner.named_weights import ModelWeights
 from whet.weights.digest import differing, digest
 from whet.weights.parcel import Sending
 from whet.weights.receiver import Receiver
@@ -67,9 +67,9 @@ def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[
     """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
     worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
     expected = {name: tensor.clone() for name, tensor in worker.named_weights()}
-    kind = keeping.OfAllStages if "pipeline" in case.parallel else FullWeights
+    kind = keeping.OfAllStages if "pipeline" in case.parallel else ModelWeights
     whole, tensors = keeping.whole, kind.tensors
-    if kind is FullWeights:  # else it gives the stage's own tensors
+    if kind is ModelWeights:  # else it gives the stage's own tensors
         keeping.whole = lambda tensor, device: alive.watch(whole(tensor, device))
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver, known = Receiver(held), None
