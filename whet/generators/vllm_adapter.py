@@ -1,5 +1,5 @@
-"""A LoRA adapter inside a vLLM worker: made of tensors, not of files, under one id, and read back from what vLLM's layers
-multiply with. Every request names that id (``VllmGenerator``).
+"""A LoRA adapter inside a vLLM worker: made of tensors, not of files, under one id, and read back from what vLLM's
+layers multiply with. Every request names that id (``VllmGenerator``).
 
 vLLM scales B by alpha / rank, fills A and B up to the rank that the engine was started with, and stacks those of fused
 matrices side by side. Of several ranks, one that has some rows of a matrix (outputs) has those rows of B and all of A;

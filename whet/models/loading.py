@@ -174,8 +174,8 @@ def adapted_modules(config: ModelConfig) -> list[str]:
     wrong = [name for name, module in found.items() if module in ends]
     if wrong:
         raise WhetError(
-            f"model.lora.target_modules: {', '.join(wrong)} is one of the model's ends, and an engine applies LoRA only "
-            "to the layers between; adapt other modules, or send merged weights: weights.lora=merged"
+            f"model.lora.target_modules: {', '.join(wrong)} is one of the model's ends, and an engine applies LoRA to "
+            "the layers between; adapt other modules, or send merged weights: weights.lora=merged"
         )
     return list(found)
 

@@ -36,7 +36,7 @@ class Loadable(Protocol):
 
 
 class LoadableAdapter(Loadable, Protocol):
-    """The LoRA adapter of a model. Its parts are whole ones, with what it does to them: scaled, filled up with zeros."""
+    """The LoRA adapter of a model. Its parts are as its layers hold them: scaled, filled up with zeros."""
 
     def refuses(self, names: list[str]) -> list[str]:
         """Of tensors to come, the modules that it can't apply LoRA to."""
