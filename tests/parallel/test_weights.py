@@ -13,7 +13,7 @@ from tests.parallel.ranks import on_ranks
 from whet.learner import keeping
 from whet.learner.named_weights import ModelWeights
 from whet.weights.digest import differing, digest
-from whet.weights.parcel import Sending
+from whet.weights.parcel import Content, Sending
 from whet.weights.receiver import Receiver
 
 BUCKET = 8 * 1024
@@ -126,3 +126,38 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
     assert first["model"] > 3 * most
     assert 0 < first["peak"] <= most
     assert 0 < second["peak"] <= most
+
+
+def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, Tensor]]:
+    """What leaves the first rank, by what was asked for."""
+    worker, found = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
+    for content in ("merged", "base", "adapter"):
+        worker.begin_weights(Sending(torch.float64, BUCKET, content=content))
+        found[content] = {}
+        while (parcel := worker.next_weights()) is not None:
+            found[content] |= {name: tensor.clone() for name, tensor in parcel.tensors}
+        worker.end_weights()
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"fsdp": 2}, {"pipeline": 2}, {"tensor": 2}],
+    ids=["fsdp", "pipeline", "tensor"],
+)
+def test_frozen_weights_and_adapter_are_what_is_merged_however_the_learner_is_spread(models, layout):
+    case = Case(models["llama"], layout, lora=True)
+    (alone,) = on_ranks(1, contents, case.one_rank())
+    first, second = on_ranks(2, contents, case)
+    assert second == {"merged": {}, "base": {}, "adapter": {}}
+    for content, expected in alone.items():
+        assert first[content].keys() == expected.keys()
+        assert all(torch.equal(first[content][name], tensor) for name, tensor in expected.items())
+    layers = {name.rpartition(".lora_")[0] for name in first["adapter"]}
+    assert len(layers) == 14
+    for name, frozen in first["base"].items():
+        layer = f"base_model.model.{name.removesuffix('.weight')}"
+        if layer in layers:
+            a, b = (first["adapter"][f"{layer}.lora_{kind}.weight"] for kind in "AB")
+            frozen = frozen + 2.0 * (b @ a)
+        torch.testing.assert_close(first["merged"][name], frozen, rtol=0, atol=1e-14)
