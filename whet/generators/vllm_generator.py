@@ -292,9 +292,10 @@ class VllmGenerator:
                         await self._give_up()
                     raise
                 except Exception as error:
+                    lora = "; weights.lora=merged needs no LoRA of vLLM's" if self.adapters is not None else ""
                     self._failure = GeneratorError(
                         f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
-                        f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s"
+                        f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s{lora}"
                     )
                     await self._give_up()
                     raise self._failure from error
