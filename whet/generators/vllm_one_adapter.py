@@ -42,8 +42,8 @@ class OneAdapter(PunicaWrapperCPU):
 
 
 def use_one_adapter(manager: Any) -> None:
-    """Let the layers of vLLM's LoRA manager, which has no adapter at the moment, multiply so. On other devices than CPUs
-    vLLM's own products stay."""
+    """Let the layers of vLLM's LoRA manager, which has no adapter at the moment, multiply so. On devices other than
+    CPUs vLLM's own products stay."""
     for key, wrapper in manager.punica_wrapper_mapping.items():
         if type(wrapper) is not PunicaWrapperCPU:
             continue
