@@ -46,7 +46,7 @@ class Held:
             if name in self.tensors:
                 self.tensors[name].copy_(tensor)
             else:
-                self.tensors[name] = tensor
+                self.tensors[name] = tensor.clone()
 
     def finish(self) -> list[str]:
         return []

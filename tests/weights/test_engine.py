@@ -70,7 +70,7 @@ class StandIn:
         self.came = {}
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self.came |= dict(named)
+        self.came |= {name: tensor.clone() for name, tensor in named}
 
     def finish(self) -> list[str]:
         missing = [name for name, _ in self.inside.named_weights() if name not in self.came]
@@ -97,7 +97,7 @@ class Rank:
         self.held = {}
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self.held |= dict(named)
+        self.held |= {name: tensor.clone() for name, tensor in named}
 
     def finish(self) -> list[str]:
         return []

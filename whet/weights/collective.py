@@ -8,6 +8,7 @@ buffer again.
 
 import socket
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Thread
@@ -124,7 +125,7 @@ class Collective:
         Thread(target=meet, name="meet the engines", daemon=True).start()
         return "join", (self._host, port, self._ranks, self._backend, self._deadline)
 
-    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
         """Copy the tensors and start to send them. Returns the arguments of ``Receiver.take_broadcast``."""
         wire = self._met()
         slot = bucket % _SLOTS

@@ -25,7 +25,10 @@ class EngineModel(Protocol):
         ...
 
     def begin(self) -> None: ...
-    def load(self, named: Iterable[tuple[str, Tensor]]) -> None: ...
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Some of the weights. Their memory is written over once this returns."""
+        ...
+
     def finish(self) -> list[str]:
         """The names of what no weight came for."""
         ...
@@ -53,6 +56,7 @@ class Receiver:
         self._kept: dict[str, tuple[list[int], Tensor]] = {}  # columns of what came, which the model is asked for later
         self._unread: list[str] = []
         self._columns = 0
+        self._drawn: dict[int, list[int]] = {}  # columns, by the width of a matrix
         self._seed = 0
         self._rank = 1
 
@@ -61,7 +65,7 @@ class Receiver:
         they are packed, where that is new; ``first_rank`` which of all processes that take them is this engine's first,
         from 1."""
         self._columns, self._seed, self._rank = columns, seed, first_rank + self.model.rank
-        self._digests, self._kept, self._unread = {}, {}, []
+        self._digests, self._kept, self._unread, self._drawn = {}, {}, [], {}
         if layout is not None:
             self._layout = layout
         self.model.begin()
@@ -71,8 +75,8 @@ class Receiver:
         self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path in paths]
 
     def take_memory(self, bucket: int, slot: int) -> None:
-        """A bucket that lies in shared memory, which is written again before the model is done with it."""
-        self._take([(name, tensor.clone()) for name, tensor in views(self._memory[slot], self._layout[bucket])])
+        """A bucket that lies in shared memory, where it is read; it is written over once this returns."""
+        self._take(views(self._memory[slot], self._layout[bucket]))
 
     def join(self, host: str, port: int, ranks: int, backend: str, deadline: float) -> None:
         """Meet the sender, to whose broadcasts buckets will come from now on."""
@@ -97,20 +101,25 @@ class Receiver:
         self._take(list(load_file(path).items()))
 
     def _take(self, named: list[tuple[str, Tensor]]) -> None:
-        self._digests |= digest(named)
         if self._columns:
+            self._digests |= digest(named)
             for name, tensor in named:
-                part = self.model.part(name, tensor)
-                if part is None:
-                    self._unread.append(name)
-                    continue
-                columns = self._chosen(part.shape[1]) if part.ndim == 2 else []
-                self._kept[name] = (columns, part[:, columns].clone() if columns else part)
+                self._keep(name, tensor)
         self.model.load(named)
 
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        part = self.model.part(name, tensor)
+        if part is None:
+            self._unread.append(name)
+            return
+        columns = self._chosen(part.shape[1]) if part.ndim == 2 else []
+        self._kept[name] = (columns, part[:, columns] if columns else part.clone())
+
     def _chosen(self, width: int) -> list[int]:
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, width))
-        return torch.randperm(width, generator=generator)[: self._columns].sort().values.tolist()
+        if width not in self._drawn:
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, width))
+            self._drawn[width] = torch.randperm(width, generator=generator)[: self._columns].sort().values.tolist()
+        return self._drawn[width]
 
     def finish(self) -> dict[str, Any]:
         """What came (``digests``, by name); the engine's own names of what nothing came for (``missing``); matrices and
