@@ -84,6 +84,19 @@ def test_every_matrix_arrives_and_is_read_back_whole(parts: Parts, loop: Loop, t
     loop.run(go())
 
 
+def test_a_layer_may_come_in_more_buckets_than_there_are_buffers(parts: Parts, loop: Loop) -> None:
+    """Those of its tensors that came first are written over before the last ones are there."""
+
+    async def go() -> None:
+        sync = parts.sync(bucket_mb=1e-6)  # each tensor alone: q, k and v of one fused layer in three of them
+        await parts.publish(sync)
+        await learn_something(parts.learner)
+        metrics = await parts.publish(sync)
+        assert metrics["refit/unread"] == 0
+
+    loop.run(go())
+
+
 def test_requests_under_way_go_on_with_new_weights(parts: Parts, loop: Loop) -> None:
     async def go() -> None:
         from whet.generators.base import SamplingParams
