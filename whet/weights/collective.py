@@ -68,8 +68,14 @@ class Broadcast:
 
 def join(host: str, port: int, rank: int, ranks: int, backend: str, deadline: float) -> Broadcast:
     """The receivers' way in."""
-    store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
-    return Broadcast(store, host, rank, ranks, backend, deadline)
+    try:
+        store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
+        return Broadcast(store, host, rank, ranks, backend, deadline)
+    except RuntimeError as error:  # torch's own errors are of this kind
+        raise DeadlineError(
+            f"the learner and the other engines were not met at {host}:{port} within {deadline:g} s "
+            f"(weights.deadline): {error}"
+        ) from error
 
 
 def receive(wire: Broadcast, bucket: int, layout: Layout) -> list[tuple[str, Tensor]]:
