@@ -4,8 +4,9 @@
 
 The receiving side is a process of its own. "Delivered" ends where it can read every tensor in its own memory; otherwise
 it also copies them into tensors that it holds, as an engine without kernels would; in-process means that copy alone.
-These are measured bare and with their proofs (digests on both sides, columns read back). The second part sends a model of many small tensors, where describing them would cost more than the bytes: the
-first publication describes them, later ones don't. Contestants take turns; the ratio to the plain copy is what to read.
+These are measured bare and with their proofs (digests on both sides, columns read back). The second part sends a model
+of many small tensors, where describing them would cost more than the bytes: the first publication describes them, later
+ones don't. Contestants take turns; the ratio to the plain copy is what to read.
 """
 
 import argparse
