@@ -34,11 +34,12 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
     """A generator whose weights are still to be written."""
     from whet.cluster.cores import divide, part
-    from whet.models.loading import load_model_config
+    from whet.models.loading import adapted_modules, load_model_config
     from whet.weights.base import replicas
 
     generator: Generator = recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer)
-    devices = recipe.devices
+    devices, lora = recipe.devices, recipe.model.lora
+    modules = adapted_modules(recipe.model) if recipe.weights.lora == "adapter" else []
     _, own = divide(devices.learner_cores, devices.generator_cores)
     held = replicas(generator)
     for number, replica in enumerate(held):
@@ -46,6 +47,8 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
             replica.cores = part(own, number, len(held))
         if devices.placement == "colocated" and hasattr(replica, "sleeps"):
             replica.sleeps = True
+        if modules and lora is not None:
+            replica.take_adapters(lora.rank, sorted({name.rpartition(".")[2] for name in modules}))
     return generator
 
 
@@ -72,14 +75,14 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Named":
 
     from whet.checkpoint.policy import load_policy
     from whet.checkpoint.store import CheckpointStore
-    from whet.learner.named_weights import FullWeights
+    from whet.learner.named_weights import ModelWeights
     from whet.models.loading import load_model
 
     if run is None:
         plain = recipe.model.model_copy(update={"lora": None})
-        return FullWeights(load_model(plain, dtype=torch.float32, train=False))
+        return ModelWeights(load_model(plain, dtype=torch.float32, train=False))
     store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
-    return FullWeights(load_policy(store.load(), recipe.model))
+    return ModelWeights(load_policy(store.load(), recipe.model))
 
 
 @asynccontextmanager

@@ -177,9 +177,10 @@ def evaluate(
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
-    settings = recipe
+    whole = recipe.weights.model_copy(update={"lora": "merged"})  # they come once
+    settings = recipe.model_copy(update={"weights": whole})
     if model is not None:
-        settings = recipe.model_copy(
+        settings = settings.model_copy(
             update={"model": recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})}
         )
 

@@ -79,6 +79,7 @@ class Recipe(Config):
         if self.algorithm.samples_per_task:
             self._check_lengths()
             self._check_sampling()
+        self._check_adapter()
         groups, key = self.data.groups_per_step, "data.batch_size"
         if groups is None:
             groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
@@ -121,6 +122,19 @@ class Recipe(Config):
                 "devices.learner_cores and generator_cores bind processes to cores, and cluster = local has none of "
                 "their own for learners; set cluster=processes or cluster=ray"
             )
+
+    def _check_adapter(self) -> None:
+        if self.weights.lora == "merged":
+            return
+        what = "weights.lora = adapter sends what LoRA trains to an engine that applies it"
+        if self.model.lora is None:
+            raise ValueError(f"{what}, and model.lora is not set; set it, or leave weights.lora out")
+        engine = getattr(self.generator, "replica", self.generator)
+        if not self.algorithm.samples_per_task or not hasattr(engine, "cannot_adapt"):
+            raise ValueError(f"{what}, which needs generator = vllm; choose that, or leave weights.lora out")
+        reason = engine.cannot_adapt(self.model.lora.rank)
+        if reason is not None:
+            raise ValueError(f"{what}, and model.lora.rank asks for {reason}; lower it, or set weights.lora=merged")
 
     def _check_lengths(self) -> None:
         longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens

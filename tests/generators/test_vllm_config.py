@@ -4,21 +4,25 @@ import importlib.util
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
-from whet.errors import ConfigError
+from tests.toy import toy_recipe
+from whet.errors import ConfigError, WhetError
 from whet.generators.router_config import RouterConfig
-from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.generators.vllm_config import Adapters, VllmGeneratorConfig, slot_rank
+from whet.models.config import LoraSettings
+from whet.weights.config import WeightSyncConfig
 
 
 def test_a_recipe_with_vllm_is_read_without_torch_and_vllm() -> None:
     code = (
         "import sys; from whet.config import load; from whet.recipe import Recipe;"
         "load(Recipe, 'quickstart', ['generator={type: router, replica: {type: vllm, dtype: float32}}']);"
-        "load(Recipe, 'quickstart', ['generator=vllm', 'generator.max_batch=8']);"
+        "load(Recipe, 'quickstart', ['generator=vllm', 'model.lora={rank: 8}', 'weights.lora=adapter']);"
         "print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -100,3 +104,41 @@ def test_a_router_shares_its_devices_out_among_its_replicas() -> None:
         RouterConfig(replica={"type": "vllm", "tensor": 2}, replicas=2, devices="4,5,6")
     with pytest.raises(ValidationError, match="don't name their own"):
         RouterConfig(replica={"type": "torch"}, replicas=2, devices="4,5")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["generator=vllm"], r"model\.lora is not set"),
+        (["model.lora={rank: 8}"], r"needs generator = vllm"),
+        (["model.lora={rank: 8}", "generator={type: router, replica: torch}"], r"needs generator = vllm"),
+        (["model.lora={rank: 513}", "generator=vllm"], r"model\.lora\.rank asks for a rank of 513; .* at most 512"),
+    ],
+)
+def test_an_adapter_that_can_not_travel_alone_is_refused_with_the_recipe(overrides: list[str], words: str) -> None:
+    from whet.config import load
+    from whet.recipe import Recipe
+
+    with pytest.raises(ConfigError, match=rf"weights\.lora = adapter .*{words}"):
+        load(Recipe, "quickstart", ["weights.lora=adapter", *overrides])
+
+
+@pytest.mark.parametrize("generator", [VllmGeneratorConfig(), RouterConfig(replica=VllmGeneratorConfig())])
+def test_engines_are_told_of_the_adapters_to_come(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, generator: VllmGeneratorConfig | RouterConfig
+) -> None:
+    from whet.build import build_generator, build_renderer
+    from whet.weights.base import replicas
+
+    honest = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name == "vllm" or honest(name, *more))
+    lora = {"rank": 12, "target_modules": ["q_proj", "mlp.down_proj"]}
+    weights = WeightSyncConfig(lora="adapter")
+    recipe = toy_recipe(tiny_model, model={"lora": lora})
+    recipe = recipe.model_copy(update={"generator": generator, "weights": weights})
+    for engine in replicas(build_generator(recipe, build_renderer(recipe))):
+        assert engine.adapters == Adapters(12, ("down_proj", "q_proj"))
+    assert slot_rank(12) == 16
+    of_the_head = recipe.model.model_copy(update={"lora": LoraSettings(target_modules=["lm_head", "q_proj"])})
+    with pytest.raises(WhetError, match=r"target_modules: lm_head is .*weights\.lora=merged"):
+        build_generator(recipe.model_copy(update={"model": of_the_head}), build_renderer(recipe))

@@ -11,9 +11,9 @@ from torch import Tensor
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
 from whet.learner import keeping
-from whet.learner.named_weights import FullWeights
+from whet.learner.named_weights import ModelWeights
 from whet.weights.digest import differing, digest
-from whet.weights.parcel import Sending
+from whet.weights.parcel import Content, Sending
 from whet.weights.receiver import Receiver
 
 BUCKET = 8 * 1024
@@ -63,18 +63,26 @@ class Alive:
         self.now -= size
 
 
-def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[str, Any]:
+def send(
+    rendezvous: str, rank: int, case: Case, transport: str | None, dtype: torch.dtype = torch.float64
+) -> dict[str, Any]:
     """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
     worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
-    expected = {name: tensor.clone() for name, tensor in worker.named_weights()}
-    kind = keeping.OfAllStages if "pipeline" in case.parallel else FullWeights
+    expected = {name: tensor.to(dtype, copy=True) for name, tensor in worker.named_weights()}
+    gathered = set()
+    kind = keeping.OfAllStages if "pipeline" in case.parallel else ModelWeights
     whole, tensors = keeping.whole, kind.tensors
-    if kind is FullWeights:  # else it gives the stage's own tensors
-        keeping.whole = lambda tensor, device: alive.watch(whole(tensor, device))
+    if kind is ModelWeights:  # else it gives the stage's own tensors
+
+        def watched(tensor: Tensor, device: torch.device) -> Tensor:
+            gathered.add(tensor.dtype)
+            return alive.watch(whole(tensor, device))
+
+        keeping.whole = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver, known = Receiver(held), None
     for _ in range(2):
-        opening = worker.begin_weights(Sending(torch.float64, BUCKET, transport=transport, known=known))
+        opening = worker.begin_weights(Sending(dtype, BUCKET, transport=transport, known=known))
         known = opening.known
         if rank == 0:
             receiver.begin(1000, 0, opening.layout)
@@ -96,7 +104,7 @@ def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[
         else:
             assert digests == {}
     sizes = [tensor.nbytes for tensor in expected.values()]
-    return {"peak": alive.peak, "buckets": buckets, "model": sum(sizes), "largest": max(sizes)}
+    return {"peak": alive.peak, "buckets": buckets, "model": sum(sizes), "largest": max(sizes), "gathered": gathered}
 
 
 @pytest.mark.parametrize("transport", [None, "shared_memory", "disk", "collective"])
@@ -116,6 +124,16 @@ def test_stages_of_a_pipeline_hand_out_their_parts_in_turn(models):
     assert second["buckets"] == first["buckets"] > 6
 
 
+def test_what_is_to_arrive_narrower_is_gathered_narrower(models):
+    for found in on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), "shared_memory", torch.float32):
+        assert found["gathered"] == {torch.float32}
+
+
+def test_stages_hand_out_what_is_to_arrive_narrower(models):
+    first, _ = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory", torch.bfloat16)
+    assert first["buckets"] > 3
+
+
 @pytest.mark.parametrize(
     "layout", [{"fsdp": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.slow)], ids=["fsdp", "tensor"]
 )
@@ -126,3 +144,38 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
     assert first["model"] > 3 * most
     assert 0 < first["peak"] <= most
     assert 0 < second["peak"] <= most
+
+
+def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, Tensor]]:
+    """What leaves the first rank, by what was asked for."""
+    worker, found = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
+    for content in ("merged", "base", "adapter"):
+        worker.begin_weights(Sending(torch.float64, BUCKET, content=content))
+        found[content] = {}
+        while (parcel := worker.next_weights()) is not None:
+            found[content] |= {name: tensor.clone() for name, tensor in parcel.tensors}
+        worker.end_weights()
+    return found
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [{"fsdp": 2}, {"pipeline": 2}, {"tensor": 2}],
+    ids=["fsdp", "pipeline", "tensor"],
+)
+def test_frozen_weights_and_adapter_are_what_is_merged_however_the_learner_is_spread(models, layout):
+    case = Case(models["llama"], layout, lora=True)
+    (alone,) = on_ranks(1, contents, case.one_rank())
+    first, second = on_ranks(2, contents, case)
+    assert second == {"merged": {}, "base": {}, "adapter": {}}
+    for content, expected in alone.items():
+        assert first[content].keys() == expected.keys()
+        assert all(torch.equal(first[content][name], tensor) for name, tensor in expected.items())
+    layers = {name.rpartition(".lora_")[0] for name in first["adapter"]}
+    assert len(layers) == 14
+    for name, frozen in first["base"].items():
+        layer = f"base_model.model.{name.removesuffix('.weight')}"
+        if layer in layers:
+            a, b = (first["adapter"][f"{layer}.lora_{kind}.weight"] for kind in "AB")
+            frozen = frozen + 2.0 * (b @ a)
+        torch.testing.assert_close(first["merged"][name], frozen, rtol=0, atol=1e-14)

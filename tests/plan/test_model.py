@@ -17,7 +17,8 @@ def test_parameters_are_counted_as_the_model_has_them(name):
     model = MODELS[name]()
     size = model_size(model.config)
     assert size.parameters == sum(p.numel() for p in model.parameters())
-    assert size.tensors == len(list(model.parameters()))
+    assert size.tensors == len(model.state_dict())
+    assert size.sent == sum(tensor.numel() for tensor in model.state_dict().values())
     assert size.experts == 0
     assert size.largest_layer == sum(p.numel() for p in model.model.layers[0].parameters())
 

@@ -93,6 +93,24 @@ def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder
     assert plan.refit == plan.models["policy"].parameters * 2, "vLLM holds bfloat16"
 
 
+def test_an_adapter_that_travels_alone_is_planned_apart_from_the_first_refit(folder, tmp_path, capsys):
+    from tests.toy import write_recipe
+
+    lora = {"lora": {"rank": 4}}
+    vllm = {"type": "vllm", "dtype": "bfloat16"}
+    recipe = toy_recipe(folder, model=lora, generator=vllm, weights={"lora": "adapter"})
+    plan = make_plan(recipe, runtime=0)
+    size = plan.models["policy"]
+    assert plan.refit == 2 * size.adapters > 0
+    assert plan.refit_tensors == 28
+    assert plan.first_refit == 2 * (size.sent + size.adapters)
+    merged = make_plan(toy_recipe(folder, model=lora, generator=vllm), runtime=0)
+    assert (merged.refit, merged.first_refit) == (2 * size.sent, None)
+    with pytest.raises(SystemExit):
+        main(["plan", str(write_recipe(tmp_path / "toy.yaml", recipe))])
+    assert f"a refit moves {in_words(plan.refit)} in 28 tensors, the first one" in capsys.readouterr().out
+
+
 def test_the_ranks_of_an_engine_share_weights_and_cache(folder):
     recipe = toy_recipe(folder)
     shared = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0, tensor=2)})

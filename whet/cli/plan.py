@@ -67,6 +67,7 @@ def _print(plan: "Plan") -> None:
                     print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
         print(f"  {'peak':<22} {'':<28} {in_words(memory.peak()):>11}")
     if plan.refit:
-        print(f"\na refit moves {in_words(plan.refit)} in {plan.refit_tensors} tensors")
+        first = f", the first one {in_words(plan.first_refit)}" if plan.first_refit else ""
+        print(f"\na refit moves {in_words(plan.refit)} in {plan.refit_tensors} tensors{first}")
     for warning in plan.warnings:
         print(f"warning: {warning}")

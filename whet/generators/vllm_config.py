@@ -1,5 +1,6 @@
 """The settings of the generator on vLLM. Apart from it, so that a recipe is read without torch or vLLM."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,6 +11,20 @@ if TYPE_CHECKING:
     from whet.generators.vllm_generator import VllmGenerator
 
 _VOCABULARY = 64  # vLLM fills the vocabulary up to a multiple of it
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Of LoRA adapters that an engine is to apply, of which there is one at a time."""
+
+    rank: int
+    modules: tuple[str, ...]  # the ends of their names
+
+
+def slot_rank(rank: int) -> int:
+    """The rank that vLLM makes room for, into which one of ``rank`` goes."""
+    return min(room for room in _LORA_RANKS if room >= rank)
 
 
 class VllmGeneratorConfig(Config):
@@ -63,6 +78,11 @@ class VllmGeneratorConfig(Config):
                 return f"{name} {size}"
         padded = -(-text.vocab_size // _VOCABULARY) * _VOCABULARY
         return f"vocabulary, which vLLM fills up to {padded} rows" if padded % ranks else None
+
+    def cannot_adapt(self, rank: int) -> str | None:
+        """Why LoRA of this rank can't be applied beside the matrices, in words."""
+        most = _LORA_RANKS[-1]
+        return None if rank <= most else f"a rank of {rank}; vLLM applies LoRA of a rank of at most {most}"
 
     def build(self, model_config: Any, tokenizer: Any) -> "VllmGenerator":
         """A generator for models of a transformers config. Its weights are still to be published. The engine starts

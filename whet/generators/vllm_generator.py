@@ -26,7 +26,8 @@ import torch
 
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
-from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.generators.vllm_adapter import NUMBER
+from whet.generators.vllm_config import Adapters, VllmGeneratorConfig
 from whet.generators.vllm_guard import marked, start_guard
 from whet.generators.vllm_start import import_vllm, start_engine
 
@@ -51,6 +52,8 @@ class VllmGenerator:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.version = 0
         self.weights_complete = False  # whoever publishes weights says so
+        self.under_adapter = False  # and whether an adapter came
+        self.adapters: Adapters | None = None  # what is to come beside the weights
         self.processes: list[int] = []  # of the engine
         self.sleeps = False  # whether it is to free a GPU's memory when it sleeps
         self.cores: Sequence[int] | None = None  # that the engine's processes are bound to
@@ -80,6 +83,10 @@ class VllmGenerator:
     def name(self) -> str:
         """For messages."""
         return f"the vLLM engine (processes {', '.join(map(str, self.processes)) or 'not started'})"
+
+    def take_adapters(self, rank: int, modules: list[str]) -> None:
+        """To be called before the start: LoRA adapters of this rank are to come, of modules whose names end so."""
+        self.adapters = Adapters(rank, tuple(modules))
 
     # Sampling
 
@@ -155,7 +162,7 @@ class VllmGenerator:
         if len(self._under_way) <= 1:
             self._progress = time.monotonic()  # an idle engine had nothing to say
         try:
-            async for output in engine.generate(tokens_input(prompt), params, name):
+            async for output in engine.generate(tokens_input(prompt), params, name, lora_request=self._adapter()):
                 last = output
                 self._progress = time.monotonic()
         except (EngineDeadError, EngineGenerateError) as error:
@@ -173,6 +180,12 @@ class VllmGenerator:
             "aborted" if out.finish_reason == "abort" else out.finish_reason,
             cached=last.num_cached_tokens or 0,
         )
+
+    def _adapter(self) -> Any:
+        """What a request says of the adapter, which is in the engine's processes already: there is no file."""
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest("whet", NUMBER, "/published/without/files") if self.under_adapter else None
 
     def _check_progress(self) -> None:
         idle = time.monotonic() - self._progress
@@ -279,9 +292,10 @@ class VllmGenerator:
                         await self._give_up()
                     raise
                 except Exception as error:
+                    lora = "; weights.lora=merged needs no LoRA of vLLM's" if self.adapters is not None else ""
                     self._failure = GeneratorError(
                         f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
-                        f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s"
+                        f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s{lora}"
                     )
                     await self._give_up()
                     raise self._failure from error
@@ -293,7 +307,7 @@ class VllmGenerator:
         self._guard = start_guard(self._folder.name)
         await asyncio.to_thread(import_vllm, self.config, self._folder.name)
         engine = await asyncio.to_thread(
-            start_engine, self.config, self._folder, self._folder.name, self.cores, self._frees_memory
+            start_engine, self.config, self._folder, self._folder.name, self.cores, self._frees_memory, self.adapters
         )
         self._engine = engine
         await self._bounded(engine.update_weight_version(str(self.version)), "its first version")

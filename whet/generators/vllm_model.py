@@ -8,10 +8,13 @@ and that part is what is read back."""
 
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from whet.generators.vllm_adapter import VllmAdapter
 
 
 class VllmModel:
@@ -22,7 +25,10 @@ class VllmModel:
         self.model: nn.Module = worker.model_runner.get_model()
         self.dtype: torch.dtype = worker.model_config.dtype
         self._ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
+        self._wrapped = _with_lora(self.model)
+        self._unwrap()
         self._modules = dict(self.model.named_modules(remove_duplicate=False))  # a tied head has a name of its own
+        self._wrap()
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
 
@@ -38,6 +44,7 @@ class VllmModel:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self._loaded, self._last = set(), None
+        self._unwrap()
         with self._config():
             initialize_layerwise_reload(self.model)
 
@@ -65,7 +72,24 @@ class VllmModel:
         with self._config(), torch.device(self._worker.device):
             finalize_layerwise_reload(self.model, self._worker.model_config)
         self._worker.model_runner.reset_lora_state()
-        return sorted({name for name, _ in self.model.named_parameters()} - self._loaded)
+        missing = sorted({name for name, _ in self.model.named_parameters()} - self._loaded)
+        self._wrap()
+        return missing
+
+    def adapter(self, rank: int, alpha: float) -> "VllmAdapter":
+        """LoRA over the weights that were loaded last."""
+        from whet.generators.vllm_adapter import VllmAdapter
+
+        return VllmAdapter(self, self._worker, rank, alpha)
+
+    def _unwrap(self) -> None:
+        """Put layers in the place of those that vLLM wrapped around them for LoRA, so that names are as without."""
+        for parent, name, layer in self._wrapped:
+            setattr(parent, name, layer.base_layer)
+
+    def _wrap(self) -> None:
+        for parent, name, layer in self._wrapped:
+            setattr(parent, name, layer)
 
     def _config(self) -> Any:
         from vllm.config import set_current_vllm_config
@@ -81,7 +105,7 @@ class VllmModel:
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         path, _, kind = name.rpartition(".")
-        found = self._find(path)
+        found = self.find(path)
         if found is None or getattr(found[0], kind, None) is None:
             return None
         module: Any = found[0]
@@ -102,7 +126,7 @@ class VllmModel:
             width = int(module.input_size_per_partition)
             return tensor.narrow(1, module.tp_rank * width, width) if tensor.ndim == 2 else tensor
         if layer in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
-            return _rows(module, found[1], tensor)
+            return rows(module, found[1], tensor)
         return None
 
     @torch.no_grad()
@@ -113,7 +137,7 @@ class VllmModel:
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         path, _, kind = name.rpartition(".")
-        found = self._find(path)
+        found = self.find(path)
         held = getattr(found[0], kind, None) if found else None
         if found is None or held is None:
             return None
@@ -139,7 +163,7 @@ class VllmModel:
         self._last = module, columns, product.T
         return product.T
 
-    def _find(self, path: str) -> tuple[Any, int | None] | None:
+    def find(self, path: str) -> tuple[Any, int | None] | None:
         """(module, which of its fused matrices); None for the whole of it."""
         modules = self._modules
         if path in modules:
@@ -158,7 +182,19 @@ def _loads_itself(module: Any, held: Tensor) -> bool:
     return getattr(loader, "__self__", None) is module
 
 
-def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
+def _with_lora(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """(parent, name in it, layer) of each layer that vLLM has wrapped for LoRA."""
+    from vllm.lora.layers import BaseLayerWithLoRA
+
+    return [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, BaseLayerWithLoRA)
+    ]
+
+
+def rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
     """A rank's rows of a matrix, or of its bias, that is cut by rows; of several fused ones (``place`` None) those of
     each, one after the other. None where the sizes don't fit."""
     sizes: list[int] = module.output_partition_sizes  # this rank's rows of each

@@ -5,12 +5,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from whet.cluster.cores import bound, cores
-from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.generators.vllm_config import Adapters, VllmGeneratorConfig, slot_rank
 from whet.generators.vllm_guard import MARK
 
 if TYPE_CHECKING:
@@ -29,11 +29,16 @@ def import_vllm(config: VllmGeneratorConfig, mark: str) -> None:
 
 
 def start_engine(
-    config: VllmGeneratorConfig, folder: Path, mark: str, own: Sequence[int] | None = None, sleeps: bool = False
+    config: VllmGeneratorConfig,
+    folder: Path,
+    mark: str,
+    own: Sequence[int] | None = None,
+    sleeps: bool = False,
+    adapters: Adapters | None = None,
 ) -> "AsyncLLM":
     """An engine for the model whose config and tokenizer are in ``folder``, with random weights; its processes
-    bear ``mark`` and are bound to the cores ``own``. ``sleeps``: it can free a GPU's memory. Takes 10 to 40 seconds;
-    raises whatever vLLM raises."""
+    bear ``mark`` and are bound to the cores ``own``. ``sleeps``: it can free a GPU's memory; ``adapters``: it applies
+    LoRA. Takes 10 to 40 seconds; raises whatever vLLM raises."""
     with _environment(config, mark, own), bound(own):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -54,8 +59,17 @@ def start_engine(
             worker_extension_cls=_WORKER,
             disable_log_stats=True,
             enable_sleep_mode=sleeps,
+            **_lora(adapters),
         )
         return AsyncLLM.from_engine_args(settings)
+
+
+def _lora(adapters: Adapters | None) -> dict[str, Any]:
+    """Settings for one adapter at a time. Other modules stay as they are: wrapping them costs time and memory."""
+    if adapters is None:
+        return {}
+    room = slot_rank(adapters.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": list(adapters.modules)}
 
 
 @contextmanager

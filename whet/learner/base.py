@@ -53,7 +53,8 @@ class Learner(Protocol):
         ...
 
     async def begin_weights(self, sending: Sending) -> Opening:
-        """Start to hand out the full current weights, LoRA merged, under the names of the plain Hugging Face model."""
+        """Start to hand out the current weights: by default all, LoRA merged, under the names of the plain Hugging Face
+        model; see ``Content``."""
         ...
 
     async def next_weights(self) -> Parcel | None:

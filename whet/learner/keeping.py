@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.cluster.base import Seat
 from whet.cluster.rendezvous import LOOPBACK
 from whet.errors import WhetError
-from whet.learner.named_weights import FullWeights
+from whet.learner.named_weights import ModelWeights
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import whole
@@ -67,13 +67,13 @@ class Keeping:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
         it together: each tensor is gathered when its turn comes, and every rank gets it."""
-        return iter(self._full_weights().tensors())
+        return iter(self._weights().tensors())
 
     def begin_weights(self, sending: Sending) -> Opening:
-        """Start to send ``named_weights`` from the first rank, a bucket at a time; see ``whet.weights.sender``."""
+        """Start to send weights from the first rank, a bucket at a time; see ``whet.weights.sender``."""
         if self.sender is None:
             host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
-            self.sender = Sender(self._full_weights(), self.seat.rank == 0, self.seat.remote, host)
+            self.sender = Sender(self._weights, self.seat.rank == 0, self.seat.remote, host)
         return self.sender.begin(sending)
 
     def next_weights(self) -> Parcel | None:
@@ -86,8 +86,9 @@ class Keeping:
         if self.sender is not None:
             self.sender.end()
 
-    def _full_weights(self) -> Named:
-        own = FullWeights(self.model, lambda tensor: whole(tensor, self.device))
+    def _weights(self, sending: Sending | None = None) -> Named:
+        what = ("merged", None) if sending is None else (sending.content, sending.dtype)
+        own = ModelWeights(self.model, lambda tensor: whole(tensor, self.device), *what)
         return own if self.scorer.pipeline is None else OfAllStages(self.scorer.pipeline, own)
 
     # State

@@ -162,6 +162,24 @@ def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str
     return lora.target_modules
 
 
+def adapted_modules(config: ModelConfig) -> list[str]:
+    """The names of the modules that LoRA adapts, for an engine that applies it by itself. Nothing is loaded. Raises
+    ``WhetError`` where embeddings or the output matrix are among them."""
+    from peft.tuners.lora import LoraLayer
+
+    model: Any = load_model(config, dtype=torch.float32, empty=True)
+    plain: Any = model.get_base_model()
+    ends = (plain.get_input_embeddings(), plain.get_output_embeddings())
+    found = {name: module for name, module in plain.named_modules() if isinstance(module, LoraLayer)}
+    wrong = [name for name, module in found.items() if module in ends]
+    if wrong:
+        raise WhetError(
+            f"model.lora.target_modules: {', '.join(wrong)} is one of the model's ends, and an engine applies LoRA to "
+            "the layers between; adapt other modules, or send merged weights: weights.lora=merged"
+        )
+    return list(found)
+
+
 def _from_hub(config: ModelConfig) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError

@@ -31,7 +31,9 @@ class ModelSize:
     linear: int  # those of them in linear layers that are not the head
     embedding: int  # input and output embeddings; tied ones once
     adapters: int  # parameters that LoRA adds
-    tensors: int  # how many tensors a refit carries
+    adapted: int  # layers that it adds them to, an A and a B to each
+    sent: int  # what an engine in other processes is sent: all tensors by name, so tied embeddings twice
+    tensors: int  # how many these are
     layers: int
     hidden: int
     vocabulary: int
@@ -58,7 +60,9 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
         linear=sum(m.weight.numel() for m in linears.values()),
         embedding=sum(embedding.values()),
         adapters=sum(lora.rank * (m.in_features + m.out_features) for m in adapted) if lora else 0,
-        tensors=len(parameters),
+        adapted=len(adapted) if lora else 0,
+        sent=sum(tensor.numel() for tensor in model.state_dict().values()),
+        tensors=len(model.state_dict()),
         layers=len(model.get_decoder().layers),
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,

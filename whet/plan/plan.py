@@ -34,6 +34,7 @@ class Plan:
     processes: dict[str, Memory]  # what one of each kind holds
     refit: int  # that one publication of weights moves
     refit_tensors: int
+    first_refit: int | None = None  # that the first one moves, where it is more
     warnings: list[str] = field(default_factory=list)
 
 
@@ -130,10 +131,16 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
         return
     replicas, engine = getattr(config, "replicas", 1), getattr(config, "replica", config)
     number = 4 if getattr(engine, "dtype", "bfloat16") == "float32" else 2
-    plan.refit = size.parameters * number * replicas
+    plan.refit = size.sent * number * replicas
+    alone = recipe.weights.lora == "adapter"
+    if alone:
+        plan.refit, plan.refit_tensors = size.adapters * number * replicas, 2 * size.adapted
+        plan.first_refit = (size.sent + size.adapters) * number * replicas
     if hasattr(engine, "cache_gib"):
         ranks, cache = getattr(engine, "tensor", 1), int(engine.cache_gib * 1024**3)
         kinds = {"runtime": runtime, "weights": size.parameters * number // ranks, "KV cache": cache // ranks}
+        if alone:
+            kinds["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
         plan.processes["each engine" if ranks == 1 else "each rank of an engine"] = Memory(always=kinds)
 
 

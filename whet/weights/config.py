@@ -14,6 +14,9 @@ class WeightSyncConfig(Config):
     transport: Literal["shared_memory", "disk", "collective"] = "shared_memory"
     """The way to an engine in other processes; the built-in generator needs none. ``collective``: a broadcast, by gloo
     between CPUs and by NCCL between GPUs."""
+    lora: Literal["merged", "adapter"] = "merged"
+    """What travels where ``model.lora`` is set. ``merged``: all weights, each time. ``adapter``, with generator=vllm:
+    the frozen weights once, then LoRA's tensors alone, which the engine applies beside its matrices."""
     bucket_mb: float = Field(128, gt=0)
     """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone."""
     folder: Path | None = None

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from whet.cluster.lease import Devices
-from whet.errors import DeadlineError, GeneratorError, RefitError, WhetError, WorkerError
+from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError, WorkerError
 from whet.generators.base import Completion, Generator, SamplingParams
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -27,18 +27,21 @@ from whet.weights.base import NOBODY_SHARES, of_each, replicas
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing
 from whet.weights.local import LocalSource, Relay
-from whet.weights.parcel import Named, Opening, Sending, WeightSource
+from whet.weights.parcel import Content, Named, Opening, Sending, WeightSource
 from whet.weights.probe import compare_decoding
 from whet.weights.sender import machine
 
 RECEIVER = "whet.weights.receiver:Receiver"
 _PATIENCE = 5.0  # seconds that an engine has to say why, when the learner could not go on
+Adapter = tuple[int, float]
+"""LoRA's rank and alpha: B A counts alpha / rank times."""
 
 
 class Engine(Generator, Protocol):
     """A generator whose model lives in other processes."""
 
     weights_complete: bool
+    under_adapter: bool  # whether requests are to be answered with the LoRA adapter that came
 
     @property
     def ranks(self) -> int:
@@ -69,12 +72,13 @@ class EngineSync:
         self.distribution = distribution or Distribution()
         self._known: str | None = None  # what the engines were told of how weights are packed and come
         self._sender: WeightSource | None = None  # to whom they were told that
+        self._base: WeightSource | None = None  # whose frozen weights they hold, which an adapter needs
 
     async def publish(self, learner: Learner, generator: Any, version: int) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (how long nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
         async with self.devices.lent_to("generation"):
-            metrics = await self._refit(learner, generator, version)
+            metrics = await self._refit(learner, generator, version, self._adapter(learner))
             if not self.config.probe:
                 return metrics
             sampled = await of_each(replicas(generator), lambda engine, _: self._sample(engine, version))
@@ -91,32 +95,62 @@ class EngineSync:
         finally:
             source.close()
 
-    async def _refit(self, source: WeightSource, generator: Any, version: int) -> Metrics:
+    def _adapter(self, learner: Learner) -> Adapter | None:
+        """Of LoRA that travels alone."""
+        if self.config.lora == "merged":
+            return None
+        lora = learner.model.lora
+        if lora is None:
+            raise ConfigError("weights.lora=adapter sends what LoRA trains, and model.lora is not set")
+        return lora.rank, lora.alpha
+
+    async def _refit(
+        self, source: WeightSource, generator: Any, version: int, adapter: Adapter | None = None
+    ) -> Metrics:
+        """All weights, or an ``adapter``, and before it the frozen weights where engines may not hold them."""
         started = time.perf_counter()
         engines: Sequence[Engine] = replicas(generator)
         await generator.pause()
         for engine in engines:
             engine.weights_complete = False
+        whole: Content = "merged" if adapter is None else "base"
+        there, self._base = self._base is source, None  # until all has come
+        size, unread = 0, set[str]()
         try:
-            metrics = await self._send(source, engines, version)
+            if adapter is None or not there:
+                size, unread = await self._send(source, engines, version, whole)
+            if adapter is not None:
+                more, unknown = await self._send(source, engines, version, "adapter", adapter)
+                size, unread, self._base = size + more, unread | unknown, source
         except BaseException:
             if isinstance(self._sender, Relay):
                 self._sender.close()
             self._known = self._sender = None  # nobody knows how far it came
             raise
         for engine in engines:
-            engine.weights_complete = True
+            engine.weights_complete, engine.under_adapter = True, adapter is not None
         await generator.resume(version)
+        metrics = Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
         return metrics.mean("refit/seconds", time.perf_counter() - started)
 
-    async def _send(self, source: WeightSource, engines: Sequence[Engine], version: int) -> Metrics:
-        source, opening = await self._open(source, engines)
+    async def _send(
+        self,
+        source: WeightSource,
+        engines: Sequence[Engine],
+        version: int,
+        content: Content,
+        adapter: Adapter | None = None,
+    ) -> tuple[int, set[str]]:
+        """(bytes, names of the tensors that could not be read back)."""
+        source, opening = await self._open(source, engines, content)
         columns = self.config.columns if self.config.digest else 0
         seed = derive_seed("columns", version)
         first = list(accumulate((engine.ranks for engine in engines), initial=1))
-        await of_each(
-            engines, lambda engine, i: engine.call(RECEIVER, "begin", columns, seed, opening.layout, first[i - 1])
+        answers = await of_each(
+            engines,
+            lambda engine, i: engine.call(RECEIVER, "begin", columns, seed, opening.layout, first[i - 1], adapter),
         )
+        _check_taken({name for answer in answers for refused in answer for name in refused})
         if opening.setup is not None:
             await _tell(engines, *opening.setup)
         sent: dict[str, int] = {}
@@ -141,9 +175,11 @@ class EngineSync:
             unread |= report
         await source.end_weights()
         self._known = opening.known
-        return Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
+        return size, unread
 
-    async def _open(self, source: WeightSource, engines: Sequence[Engine]) -> tuple[WeightSource, Opening]:
+    async def _open(
+        self, source: WeightSource, engines: Sequence[Engine], content: Content
+    ) -> tuple[WeightSource, Opening]:
         """Begin, over what lies between the learner and here."""
         config = self.config
         if isinstance(self._sender, Relay) and self._sender.source is source:
@@ -157,6 +193,7 @@ class EngineSync:
             takers=sum(engine.ranks for engine in engines),
             folder=config.folder,
             deadline=config.deadline,
+            content=content,
         )
         opening = await source.begin_weights(sending)
         if config.transport == "shared_memory" and opening.machine != machine():
@@ -229,6 +266,15 @@ async def _cause(error: WhetError, taking: "asyncio.Task[None] | None") -> WhetE
     return min(
         errors, key=lambda one: (not isinstance(one, GeneratorError | WorkerError), isinstance(one, DeadlineError))
     )
+
+
+def _check_taken(refused: set[str]) -> None:
+    if refused:
+        raise ConfigError(
+            f"model.lora.target_modules: the engine can't apply LoRA to {', '.join(sorted(refused)[:5])}"
+            f"{f' and {len(refused) - 5} more' if len(refused) > 5 else ''}. Adapt other modules, or send merged "
+            "weights: weights.lora=merged"
+        )
 
 
 async def _tell(engines: Sequence[Engine], method: str, arguments: tuple[Any, ...]) -> None:

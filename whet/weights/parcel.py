@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 TransportName = Literal["shared_memory", "disk", "collective"]
+Content = Literal["merged", "base", "adapter"]
+"""Which weights: all of them with LoRA merged in, all without LoRA, or LoRA's tensors alone."""
 ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
 
 Layout = list[list[list[Any]]]
@@ -18,7 +20,7 @@ Layout = list[list[list[Any]]]
 
 @dataclass(slots=True, frozen=True)
 class Sending:
-    """How the full weights are to be sent."""
+    """Which weights are to be sent, and how."""
 
     dtype: torch.dtype  # they are cast to it
     bucket_bytes: int  # they travel so many at a time, counted before and after the cast; a larger tensor comes alone
@@ -28,6 +30,7 @@ class Sending:
     takers: int = 1  # processes that take each bucket
     folder: Path | None = None  # where files are written; None: the system's temporary folder
     deadline: float = 300.0  # seconds that a collective may take
+    content: Content = "merged"
 
 
 @dataclass(slots=True, frozen=True)
@@ -52,7 +55,7 @@ class Parcel:
 
 
 class WeightSource(Protocol):
-    """Who has the full weights: a learner, or whoever holds a model. One at a time: begin, next until None, end."""
+    """Who has the weights: a learner, or whoever holds a model. One at a time: begin, next until None, end."""
 
     async def begin_weights(self, sending: Sending) -> Opening: ...
     async def next_weights(self) -> Parcel | None: ...
@@ -60,10 +63,10 @@ class WeightSource(Protocol):
 
 
 class Named(Protocol):
-    """The full weights of a model, in the same order each time they are gone through."""
+    """Weights of a model, in the same order each time they are gone through."""
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
-        """What is going to come, without making it: (Hugging Face name, type, shape)."""
+        """What is going to come, without making it: (Hugging Face name, of LoRA's tensors PEFT's; type, shape)."""
         ...
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]: ...

@@ -16,13 +16,8 @@ if TYPE_CHECKING:
     from whet.weights.collective import Broadcast
 
 
-class EngineModel(Protocol):
-    """A model that can be loaded anew, by Hugging Face names."""
-
-    @property
-    def rank(self) -> int:
-        """Which of the processes that share the model this one is, from 0."""
-        ...
+class Loadable(Protocol):
+    """What can be loaded anew, by Hugging Face names or, of LoRA's tensors, by PEFT's."""
 
     def begin(self) -> None: ...
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
@@ -34,12 +29,33 @@ class EngineModel(Protocol):
         ...
 
     def part(self, name: str, tensor: Tensor) -> Tensor | None:
-        """What this process holds of a tensor, whose matrices several may share; None where it can't tell."""
+        """What this process is to hold of a tensor, whose matrices several may share; None where it can't tell."""
         ...
 
     def columns(self, name: str, columns: list[int]) -> Tensor | None:
         """These columns of its part of a matrix, or its part of a vector, as the model computes with them; None where
-        it can't tell."""
+        it can't tell. Without columns, all of it."""
+        ...
+
+
+class LoadableAdapter(Loadable, Protocol):
+    """The LoRA adapter of a model. Its parts are as its layers hold them: scaled, filled up with zeros."""
+
+    def refuses(self, names: list[str]) -> list[str]:
+        """Of tensors to come, the modules that it can't apply LoRA to."""
+        ...
+
+
+class EngineModel(Loadable, Protocol):
+    """A model."""
+
+    @property
+    def rank(self) -> int:
+        """Which of the processes that share the model this one is, from 0."""
+        ...
+
+    def adapter(self, rank: int, alpha: float) -> LoadableAdapter:
+        """LoRA over the weights that are there."""
         ...
 
 
@@ -49,6 +65,7 @@ class Receiver:
 
     def __init__(self, model: EngineModel) -> None:
         self.model = model
+        self._into: Loadable = model  # what is being loaded
         self._layout: Layout = []
         self._memory: list[Tensor] = []  # [bytes] of each slot
         self._wire: Broadcast | None = None
@@ -60,15 +77,28 @@ class Receiver:
         self._seed = 0
         self._rank = 1
 
-    def begin(self, columns: int, seed: int, layout: Layout | None, first_rank: int = 1) -> None:
+    def begin(
+        self,
+        columns: int,
+        seed: int,
+        layout: Layout | None,
+        first_rank: int = 1,
+        adapter: tuple[int, float] | None = None,
+    ) -> list[str]:
         """A new set of weights. ``columns`` of each matrix, chosen by ``seed``, will be read back. ``layout`` says how
         they are packed, where that is new; ``first_rank`` which of all processes that take them is this engine's first,
-        from 1."""
+        from 1. ``adapter``: LoRA's tensors alone are to come, of this rank and alpha; the modules are returned that it
+        can't be applied to."""
         self._columns, self._seed, self._rank = columns, seed, first_rank + self.model.rank
         self._digests, self._kept, self._unread, self._drawn = {}, {}, [], {}
         if layout is not None:
             self._layout = layout
-        self.model.begin()
+        self._into, refused = self.model, list[str]()
+        if adapter is not None:
+            self._into = own = self.model.adapter(*adapter)
+            refused = own.refuses([name for bucket in self._layout for name, *_ in bucket])
+        self._into.begin()
+        return refused
 
     def map_memory(self, paths: list[str], size: int) -> None:
         """What buckets will lie in from now on: memory of the sender's, ``size`` bytes behind each path."""
@@ -105,14 +135,14 @@ class Receiver:
             self._digests |= digest(named)
             for name, tensor in named:
                 self._keep(name, tensor)
-        self.model.load(named)
+        self._into.load(named)
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        part = self.model.part(name, tensor)
+        part = self._into.part(name, tensor)
         if part is None:
             self._unread.append(name)
             return
-        columns = self._chosen(part.shape[1]) if part.ndim == 2 else []
+        columns = self._chosen(part.shape[1]) if part.ndim == 2 and self._into is self.model else []
         self._kept[name] = (columns, part[:, columns] if columns else part.clone())
 
     def _chosen(self, width: int) -> list[int]:
@@ -125,13 +155,13 @@ class Receiver:
         """What came (``digests``, by name); the engine's own names of what nothing came for (``missing``); matrices and
         vectors that the model computes with and that are not what came (``wrong``); those it can't tell of
         (``unread``)."""
-        missing = self.model.finish()
+        missing = self._into.finish()
         wrong, unread = [], list(self._unread)
         for name, (columns, came) in self._kept.items():
-            held = self.model.columns(name, columns)
+            held = self._into.columns(name, columns)
             if held is None:
                 unread.append(name)
             elif not torch.equal(held[: len(came)].to(came.device, came.dtype), came):
                 wrong.append(name)
-        self._kept = {}
+        self._kept, self._into = {}, self.model
         return {"digests": self._digests, "missing": missing, "wrong": wrong, "unread": unread}

@@ -1,4 +1,4 @@
-"""The learner's end of the wire: makes the full weights a bucket at a time, casts them, takes their digests and writes
+"""The learner's end of the wire: makes the weights a bucket at a time, casts them, takes their digests and writes
 them to a transport. Runs where the weights are, in the process of the learner's first rank; what is alive beyond the
 model is one bucket and the transport's buffers, never the model. Knows no engine.
 
@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -48,10 +48,12 @@ class Transport(Protocol):
 
 
 class Sender:
-    """``first``: whether this rank is the one that sends; ``leaves``: whether tensors that go to the caller leave this
-    process; ``host``: where engines can reach it."""
+    """``weights``: what there is to send; ``first``: whether this rank is the one that sends; ``leaves``: whether
+    tensors that go to the caller leave this process; ``host``: where engines can reach it."""
 
-    def __init__(self, weights: Named, first: bool = True, leaves: bool = False, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, weights: Callable[[Sending], Named], first: bool = True, leaves: bool = False, host: str = "127.0.0.1"
+    ) -> None:
         self._weights, self._first, self._leaves, self._host = weights, first, leaves, host
         self._transport: Transport | None = None
         self._sending: Sending | None = None
@@ -62,10 +64,11 @@ class Sender:
     def begin(self, sending: Sending) -> Opening:
         """Start anew, whatever became of the last time."""
         self._sending, self._bucket = sending, 0
-        self._layout = lay_out(self._weights.described(), sending.dtype, sending.bucket_bytes)
+        weights = self._weights(sending)
+        self._layout = lay_out(weights.described(), sending.dtype, sending.bucket_bytes)
         if sending.known is None or sending.transport is None:
             self.close()
-        self._tensors = iter(self._weights.tensors())
+        self._tensors = iter(weights.tensors())
         setup = None
         if self._first and sending.transport is not None:
             self._transport = self._transport or _transport(sending, self._host)

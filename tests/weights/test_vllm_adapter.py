@@ -1,0 +1,263 @@
+"""LoRA's tensors alone to a real vLLM engine: they arrive, are what its layers multiply with, and every fault shows."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
+
+from tests.generators.test_vllm_generator import Loop
+from tests.tiny import VOCAB, tiny_llama, tiny_qwen3, tiny_tokenizer
+from tests.toy import toy_recipe
+from tests.weights.test_in_process import learn_something
+from whet.build import build_generator, build_learner, build_renderer, build_sync
+from whet.errors import ConfigError, RefitError
+from whet.generators.base import SamplingParams
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+
+class Parts:
+    """A learner of LoRA, an engine and the way between them. B A counts three times."""
+
+    def __init__(self, folder: Path, scratch: Path, **generator: Any) -> None:
+        self.recipe = toy_recipe(
+            folder,
+            model={"lora": {"rank": 4, "alpha": 12.0}},
+            generator={"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "deadline": 120.0}
+            | generator,
+            weights={"bucket_mb": 1 / 64, "columns": 1000, "lora": "adapter"},
+            sampling={"max_prompt_tokens": 200, "temperature": 0.7},
+            optimizer={"lr": 0.01},
+        )
+        self.renderer = build_renderer(self.recipe)
+        self.generator: Any = build_generator(self.recipe, self.renderer)
+        self.learner: Any = asyncio.run(build_learner(self.recipe, scratch, self.recipe.cluster.build()))
+        self.text = self.renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
+        self.version = 0
+
+    def sync(self, **changes: Any) -> Any:
+        recipe = self.recipe.model_copy(update={"weights": self.recipe.weights.model_copy(update=changes)})
+        return build_sync(recipe, self.generator, self.text)
+
+    async def publish(self, sync: Any) -> dict[str, float]:
+        self.version += 1
+        return (await sync.publish(self.learner, self.generator, self.version)).result()
+
+    async def fault(self, method: str, *args: Any) -> None:
+        await self.generator.call("tests.weights.test_vllm_adapter:Fault", method, *args)
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    folder = tmp_path_factory.mktemp("tied")
+    tiny_qwen3(initializer_range=0.3).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    parts = Parts(folder, tmp_path_factory.mktemp("learner"))
+    yield parts
+    loop.run(parts.generator.close())
+    asyncio.run(parts.learner.close())
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective"])
+def test_the_frozen_weights_come_once_and_then_the_adapter_alone(parts: Parts, loop: Loop, transport: str) -> None:
+    async def go() -> None:
+        sync = parts.sync(transport=transport)
+        sizes = []
+        for _ in range(3):
+            metrics = await parts.publish(sync)
+            assert metrics["refit/unread"] == 0
+            assert metrics["refit/probe_max"] < 1e-3
+            sizes.append(metrics["refit/gigabytes"])
+            await learn_something(parts.learner)
+        facts = parts.learner.describe()
+        every = 4e-9 * (facts["parameters"] + VOCAB * 64)  # the tied head travels, too
+        assert sizes == pytest.approx([every, *[4e-9 * facts["trained_parameters"]] * 2])
+
+    loop.run(go())
+
+
+def test_requests_under_way_go_on_under_the_new_adapter(parts: Parts, loop: Loop) -> None:
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        long = asyncio.ensure_future(parts.generator.sample([5, 6, 7], SamplingParams(200, seed=1), "s"))
+        await parts.generator.sample([5, 6, 7], SamplingParams(2, seed=2), "t")
+        await learn_something(parts.learner)
+        await parts.publish(sync)
+        assert (await long).versions == (parts.version - 1, parts.version)
+
+    loop.run(go())
+
+
+class Fault:
+    """Runs in the engine: what happens at the next refit of the adapter, on one rank."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def _at_finish(self, rank: int, fault: Any) -> None:
+        from whet.generators.vllm_adapter import VllmAdapter
+
+        honest = VllmAdapter.finish
+
+        def faulty(adapter: Any) -> Any:
+            VllmAdapter.finish = honest
+            return fault(adapter, honest)
+
+        if self.model.rank == rank:
+            VllmAdapter.finish = faulty
+
+    def stale(self, rank: int = 0) -> None:
+        """The adapter of before stays, as with vLLM's own way without load_inplace."""
+        self._at_finish(rank, lambda adapter, honest: [])
+
+    def swapped(self, rank: int = 0) -> None:
+        """The A of two layers are exchanged."""
+        one, other = (f"base_model.model.model.layers.{n}.self_attn.o_proj.lora_A.weight" for n in (0, 1))
+
+        def swap(adapter: Any, honest: Any) -> Any:
+            came = adapter._came
+            came[one], came[other] = came[other], came[one]
+            return honest(adapter)
+
+        self._at_finish(rank, swap)
+
+    def scaled(self, rank: int = 0) -> None:
+        """B A counts once instead of three times."""
+
+        def scale(adapter: Any, honest: Any) -> Any:
+            adapter._alpha = 4.0
+            missing = honest(adapter)
+            adapter._alpha = 12.0
+            return missing
+
+        self._at_finish(rank, scale)
+
+    def dropped(self, rank: int = 0) -> None:
+        """One layer of a fused one goes without its adapter."""
+
+        def drop(adapter: Any, honest: Any) -> Any:
+            for kind in ("lora_A", "lora_B"):
+                del adapter._came[f"base_model.model.model.layers.1.mlp.gate_proj.{kind}.weight"]
+            adapter._expected = list(adapter._came)
+            return honest(adapter)
+
+        self._at_finish(rank, drop)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("stale", r"layers\.0\.self_attn\.q_proj\.lora_A"),
+        ("swapped", r": 2 of .*layers\.0\.self_attn\.o_proj\.lora_A\.weight, .*layers\.1\.self_attn\.o_proj\.lora_A"),
+        ("scaled", r": 14 of 28 .*layers\.0\.self_attn\.q_proj\.lora_B"),
+        ("dropped", r": 2 of .*layers\.1\.mlp\.gate_proj\.lora_A\.weight, .*layers\.1\.mlp\.gate_proj\.lora_B"),
+    ],
+)
+def test_a_layer_that_multiplies_with_something_else_is_named(parts: Parts, loop: Loop, fault: str, named: str) -> None:
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        await learn_something(parts.learner)
+        await parts.fault(fault)
+        with pytest.raises(RefitError, match=f"compute with other weights.*{named}"):
+            await parts.publish(sync)
+        with pytest.raises(RefitError, match="no complete set of weights"):
+            await parts.generator.sample([5, 6, 7], SamplingParams(2), "s")
+
+    loop.run(go())
+
+
+def test_a_bucket_that_is_lost_is_named_and_then_the_frozen_weights_come_again(
+    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        sync = parts.sync()
+        first = await parts.publish(sync)
+        honest = parts.generator.call
+
+        async def forgetful(target: str, method: str, *args: Any) -> list[Any]:
+            return [None] if method == "take_memory" and args[0] == 1 else await honest(target, method, *args)
+
+        monkeypatch.setattr(parts.generator, "call", forgetful)
+        with pytest.raises(RefitError, match=r"did not receive .* missing or differ, the first \S+lora_[AB]\.weight"):
+            await parts.publish(sync)
+        monkeypatch.undo()
+        again = await parts.publish(sync)
+        assert again["refit/gigabytes"] == first["refit/gigabytes"]
+
+    loop.run(go())
+
+
+def test_requests_that_are_not_answered_under_the_adapter_are_noticed(
+    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers hold it, and nobody asks them to use it."""
+
+    async def go() -> None:
+        sync = parts.sync()
+        await parts.publish(sync)
+        monkeypatch.setattr(parts.generator, "_adapter", lambda: None)
+        with pytest.raises(RefitError, match="decode path"):
+            await parts.publish(sync)
+
+    loop.run(go())
+
+
+def test_modules_that_the_engine_does_not_adapt_are_named(
+    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from whet.weights.engine import EngineSync
+
+    async def go() -> None:
+        sync = parts.sync()
+        honest = EngineSync._open
+
+        async def of_more(self: Any, *args: Any) -> Any:
+            source, opening = await honest(self, *args)
+            for entry in (opening.layout or [[]])[0]:
+                entry[0] = entry[0].replace("layers.0.self_attn.q_proj.lora", "embed_tokens.lora")
+            return source, opening
+
+        monkeypatch.setattr(EngineSync, "_open", of_more)
+        with pytest.raises(ConfigError, match=r"can't apply LoRA to model\.embed_tokens\. .*weights\.lora=merged"):
+            await parts.publish(sync)
+
+    loop.run(go())
+
+
+def test_every_rank_of_an_engine_reads_back_its_part(loop: Loop, tmp_path: Path) -> None:
+    folder = tmp_path / "untied"
+    tiny_llama(initializer_range=0.3, attention_bias=True, mlp_bias=True).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    parts = Parts(folder, tmp_path, tensor=2, threads=2)
+
+    async def go() -> None:
+        sync = parts.sync()
+        for _ in range(2):
+            metrics = await parts.publish(sync)
+            assert metrics["refit/unread"] == 0
+            assert metrics["refit/probe_max"] < 1e-3
+            await learn_something(parts.learner)
+        await parts.fault("swapped", 1)
+        with pytest.raises(
+            RefitError, match=r"rank 1 of the engine: .* compute with other .*layers\.0\.self_attn\.o_proj"
+        ):
+            await parts.publish(sync)
+
+    try:
+        loop.run(go())
+    finally:
+        loop.run(parts.generator.close())
+        asyncio.run(parts.learner.close())
