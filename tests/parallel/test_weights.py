@@ -131,7 +131,7 @@ def test_what_is_to_arrive_narrower_is_gathered_narrower(models):
 
 def test_stages_hand_out_what_is_to_arrive_narrower(models):
     first, _ = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory", torch.bfloat16)
-    assert first["buckets"] > 3
+    assert first["buckets"] > 1
 
 
 @pytest.mark.parametrize(
