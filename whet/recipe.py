@@ -76,6 +76,11 @@ class Recipe(Config):
         if not isinstance(self.data, takes):
             names = " or ".join(_called(kind) for kind in takes)
             raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
+        if isinstance(self.data, TaskSet) and not self.data.grades:
+            raise ValueError(
+                f"data is {_called(type(self.data))}, which only poses tasks: define its grade() or make(), or choose "
+                "data=reward_model with it as data.taskset"
+            )
         if self.algorithm.samples_per_task:
             self._check_lengths()
             self._check_sampling()
