@@ -98,14 +98,14 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
     if case.lora and case.trains:  # B is zero at first: then A would get no gradient
         with torch.no_grad():
-            for name, parameter in worker._named_parameters():
+            for name, parameter in worker.named_parameters():
                 if "lora_B" in name:
                     parameter.fill_(0.02)
     return worker
 
 
 def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
-    return {name: whole(p.detach(), CPU).clone() for name, p in worker._named_parameters()}
+    return {name: whole(p.detach(), CPU).clone() for name, p in worker.named_parameters()}
 
 
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
@@ -143,7 +143,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
-    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
+    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker.named_parameters() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
     published = {name: t.clone() for name, t in worker.named_weights()}

@@ -128,7 +128,7 @@ def five(rendezvous: str, rank: int, case: Case) -> Any:
     micro = [one for step in range(4) for one in micro_batches(case, worker, step)][:5]
     scored = worker.score(micro, LANGUAGE, Top(4, VOCABULARY - 3))
     total, metrics, logprobs = worker.accumulate(micro, PolicyGradient())
-    gradients = {name: whole(p.grad, CPU) for name, p in worker._named_parameters()}
+    gradients = {name: whole(p.grad, CPU) for name, p in worker.named_parameters()}
     columns = {f"{i} {name}": column for i, said in enumerate(scored) for name, column in said.items()}
     columns |= {f"{i} of the update": column for i, column in enumerate(logprobs)}
     return float(total), metrics.result(), columns, gradients
