@@ -12,10 +12,19 @@ from tests.parallel.cases import Case, Said, train, train_all
 from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 
+Table = dict[str, tuple[str, dict, dict]]
+"""By name: a model, its layout, and what is changed of a ``Case``."""
 
-def check(
-    models: dict[str, Path], table: dict[str, tuple[str, dict, dict]], tolerance: float = 1e-12, cut: bool = False
-) -> None:
+
+def tables(quick: Table, two: Table, four: Table) -> pytest.MarkDecorator:
+    """Gives a test ``table``: two ranks, two ranks in every setting and four ranks, which are slow."""
+    slow = [pytest.param(table, marks=pytest.mark.slow) for table in (two, four)]
+    return pytest.mark.parametrize(
+        "table", [quick, *slow], ids=["two ranks", "two ranks in every setting", "four ranks"]
+    )
+
+
+def check(models: dict[str, Path], table: Table, tolerance: float = 1e-12, cut: bool = False) -> None:
     """All cases of a table in one group of ranks, each against one process. The tolerance is that of sums in another
     order, as a share of the largest number. ``cut``: the one process has the same micro-batches."""
     cases = {}

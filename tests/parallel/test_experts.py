@@ -19,7 +19,7 @@ from tests.parallel.cases import (
     train,
     train_all,
 )
-from tests.parallel.comparing import assert_scored_alike, check, far
+from tests.parallel.comparing import assert_scored_alike, check, far, tables
 from tests.parallel.ranks import on_ranks
 from tests.parallel.saving import assert_handed_on, exported, folders, go_on
 from tests.parallel.skipping import assert_skipped, skip
@@ -87,14 +87,7 @@ ROUGH = {
 """DeepSeek's router computes in float32, whatever the model is in."""
 
 
-TABLES = {
-    "two ranks": QUICK,
-    "two ranks in every setting": pytest.param(THOROUGH_2, marks=pytest.mark.slow),
-    "four ranks": pytest.param(THOROUGH_4, marks=pytest.mark.slow),
-}
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@tables(QUICK, THOROUGH_2, THOROUGH_4)
 def test_several_ranks_learn_the_same_as_one(models, table):
     check(models, table)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.parallel.cases import ENOUGH, RECOMPUTED, TOP_P, Case, build, held, score, score_all, train, train_all
-from tests.parallel.comparing import assert_scored_alike, check, far, worst_error
+from tests.parallel.comparing import assert_scored_alike, check, far, tables, worst_error
 from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 
@@ -70,14 +70,7 @@ def test_a_reference_stays_what_the_learner_was(models):
     assert not torch.allclose(before["logprobs"], after["logprobs"], atol=1e-3)
 
 
-TABLES = {
-    "two ranks": QUICK,
-    "two ranks in every setting": pytest.param(THOROUGH_2, marks=pytest.mark.slow),
-    "four ranks": pytest.param(THOROUGH_4, marks=pytest.mark.slow),
-}
-
-
-@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
+@tables(QUICK, THOROUGH_2, THOROUGH_4)
 def test_several_ranks_learn_the_same_as_one(models, table):
     check(models, table)
 
