@@ -59,6 +59,10 @@ FLOAT32 = {
     for model in ("llama", "qwen")
     for layout in (FSDP, TENSOR, CONTEXT)
 }
+COMPILED = {
+    "fsdp, recomputed": ("qwen", FSDP, {"learner": {"compile": True, "activation_checkpointing": True}}),
+    "context, lora": ("llama", CONTEXT, {"lora": True, "learner": {"compile": True}}),
+}
 GEMMA = {"tensor": ("gemma", TENSOR, {}), "context": ("gemma", CONTEXT, {}), "lora": ("gemma", FSDP, {"lora": True})}
 
 
@@ -79,6 +83,11 @@ def test_several_ranks_learn_the_same_as_one(models, table):
 def test_two_ranks_learn_nearly_the_same_where_numbers_are_float32(models):
     check(models, FLOAT32, 5e-6)
     check(models, GEMMA, 2e-5)
+
+
+@pytest.mark.slow
+def test_compiled_layers_are_as_exact_as_in_one_process(models):
+    check(models, COMPILED, 5e-6)
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
-"""``torch.compile`` for what surrounds attention in each layer: norms and feed-forward parts, whose many small operations
-it fuses. Attention over a forest stays as it is: its shapes differ from batch to batch, and its products are fast
-already."""
+"""``torch.compile`` for what surrounds attention in each layer: norms and feed-forward parts, whose many small
+operations it fuses. Attention over a forest stays as it is: its shapes differ from batch to batch, and its products are
+fast already."""
 
 import importlib.util
 import os
