@@ -350,7 +350,7 @@ def test_an_engine_that_dies_is_named_although_the_learner_noticed_it_first(
 
             async def dying(target: str, method: str, *args: Any) -> list[Any]:
                 if not method.startswith("take_"):
-                    return [None]
+                    return [[]]
                 await asyncio.sleep(0.2)
                 raise GeneratorError("the engine died")
 
