@@ -2,10 +2,11 @@
 
     python benchmarks/refit.py [--megabytes 512] [--tensors 290] [--small 10000] [--json FILE]
 
-The receiving side is a process of its own that copies what comes into tensors it holds, as an engine without kernels
-would; in-process means that copy alone. Each is measured bare and with its proofs (digests on both sides, columns read
-back). The second part sends a model of many small tensors, where describing them would cost more than the bytes: the
-first publication describes them, later ones don't. Contestants take turns; the ratio to the plain copy is what to read.
+The receiving side is a process of its own. "Delivered" ends where it can read every tensor in its own memory; otherwise
+it also copies them into tensors that it holds, as an engine without kernels would; in-process means that copy alone.
+These are measured bare and with their proofs (digests on both sides, columns read back). The second part sends a model
+of many small tensors, where describing them would cost more than the bytes: the first publication describes them, later
+ones don't. Contestants take turns; the ratio to the plain copy is what to read.
 """
 
 import argparse
@@ -46,7 +47,7 @@ class Held:
             if name in self.tensors:
                 self.tensors[name].copy_(tensor)
             else:
-                self.tensors[name] = tensor
+                self.tensors[name] = tensor.clone()
 
     def finish(self) -> list[str]:
         return []
@@ -58,12 +59,18 @@ class Held:
         return self.tensors[name][:, columns] if columns else self.tensors[name]
 
 
-def receive(wire: Connection) -> None:
+class Reading(Held):
+    """A model that has nothing to copy."""
+
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None: ...
+
+
+def receive(wire: Connection, holds: bool) -> None:
     """The other process."""
     from whet.weights.receiver import Receiver
 
     torch.set_num_threads(1)
-    receiver = Receiver(Held())
+    receiver = Receiver(Held() if holds else Reading())
     while (message := wire.recv()) is not None:
         method, args = message
         wire.send(getattr(receiver, method)(*args))
@@ -76,10 +83,10 @@ class Process:
     ranks = 1
     dtype = torch.bfloat16
 
-    def __init__(self) -> None:
+    def __init__(self, holds: bool = True) -> None:
         context = multiprocessing.get_context("spawn")
         self.wire, theirs = context.Pipe()
-        self.process = context.Process(target=receive, args=(theirs,), daemon=True)
+        self.process = context.Process(target=receive, args=(theirs, holds), daemon=True)
         self.process.start()
         self.sent = 0  # bytes of messages
 
@@ -135,15 +142,25 @@ async def large(named: list[tuple[str, Tensor]], rounds: int) -> dict[str, list[
     flat = torch.cat([tensor.reshape(-1) for _, tensor in named])
     found = {"plain copy": timed(partial(torch.empty_like(flat).copy_, flat), rounds)}
     del flat
+    for transport in ("shared_memory", "collective"):
+        found[transport.replace("_", " ") + ", delivered"] = await published(transport, named, rounds, holds=False)
     for proof in (False, True):
         words = ", proven" if proof else ""
         found["in process" + words] = timed(partial(in_process, named, targets, proof), rounds)
         for transport in ("shared_memory", "disk", "collective"):
-            engine = Process()
-            sync = EngineSync(WeightSyncConfig(transport=transport, digest=proof, probe=False), [0, 0])
-            found[transport.replace("_", " ") + words] = await seconds_of(sync, engine, named, rounds)
-            await engine.close()
+            found[transport.replace("_", " ") + words] = await published(transport, named, rounds, proof=proof)
     return found
+
+
+async def published(
+    transport: Any, named: list[tuple[str, Tensor]], rounds: int, *, proof: bool = False, holds: bool = True
+) -> list[float]:
+    engine = Process(holds)
+    sync = EngineSync(WeightSyncConfig(transport=transport, digest=proof, probe=False), [0, 0])
+    try:
+        return await seconds_of(sync, engine, named, rounds)
+    finally:
+        await engine.close()
 
 
 async def small(named: list[tuple[str, Tensor]], rounds: int) -> tuple[list[int], list[float]]:

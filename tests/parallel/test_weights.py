@@ -63,18 +63,26 @@ class Alive:
         self.now -= size
 
 
-def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[str, Any]:
+def send(
+    rendezvous: str, rank: int, case: Case, transport: str | None, dtype: torch.dtype = torch.float64
+) -> dict[str, Any]:
     """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
     worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
-    expected = {name: tensor.clone() for name, tensor in worker.named_weights()}
+    expected = {name: tensor.to(dtype, copy=True) for name, tensor in worker.named_weights()}
+    gathered = set()
     kind = keeping.OfAllStages if "pipeline" in case.parallel else ModelWeights
     whole, tensors = keeping.whole, kind.tensors
     if kind is ModelWeights:  # else it gives the stage's own tensors
-        keeping.whole = lambda tensor, device: alive.watch(whole(tensor, device))
+
+        def watched(tensor: Tensor, device: torch.device) -> Tensor:
+            gathered.add(tensor.dtype)
+            return alive.watch(whole(tensor, device))
+
+        keeping.whole = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver, known = Receiver(held), None
     for _ in range(2):
-        opening = worker.begin_weights(Sending(torch.float64, BUCKET, transport=transport, known=known))
+        opening = worker.begin_weights(Sending(dtype, BUCKET, transport=transport, known=known))
         known = opening.known
         if rank == 0:
             receiver.begin(1000, 0, opening.layout)
@@ -96,7 +104,7 @@ def send(rendezvous: str, rank: int, case: Case, transport: str | None) -> dict[
         else:
             assert digests == {}
     sizes = [tensor.nbytes for tensor in expected.values()]
-    return {"peak": alive.peak, "buckets": buckets, "model": sum(sizes), "largest": max(sizes)}
+    return {"peak": alive.peak, "buckets": buckets, "model": sum(sizes), "largest": max(sizes), "gathered": gathered}
 
 
 @pytest.mark.parametrize("transport", [None, "shared_memory", "disk", "collective"])
@@ -114,6 +122,16 @@ def test_stages_of_a_pipeline_hand_out_their_parts_in_turn(models):
     most = max(BUCKET, first["largest"]) + 2 * first["largest"]  # one that is on its way, and the one before
     assert 0 < first["peak"] <= most
     assert second["buckets"] == first["buckets"] > 6
+
+
+def test_what_is_to_arrive_narrower_is_gathered_narrower(models):
+    for found in on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), "shared_memory", torch.float32):
+        assert found["gathered"] == {torch.float32}
+
+
+def test_stages_hand_out_what_is_to_arrive_narrower(models):
+    first, _ = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory", torch.bfloat16)
+    assert first["buckets"] > 1
 
 
 @pytest.mark.parametrize(

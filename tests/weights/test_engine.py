@@ -2,6 +2,7 @@
 bytes go through real shared memory and files. What a real engine does is in ``test_vllm.py``."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,12 +17,12 @@ from tests.toy import toy_recipe
 from tests.weights.collected import weights_of
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer
-from whet.errors import DeadlineError, RefitError
+from whet.errors import DeadlineError, GeneratorError, RefitError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.router import Router
 from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
-from whet.weights.collective import Collective
+from whet.weights.collective import Collective, join
 from whet.weights.config import WeightSyncConfig
 from whet.weights.disk import Disk
 from whet.weights.engine import EngineSync
@@ -70,7 +71,7 @@ class StandIn:
         self.came = {}
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self.came |= dict(named)
+        self.came |= {name: tensor.clone() for name, tensor in named}
 
     def finish(self) -> list[str]:
         missing = [name for name, _ in self.inside.named_weights() if name not in self.came]
@@ -97,7 +98,7 @@ class Rank:
         self.held = {}
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        self.held |= dict(named)
+        self.held |= {name: tensor.clone() for name, tensor in named}
 
     def finish(self) -> list[str]:
         return []
@@ -338,6 +339,41 @@ def test_an_engine_that_never_comes_to_a_collective_is_an_error_at_the_deadline(
                 await sync.publish(learner, engine, 1)
 
     asyncio.run(go())
+
+
+def test_an_engine_that_dies_is_named_although_the_learner_noticed_it_first(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            honest, handed_out = learner.next_weights, []
+
+            async def dying(target: str, method: str, *args: Any) -> list[Any]:
+                if not method.startswith("take_"):
+                    return [[]]
+                await asyncio.sleep(0.2)
+                raise GeneratorError("the engine died")
+
+            async def broken() -> Any:
+                handed_out.append(len(handed_out))
+                if len(handed_out) == 2:
+                    raise DeadlineError("a broadcast did not end")
+                return await honest()
+
+            monkeypatch.setattr(engine, "call", dying)
+            monkeypatch.setattr(learner, "next_weights", broken)
+            with pytest.raises(GeneratorError, match="the engine died") as error:
+                await sync.publish(learner, engine, 1)
+            assert isinstance(error.value.__cause__, DeadlineError)
+
+    asyncio.run(go())
+
+
+def test_a_learner_that_is_not_where_it_should_be_is_an_error_at_the_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(DeadlineError, match=rf"not met at 127\.0\.0\.1:{port} within 1 s"):
+        join("127.0.0.1", port, 1, 2, "gloo", 1.0)
 
 
 def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(

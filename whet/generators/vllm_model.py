@@ -49,9 +49,21 @@ class VllmModel:
             initialize_layerwise_reload(self.model)
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Some of the weights. vLLM may keep the tensors until their layer is complete: don't write to them again."""
+        """Some of the weights. Their memory may be written over once this returns."""
+        named = list(named)
         with self._config(), torch.device(self._worker.device):
             self._loaded |= set(self.model.load_weights(named))  # type: ignore[operator]
+        self._own_what_waits({tensor.untyped_storage().data_ptr() for _, tensor in named})
+
+    def _own_what_waits(self, memory: set[int]) -> None:
+        """vLLM holds on to tensors whose layer is not complete yet; it gets copies of those that lie in ``memory``."""
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        for module in self.model.modules():
+            for _, call in get_layerwise_info(module).loaded_weights:
+                for name, value in call.arguments.items():
+                    if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in memory:
+                        call.arguments[name] = value.clone()
 
     def finish(self) -> list[str]:
         """Repack the layers. Returns the parameters (vLLM's names) that no weight came for."""

@@ -16,7 +16,7 @@ from whet.learner.named_weights import ModelWeights
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import whole
-from whet.weights.parcel import Content, Named, Opening, Parcel, Sending
+from whet.weights.parcel import Named, Opening, Parcel, Sending
 from whet.weights.sender import Sender
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Keeping:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
         it together: each tensor is gathered when its turn comes, and every rank gets it."""
-        return iter(self._weights("merged").tensors())
+        return iter(self._weights().tensors())
 
     def begin_weights(self, sending: Sending) -> Opening:
         """Start to send weights from the first rank, a bucket at a time; see ``whet.weights.sender``."""
@@ -86,8 +86,9 @@ class Keeping:
         if self.sender is not None:
             self.sender.end()
 
-    def _weights(self, content: Content) -> Named:
-        own = ModelWeights(self.model, lambda tensor: whole(tensor, self.device), content)
+    def _weights(self, sending: Sending | None = None) -> Named:
+        what = ("merged", None) if sending is None else (sending.content, sending.dtype)
+        own = ModelWeights(self.model, lambda tensor: whole(tensor, self.device), *what)
         return own if self.scorer.pipeline is None else OfAllStages(self.scorer.pipeline, own)
 
     # State

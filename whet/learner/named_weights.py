@@ -15,33 +15,42 @@ _LORA = ("lora_A.", "lora_B.")
 
 
 def named_weights(
-    model: nn.Module, whole: Callable[[Tensor], Tensor] = lambda tensor: tensor, *, merged: bool = True
+    model: nn.Module,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    *,
+    merged: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every parameter and persistent buffer, a tied head included, detached and unchanged in type.
+    """(name, tensor) of every parameter and persistent buffer, a tied head included, detached.
 
     With LoRA, W + scaling B A, or W alone if not ``merged``. ``whole`` makes all of a tensor out of the part that is
-    here; it is called when its turn comes. The tensors may be the model's own: copy what must outlive the next step.
+    here; it is called when its turn comes. What is wider than ``dtype`` and not merged is cast to it before, so that
+    less is gathered; else types don't change. The tensors may be the model's own: copy what must outlive the next step.
     """
+
+    def plain(tensor: Tensor) -> Tensor:
+        return whole(tensor.to(dtype) if dtype is not None and dtype.itemsize < tensor.dtype.itemsize else tensor)
+
     if not hasattr(model, "peft_config"):
         for name, tensor in model.state_dict().items():
-            yield name, whole(tensor)
+            yield name, plain(tensor)
         return
     from peft.tuners.lora import LoraLayer
 
     wrapped: Any = model
-    plain: nn.Module = wrapped.get_base_model()
-    layers = {name: module for name, module in plain.named_modules() if isinstance(module, LoraLayer)}
-    for name, tensor in plain.state_dict().items():
+    base: nn.Module = wrapped.get_base_model()
+    layers = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    for name, tensor in base.state_dict().items():
         owner, _, inside = name.partition(".base_layer.")
         if owner in layers and inside:
             adapted = merged and inside == "weight"
-            yield f"{owner}.{inside}", _merged(layers[owner], tensor, whole) if adapted else whole(tensor)
+            yield f"{owner}.{inside}", _merged(layers[owner], tensor, whole) if adapted else plain(tensor)
         elif not any(f".{part}" in name for part in _LORA):
             if "lora_" in name or "modules_to_save" in name:
                 raise WhetError(
                     f"{name}: this kind of adapter can't be sent to a generator; use plain LoRA on linear layers"
                 )
-            yield name, whole(tensor)
+            yield name, plain(tensor)
 
 
 @torch.no_grad()
@@ -78,6 +87,7 @@ class ModelWeights:
     model: nn.Module
     whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
     content: Content = "merged"
+    dtype: torch.dtype | None = None  # what they are going to be cast to; see ``named_weights``
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         """(name, type, shape) of each; nothing is gathered or merged."""
@@ -90,7 +100,7 @@ class ModelWeights:
     def _named(self, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
         if self.content == "adapter":
             return adapter_weights(self.model, whole)
-        return named_weights(self.model, whole, merged=self.content == "merged")
+        return named_weights(self.model, whole, merged=self.content == "merged", dtype=self.dtype)
 
 
 def _without_numbers(tensor: Tensor) -> Tensor:

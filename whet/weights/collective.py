@@ -8,6 +8,7 @@ buffer again.
 
 import socket
 import time
+from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import timedelta
 from threading import Thread
@@ -67,8 +68,14 @@ class Broadcast:
 
 def join(host: str, port: int, rank: int, ranks: int, backend: str, deadline: float) -> Broadcast:
     """The receivers' way in."""
-    store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
-    return Broadcast(store, host, rank, ranks, backend, deadline)
+    try:
+        store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
+        return Broadcast(store, host, rank, ranks, backend, deadline)
+    except RuntimeError as error:  # torch's own errors are of this kind
+        raise DeadlineError(
+            f"the learner and the other engines were not met at {host}:{port} within {deadline:g} s "
+            f"(weights.deadline): {error}"
+        ) from error
 
 
 def receive(wire: Broadcast, bucket: int, layout: Layout) -> list[tuple[str, Tensor]]:
@@ -124,7 +131,7 @@ class Collective:
         Thread(target=meet, name="meet the engines", daemon=True).start()
         return "join", (self._host, port, self._ranks, self._backend, self._deadline)
 
-    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
         """Copy the tensors and start to send them. Returns the arguments of ``Receiver.take_broadcast``."""
         wire = self._met()
         slot = bucket % _SLOTS

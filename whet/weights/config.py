@@ -27,7 +27,7 @@ class WeightSyncConfig(Config):
     digest: bool = True
     """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
     layers compute with."""
-    columns: int = Field(64, gt=0)
+    columns: int = Field(16, gt=0)
     """Columns of each matrix that are read back from an engine; other ones after each publication."""
     probe: bool = True
     """Compare log-probs of a few tokens, through the generator's decode path, with the learner's."""

@@ -10,24 +10,47 @@ or 64-bit lanes, would miss swapped rows or swapped signs. It guards against mis
 
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from whet.cluster.cores import cores
+
 _LANES = 4096
-_ROWS_CPU = 32  # 1 MiB of 64-bit lanes: stays in a core's cache
+_ROWS_CPU = 8  # 256 KiB of 64-bit lanes: stays in a core's cache, and torch does not call other threads for so few
 _ROWS_ACCELERATOR = 8192
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
     """A 64-bit number for each tensor. Equal on every device and in every process for equal type, shape and bits."""
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as threads:
-        running = {name: threads.submit(tensor_digest, tensor) for name, tensor in named}
-        return {name: number.result() for name, number in running.items()}
+    with Digests() as digests:
+        for name, tensor in named:
+            digests.add(name, tensor)
+    return digests.found
+
+
+class Digests:
+    """Takes digests on threads of its own while the ``with`` block goes on; ``found`` has them after it. A tensor must
+    not change before that."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, int] = {}
+        self._running: dict[str, Future[int]] = {}
+        self._threads = ThreadPoolExecutor(min(4, cores()))
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self._running[name] = self._threads.submit(tensor_digest, tensor)
+
+    def __enter__(self) -> "Digests":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=error[0] is not None)
+        if error[0] is None:
+            self.found = {name: number.result() for name, number in self._running.items()}
 
 
 def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:

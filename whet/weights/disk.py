@@ -3,6 +3,7 @@ both sides can read."""
 
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ class Disk:
         self._folder = Path(tempfile.mkdtemp(prefix="whet-weights-", dir=self._within))
         return None
 
-    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
         """Write the tensors. Returns the arguments of ``Receiver.take_file``."""
         from safetensors.torch import save_file
 
@@ -45,7 +46,7 @@ class Disk:
             self._folder = None
 
 
-def _unshared(named: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
+def _unshared(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     """The format holds no tensor twice: a tied head is written as a copy."""
     seen: set[int] = set()
     found = {}

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from whet.cluster.lease import Devices
-from whet.errors import ConfigError, RefitError
+from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError, WorkerError
 from whet.generators.base import Completion, Generator, SamplingParams
 from whet.learner.base import Learner
 from whet.metrics import Metrics
@@ -32,6 +32,7 @@ from whet.weights.probe import compare_decoding
 from whet.weights.sender import machine
 
 RECEIVER = "whet.weights.receiver:Receiver"
+_PATIENCE = 5.0  # seconds that an engine has to say why, when the learner could not go on
 Adapter = tuple[int, float]
 """LoRA's rank and alpha: B A counts alpha / rank times."""
 
@@ -164,6 +165,8 @@ class EngineSync:
                 taking = asyncio.ensure_future(_tell(engines, parcel.method, parcel.arguments))
             if taking is not None:
                 await taking
+        except WhetError as error:
+            raise await _cause(error, taking) from error
         finally:
             if taking is not None:
                 taking.cancel()
@@ -251,6 +254,18 @@ class EngineSync:
             dtype=engine.dtype,
             distribution=self.distribution,
         )
+
+
+async def _cause(error: WhetError, taking: "asyncio.Task[None] | None") -> WhetError:
+    """When one side of a refit dies, the other one fails too: the error that says who died. ``error`` is the learner's,
+    or that of ``taking``, what the engines were doing."""
+    errors = [error]
+    if taking is not None and (await asyncio.wait({taking}, timeout=_PATIENCE))[0] and not taking.cancelled():
+        other = taking.exception()
+        errors += [other] if isinstance(other, WhetError) else []
+    return min(
+        errors, key=lambda one: (not isinstance(one, GeneratorError | WorkerError), isinstance(one, DeadlineError))
+    )
 
 
 def _check_taken(refused: set[str]) -> None:

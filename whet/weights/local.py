@@ -12,7 +12,7 @@ class LocalSource:
     """A ``WeightSource`` in this process."""
 
     def __init__(self, weights: Named) -> None:
-        self._sender = Sender(lambda content: weights)
+        self._sender = Sender(lambda _: weights)
 
     async def begin_weights(self, sending: Sending) -> Opening:
         return await asyncio.to_thread(self._sender.begin, sending)

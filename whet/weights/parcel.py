@@ -94,6 +94,11 @@ def bucket_size(described: Iterable[Any]) -> int:
     return max([ALIGNED, *ends])
 
 
+def payload(described: Iterable[Any]) -> int:
+    """The bytes of its tensors alone."""
+    return sum(getattr(torch, kind).itemsize * torch.Size(shape).numel() for _, kind, shape, _ in described)
+
+
 def views(memory: Tensor, described: Iterable[Any]) -> list[tuple[str, Tensor]]:
     """(name, tensor) of a bucket; the tensors are views of ``memory`` [bytes] (uint8)."""
     found = []

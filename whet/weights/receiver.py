@@ -20,7 +20,10 @@ class Loadable(Protocol):
     """What can be loaded anew, by Hugging Face names or, of LoRA's tensors, by PEFT's."""
 
     def begin(self) -> None: ...
-    def load(self, named: Iterable[tuple[str, Tensor]]) -> None: ...
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Some of the weights. Their memory is written over once this returns."""
+        ...
+
     def finish(self) -> list[str]:
         """The names of what no weight came for."""
         ...
@@ -70,6 +73,7 @@ class Receiver:
         self._kept: dict[str, tuple[list[int], Tensor]] = {}  # columns of what came, which the model is asked for later
         self._unread: list[str] = []
         self._columns = 0
+        self._drawn: dict[int, list[int]] = {}  # columns, by the width of a matrix
         self._seed = 0
         self._rank = 1
 
@@ -86,7 +90,7 @@ class Receiver:
         from 1. ``adapter``: LoRA's tensors alone are to come, of this rank and alpha; the modules are returned that it
         can't be applied to."""
         self._columns, self._seed, self._rank = columns, seed, first_rank + self.model.rank
-        self._digests, self._kept, self._unread = {}, {}, []
+        self._digests, self._kept, self._unread, self._drawn = {}, {}, [], {}
         if layout is not None:
             self._layout = layout
         self._into, refused = self.model, list[str]()
@@ -101,8 +105,8 @@ class Receiver:
         self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path in paths]
 
     def take_memory(self, bucket: int, slot: int) -> None:
-        """A bucket that lies in shared memory, which is written again before the model is done with it."""
-        self._take([(name, tensor.clone()) for name, tensor in views(self._memory[slot], self._layout[bucket])])
+        """A bucket that lies in shared memory, where it is read; it is written over once this returns."""
+        self._take(views(self._memory[slot], self._layout[bucket]))
 
     def join(self, host: str, port: int, ranks: int, backend: str, deadline: float) -> None:
         """Meet the sender, to whose broadcasts buckets will come from now on."""
@@ -127,20 +131,25 @@ class Receiver:
         self._take(list(load_file(path).items()))
 
     def _take(self, named: list[tuple[str, Tensor]]) -> None:
-        self._digests |= digest(named)
         if self._columns:
+            self._digests |= digest(named)
             for name, tensor in named:
-                part = self._into.part(name, tensor)
-                if part is None:
-                    self._unread.append(name)
-                    continue
-                columns = self._chosen(part.shape[1]) if part.ndim == 2 and self._into is self.model else []
-                self._kept[name] = (columns, part[:, columns].clone() if columns else part)
+                self._keep(name, tensor)
         self._into.load(named)
 
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        part = self._into.part(name, tensor)
+        if part is None:
+            self._unread.append(name)
+            return
+        columns = self._chosen(part.shape[1]) if part.ndim == 2 and self._into is self.model else []
+        self._kept[name] = (columns, part[:, columns] if columns else part.clone())
+
     def _chosen(self, width: int) -> list[int]:
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, width))
-        return torch.randperm(width, generator=generator)[: self._columns].sort().values.tolist()
+        if width not in self._drawn:
+            generator = torch.Generator().manual_seed(derive_seed(self._seed, width))
+            self._drawn[width] = torch.randperm(width, generator=generator)[: self._columns].sort().values.tolist()
+        return self._drawn[width]
 
     def finish(self) -> dict[str, Any]:
         """What came (``digests``, by name); the engine's own names of what nothing came for (``missing``); matrices and

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from whet.errors import RefitError
-from whet.weights.digest import digest
-from whet.weights.parcel import Content, Layout, Named, Opening, Parcel, Sending, lay_out
+from whet.weights.digest import Digests
+from whet.weights.parcel import Layout, Named, Opening, Parcel, Sending, lay_out, payload
 
 
 class Transport(Protocol):
@@ -33,8 +33,9 @@ class Transport(Protocol):
         something new."""
         ...
 
-    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
-        """Returns the method's arguments. Called for a bucket when the one before the last was taken."""
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
+        """Returns the method's arguments. Called for a bucket when the one before the last was taken. Each tensor is
+        made when its turn comes."""
         ...
 
     def sent(self) -> None:
@@ -51,7 +52,7 @@ class Sender:
     tensors that go to the caller leave this process; ``host``: where engines can reach it."""
 
     def __init__(
-        self, weights: Callable[[Content], Named], first: bool = True, leaves: bool = False, host: str = "127.0.0.1"
+        self, weights: Callable[[Sending], Named], first: bool = True, leaves: bool = False, host: str = "127.0.0.1"
     ) -> None:
         self._weights, self._first, self._leaves, self._host = weights, first, leaves, host
         self._transport: Transport | None = None
@@ -63,7 +64,7 @@ class Sender:
     def begin(self, sending: Sending) -> Opening:
         """Start anew, whatever became of the last time."""
         self._sending, self._bucket = sending, 0
-        weights = self._weights(sending.content)
+        weights = self._weights(sending)
         self._layout = lay_out(weights.described(), sending.dtype, sending.bucket_bytes)
         if sending.known is None or sending.transport is None:
             self.close()
@@ -81,26 +82,32 @@ class Sender:
         assert self._sending is not None
         if self._bucket == len(self._layout):
             return None
-        named = []
+        method, arguments, tensors = "", (), []
+        with Digests() as digests:
+            named = self._cast(digests)
+            if not self._first:
+                for _ in named:
+                    pass  # gathering takes all ranks
+            elif self._transport is not None:
+                method, arguments = self._transport.method, self._transport.write(self._bucket, named)
+            else:
+                tensors = [(name, tensor.cpu() if self._leaves else tensor) for name, tensor in named]
+        size = payload(self._layout[self._bucket]) if self._first else 0
+        self._bucket += 1
+        return Parcel(method, arguments, digests.found, size, tensors)
+
+    def _cast(self, digests: Digests) -> Iterator[tuple[str, Tensor]]:
+        """The bucket's tensors as they are to arrive, each made when it is asked for."""
+        assert self._sending is not None
         for name, *_ in self._layout[self._bucket]:
             found, tensor = next(self._tensors)
             if found != name:
                 raise RefitError(f"the learner's weights changed while they were sent: {found} came for {name}")
             if self._first:
-                named.append((name, tensor.to(self._sending.dtype)))
-            del tensor
-        parcel = Parcel("", (), {}, 0, [])
-        if self._first:
-            digests = digest(named) if self._sending.digest else {}
-            size = sum(tensor.nbytes for _, tensor in named)
-            if self._transport is not None:
-                arguments = self._transport.write(self._bucket, named)
-                parcel = Parcel(self._transport.method, arguments, digests, size, [])
-            else:
-                tensors = [(name, tensor.cpu()) for name, tensor in named] if self._leaves else named
-                parcel = Parcel("", (), digests, size, tensors)
-        self._bucket += 1
-        return parcel
+                tensor = tensor.to(self._sending.dtype)
+                if self._sending.digest:
+                    digests.add(name, tensor)
+                yield name, tensor
 
     def end(self) -> None:
         """The receivers have taken everything."""

@@ -2,6 +2,7 @@
 filled while the engine loads from the other. The buffers have no name in any file system: nothing can be left over."""
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -42,7 +43,7 @@ class SharedMemory:
             self._memory.append(torch.from_file(path, shared=True, size=size, dtype=torch.uint8))
         return "map_memory", ([f"/proc/{os.getpid()}/fd/{file}" for file in self._files], size)
 
-    def write(self, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
         """Copy the tensors. Returns the arguments of ``Receiver.take_memory``. A slot is written again only after the
         engines have taken the bucket before."""
         slot = bucket % len(self._memory)
