@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -31,11 +32,14 @@ CASES = [("float32", "plain"), ("bfloat16", "plain"), ("float32", "checkpointing
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "how"), CASES)
 def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
+    """The middle one of three peaks: what the C library keeps of freed memory differs by 8% from run to run."""
     command = [sys.executable, "-m", "tests.plan.learn_and_measure", str(model), precision, how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["planned"] == pytest.approx(found["measured"], rel=0.15)
+    runs = []
+    for _ in range(3):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
+        assert done.returncode == 0, done.stderr[-2000:]
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    assert runs[0]["planned"] == pytest.approx(median(run["measured"] for run in runs), rel=0.15)
 
 
 def test_ranks_divide_what_is_trained():

@@ -17,7 +17,7 @@ class WeightSyncConfig(Config):
     lora: Literal["merged", "adapter"] = "merged"
     """What travels where ``model.lora`` is set. ``merged``: all weights, each time. ``adapter``, with generator=vllm:
     the frozen weights once, then LoRA's tensors alone, which the engine applies beside its matrices."""
-    bucket_mb: float = Field(128, gt=0)
+    bucket_mb: float = Field(64, gt=0)
     """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone."""
     folder: Path | None = None
     """Where ``transport=disk`` writes. The learner's first rank and the engine must both see it; None: the system's
