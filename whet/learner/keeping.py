@@ -73,7 +73,7 @@ class Keeping:
         """Start to send weights from the first rank, a bucket at a time; see ``whet.weights.sender``."""
         if self.sender is None:
             host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
-            self.sender = Sender(self._weights, self.seat.rank == 0, self.seat.remote, host)
+            self.sender = Sender(self._weights, self.ranks, self.device, self.seat.remote, host)
         return self.sender.begin(sending)
 
     def next_weights(self) -> Parcel | None:

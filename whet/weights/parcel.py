@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-TransportName = Literal["shared_memory", "disk", "collective"]
+from whet.weights.config import TransportName
+
 Content = Literal["merged", "base", "adapter"]
 """Which weights: all of them with LoRA merged in, all without LoRA, or LoRA's tensors alone."""
 ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
