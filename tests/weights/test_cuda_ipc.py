@@ -360,6 +360,13 @@ def test_when_buffers_are_replaced_the_old_ones_stay_until_the_engines_have_the_
     assert buffers() == before
 
 
+def test_memory_that_cannot_be_opened_is_told() -> None:
+    one, handle = memory.share(64, CPU)
+    del one
+    with pytest.raises(RefitError, match=r"could not open .*64 bytes on cpu.* weights\.transport=collective or disk"):
+        Receiver(Held()).map_device_memory({"cpu": [handle]}, 64)
+
+
 # Recipes
 
 

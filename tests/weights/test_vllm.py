@@ -44,8 +44,9 @@ class Parts:
         self.version = 0
 
     def sync(self, **changes: Any) -> Any:
-        recipe = self.recipe.model_copy(update={"weights": self.recipe.weights.model_copy(update=changes)})
-        return build_sync(recipe, self.generator, self.text)
+        sync: Any = build_sync(self.recipe, self.generator, self.text)
+        sync.config = sync.config.model_copy(update=changes)  # not before: cuda_ipc is refused where there is no GPU
+        return sync
 
     async def publish(self, sync: Any) -> dict[str, float]:
         self.version += 1
@@ -70,7 +71,7 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     asyncio.run(parts.learner.close())
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective"])
+@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective", "cuda_ipc"])
 def test_every_matrix_arrives_and_is_read_back_whole(parts: Parts, loop: Loop, transport: str) -> None:
     async def go() -> None:
         sync = parts.sync(transport=transport)

@@ -119,7 +119,14 @@ class Receiver:
 
     def _map(self, handles: list[Handle], size: int, device: torch.device) -> None:
         self._memory = []  # let go of what was there first
-        self._memory = [open_shared(handle, size, device) for handle in handles]
+        try:
+            self._memory = [open_shared(handle, size, device) for handle in handles]
+        except (RuntimeError, OSError) as error:  # torch's own errors, CUDA's among them, are of the first kind
+            raise RefitError(
+                f"the engine could not open the learner's memory ({size} bytes on {device}): {error}. Its processes "
+                "must be on one machine and see each other, also where they run in containers; else set "
+                "weights.transport=collective or disk"
+            ) from error
 
     def take_memory(self, bucket: int, slot: int) -> None:
         """A bucket that lies in shared memory, where it is read; it is written over once this returns."""
