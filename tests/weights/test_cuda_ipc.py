@@ -3,6 +3,8 @@ engines are processes as in a run; each rank is told that it has a device of its
 itself does is not run here."""
 
 import asyncio
+import inspect
+import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Client, Listener
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.multiprocessing import reductions
 
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
@@ -358,6 +361,17 @@ def test_when_buffers_are_replaced_the_old_ones_stay_until_the_engines_have_the_
     assert buffers() == before + shared_memory.SLOTS
     here.close()
     assert buffers() == before
+
+
+def test_memory_of_a_gpu_is_opened_under_the_number_that_it_has_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CUDA's part what can be tried without it: the arguments that travel, and what torch calls the one changed."""
+    taken = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
+    kinds = (torch.Tensor, torch.Size([64]), (1,), 0, torch.storage.TypedStorage, torch.uint8)
+    given = (*kinds, 5, b"handle", 64, 0, False, b"counter", 0, b"event", True)
+    assert len(given) == len(taken)
+    monkeypatch.setattr(reductions, "rebuild_cuda_tensor", lambda *args: dict(zip(taken, args, strict=True)))
+    opened = memory.open_shared(pickle.dumps(given), 64, torch.device("cuda", 1))
+    assert opened == dict(zip(taken, given, strict=True)) | {"storage_device": 1}
 
 
 def test_memory_that_cannot_be_opened_is_told() -> None:
