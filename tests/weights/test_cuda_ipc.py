@@ -22,6 +22,7 @@ from tests.parallel.test_weights import Held
 from tests.tiny import tiny_llama
 from tests.toy import read_settings, toy_recipe, toy_settings
 from tests.weights.test_engine import parts
+from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_renderer, build_sync
 from whet.config.problems import RecipeError
 from whet.errors import ConfigError, RefitError, WhetError
@@ -185,6 +186,21 @@ def test_each_refit_arrives_on_every_device_through_two_buffers_there(
         assert found["told"] == [True, False, True, False]  # and again where buckets are larger
         assert found["held"] == [(2, [2] * case.ranks if rank == 0 else None)] * 4
         assert found["after"] == 0
+
+
+def test_a_run_with_ranks_of_their_own_publishes_as_over_any_transport(tiny_model: Path, tmp_path: Path) -> None:
+    """Both ranks say that they are on the same device: the engine reads what the second one wrote."""
+
+    async def go() -> None:
+        changes = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}, "optimizer": {"lr": 0.1}}
+        async with parts(tiny_model, tmp_path, {"transport": "cuda_ipc"}, **changes) as (learner, engine, sync):
+            for version in range(3):
+                metrics = (await sync.publish(learner, engine, version)).result()
+                assert metrics["refit/probe_mean"] < 1e-4
+                assert metrics["refit/unread"] == 0
+                await learn_something(learner)
+
+    asyncio.run(go())
 
 
 # Faults
