@@ -15,6 +15,7 @@ from machine import product_rate, seconds
 from torch import Tensor
 
 from whet.batch import Batch
+from whet.models.compiled import compile_layers
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of, token_logprobs
 from whet.models.loading import LoraSettings, ModelConfig, load_model
@@ -55,10 +56,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--unshared", action="store_true", help="compute the prompt once per answer")
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="norms and feed-forward parts compiled")
     parser.add_argument("--profile", action="store_true", help="print where the time goes, by operator")
     chosen = parser.parse_args()
 
     model = load_model(ModelConfig(lora=LoraSettings() if chosen.lora else None), dtype=torch.float32)
+    if chosen.compile:
+        compile_layers(model, torch.device("cpu"))
     batch = grpo_batch(chosen.prompts, chosen.answers, not chosen.unshared)
     head = head_of(model)
     picked = batch.trained.nonzero().squeeze(1)

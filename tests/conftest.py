@@ -2,7 +2,9 @@
 each other cost more than they bring."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -29,3 +31,13 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.toy import save_tiny_model
 
     return save_tiny_model(tmp_path_factory.mktemp("tiny-model"))
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[Any]:
+    """An event loop in a thread, for vLLM engines that outlive a test."""
+    from tests.vllm_engine import Loop
+
+    loop = Loop()
+    yield loop
+    loop.close()

@@ -8,28 +8,13 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_llama, tiny_tokenizer
-from tests.toy import Lowercase, toy_recipe, write_recipe
+from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
 from whet.build import build_generator, build_renderer, trained_weights
 from whet.cli.main import main
 from whet.errors import DataError, DeadlineError
 from whet.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
-from whet.types import Task
 
-
-class FailsTwice(Lowercase):
-    met: list[str]
-
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        self.met.append(task.uid)
-        if self.met.count(task.uid) < 3:
-            raise ConnectionError("the grader is away")
-        return await super().grade(task, answer)
-
-
-class Hanging(Lowercase):
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        await asyncio.sleep(60)
-        return {"reward": 0.0}
+FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
 
 
 def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
@@ -61,12 +46,14 @@ def test_the_same_answers_whatever_runs_beside_them(tiny_model: Path) -> None:
 
 
 def test_an_environment_that_recovers_costs_nothing(tiny_model: Path) -> None:
-    assert measured(tiny_model, FailsTwice(met=[])).reward == measured(tiny_model, Lowercase()).reward
+    assert (
+        measured(tiny_model, Flaky(failures=FAILING_TWICE, met={})).reward == measured(tiny_model, Lowercase()).reward
+    )
 
 
 def test_an_environment_that_stays_away_is_an_error_not_a_zero(tiny_model: Path) -> None:
     with pytest.raises(DataError, match=r"evaluation of toy/test/\d+ failed.*the grader is away"):
-        measured(tiny_model, FailsTwice(met=[]), retries=0)
+        measured(tiny_model, Flaky(failures=FAILING_TWICE, met={}), retries=0)
 
 
 def test_an_evaluation_that_hangs_meets_its_deadline(tiny_model: Path) -> None:

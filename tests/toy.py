@@ -1,5 +1,6 @@
 """A task that a tiny random model can learn in seconds, and a recipe for it. Used by tests through its dotted path."""
 
+import asyncio
 import json
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +27,27 @@ class Lowercase(TaskSet):
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         share = sum("a" <= letter <= "z" for letter in answer) / max(len(answer), 1)
         return {"reward": share, "correct": float(share > 0.5)}
+
+
+class Flaky(Lowercase):
+    """Grading task ``i`` fails ``failures[i]`` times, then works."""
+
+    failures: dict[str, int]
+    met: dict[str, int]
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        self.met[task.uid] = self.met.get(task.uid, 0) + 1
+        if self.met[task.uid] <= self.failures.get(task.uid, 0):
+            raise ConnectionError("the grader is away")
+        return await super().grade(task, answer)
+
+
+class Hanging(Lowercase):
+    """Grading never comes to an end."""
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        await asyncio.sleep(60)
+        return {"reward": 0.0}
 
 
 def save_tiny_model(folder: Path) -> Path:

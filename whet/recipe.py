@@ -76,10 +76,16 @@ class Recipe(Config):
         if not isinstance(self.data, takes):
             names = " or ".join(_called(kind) for kind in takes)
             raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
+        if isinstance(self.data, TaskSet) and not self.data.grades:
+            raise ValueError(
+                f"data is {_called(type(self.data))}, which only poses tasks: define its grade() or make(), or choose "
+                "data=reward_model with it as data.taskset"
+            )
         if self.algorithm.samples_per_task:
             self._check_lengths()
             self._check_sampling()
         self._check_adapter()
+        self._check_compiled()
         groups, key = self.data.groups_per_step, "data.batch_size"
         if groups is None:
             groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
@@ -139,6 +145,14 @@ class Recipe(Config):
                 f"{what}, one rank of each on a GPU, and generator.devices doesn't say which of them each of the "
                 f"{replicas} replicas has; set it"
             )
+
+    def _check_compiled(self) -> None:
+        for key in ("tensor", "expert"):
+            if self.learner.compile and getattr(self.parallel, key) > 1:
+                raise ValueError(
+                    f"learner.compile = true compiles whole layers, and parallel.{key} = {getattr(self.parallel, key)} "
+                    "cuts them; leave one of them out"
+                )
 
     def _check_adapter(self) -> None:
         if self.weights.lora == "merged":

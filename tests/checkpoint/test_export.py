@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from tests.checkpoint.without_whet import run_without_whet
 from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.checkpoint.export import export
 from whet.checkpoint.files import load_tensors, save_tensors
@@ -25,16 +24,8 @@ from whet.models.config import LoraSettings, ModelConfig
 
 TOKENS = [[5, 17, 99, 3, 250, 41, 7]]
 
-# Runs where whet can't be imported; prints for each [folder, kind] the logits of TOKENS, and what else it sees.
+# Prints for each [folder, kind] the logits of TOKENS, and what else it sees.
 READER = """
-import json, sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "whet":
-            raise ImportError("whet is blocked")
-
-sys.meta_path.insert(0, Blocked())
 import peft, torch, transformers
 
 found = []
@@ -54,18 +45,9 @@ print(json.dumps(found))
 
 
 def read_back(*exported: tuple[Path, str]) -> list[dict[str, Any]]:
-    folders = json.dumps([[str(folder), kind] for folder, kind in exported])
-    done = subprocess.run(
-        [sys.executable, "-c", READER, folders, json.dumps(TOKENS)],
-        capture_output=True,
-        text=True,
-        cwd=exported[0][0],
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: list[dict[str, Any]] = json.loads(done.stdout)
-    return result
+    folders = [[str(folder), kind] for folder, kind in exported]
+    found: list[dict[str, Any]] = run_without_whet(READER, folders, TOKENS, folder=exported[0][0])
+    return found
 
 
 def make_run(

@@ -1,9 +1,6 @@
 """An exported reward model is a plain sequence classifier: transformers alone gives the learner's scores."""
 
 import asyncio
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +9,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from tests.checkpoint.without_whet import run_without_whet
 from tests.tiny import VOCAB, tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.batch import Batch
 from whet.checkpoint.export import export
@@ -40,16 +38,8 @@ CONVERSATIONS: list[list[Message]] = [
     ],
 ]
 
-# Runs where whet can't be imported; prints for each folder the scores of each conversation alone and of all at once.
+# Prints for each folder the scores of each conversation alone and of all at once.
 READER = """
-import json, sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] == "whet":
-            raise ImportError("whet is blocked")
-
-sys.meta_path.insert(0, Blocked())
 import torch, transformers
 
 found = []
@@ -68,18 +58,9 @@ print(json.dumps(found))
 
 
 def read_back(*exported: Path) -> list[dict[str, Any]]:
-    arguments = [json.dumps([str(folder) for folder in exported]), json.dumps(CONVERSATIONS)]
-    done = subprocess.run(
-        [sys.executable, "-c", READER, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=exported[0],
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: list[dict[str, Any]] = json.loads(done.stdout)
-    return result
+    folders = [str(folder) for folder in exported]
+    found: list[dict[str, Any]] = run_without_whet(READER, folders, CONVERSATIONS, folder=exported[0])
+    return found
 
 
 def make_run(

@@ -54,6 +54,11 @@ BROKEN = {
         "is not a Loss: derive it from tests.config.settings:Loss",
         "loss.type",
     ),
+    "unfinished": (
+        f"from abc import abstractmethod\n{MINE}    @abstractmethod\n    def of(self): ...\n",
+        "my_unfinished:Mine must define of",
+        "loss.type",
+    ),
 }
 
 

@@ -33,10 +33,6 @@ async def crowd(generator: Generator, requests: list[tuple[list[int], SamplingPa
 
 
 class GeneratorContract:
-    @pytest.fixture
-    def generator(self) -> Generator:
-        raise NotImplementedError
-
     def run(self, generator: Generator, body: Callable[[], Awaitable[object]]) -> object:
         """Runs a test's body. An engine that takes long to start may live on in a loop of its own."""
         return run(generator, body)

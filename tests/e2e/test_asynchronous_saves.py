@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_resume import killed_and_resumed, metrics, whet
-from tests.parallel.test_saving import pieces
+from tests.parallel.saving import pieces
 from tests.toy import toy_recipe, write_recipe
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore

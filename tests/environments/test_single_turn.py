@@ -6,9 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from tests.toy import toy_recipe
 from whet.environments.base import Environment, TaskSet
 from whet.environments.single_turn import SingleTurn
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 from whet.types import Task
 
 TASK = Task("toy/train/3", [{"role": "user", "content": "2 + 2?"}])
@@ -16,6 +17,9 @@ TASK = Task("toy/train/3", [{"role": "user", "content": "2 + 2?"}])
 
 class Toy(TaskSet):
     grade_with: object = None
+
+    def tasks(self, split):
+        return [TASK]
 
     async def grade(self, task, answer):
         return {"reward": self.grade_with, "length": len(answer)} if self.grade_with != "no dict" else 1.0
@@ -47,9 +51,28 @@ def test_a_reward_that_is_no_finite_number_is_an_error_naming_task_and_environme
 
 
 def test_scores_without_a_reward_are_an_error():
-    class Forgetful(TaskSet):
+    class Forgetful(Toy):
         async def grade(self, task, answer):
             return {"correct": 1.0}
 
     with pytest.raises(DataError, match="'reward'"):
         asyncio.run(Forgetful().make(TASK).step({"role": "assistant", "content": ""}))
+
+
+def test_a_task_set_that_only_poses_tasks_needs_somebody_to_reward_its_answers(tmp_path):
+    poses = "tests.environments.test_reward_model:Poses"
+    with pytest.raises(ConfigError, match=rf"data is {poses}, which only poses tasks.*grade\(\) or make\(\)"):
+        toy_recipe(tmp_path, data={"type": poses})
+    recipe = toy_recipe(tmp_path, data={"type": "reward_model", "model": "judge", "taskset": poses})
+    assert not recipe.data.taskset.grades
+    with pytest.raises(ConfigError, match=r"Poses has no grade\(\)"):
+        asyncio.run(recipe.data.taskset.make(TASK).step({"role": "assistant", "content": ""}))
+
+
+def test_a_task_set_without_tasks_cannot_be_made():
+    class Aimless(TaskSet):
+        async def grade(self, task, answer):
+            return {"reward": 1.0}
+
+    with pytest.raises(TypeError, match=r"Aimless.*tasks"):
+        Aimless()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from importlib import metadata
@@ -22,23 +21,15 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
 from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd
-from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_qwen3
+from tests.vllm_engine import Loop, load, make
 from whet.errors import DeadlineError, GeneratorError, RefitError
 from whet.generators.base import SamplingParams
-from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_generator import VllmGenerator
 from whet.generators.vllm_guard import marked
 from whet.types import Distribution
-from whet.weights.config import WeightSyncConfig
-from whet.weights.engine import EngineSync
-from whet.weights.sender import Listed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
-
-
-def make(model: Any, **settings: Any) -> VllmGenerator:
-    small = {"dtype": "float32", "max_batch": 12, "max_context": 512, "cache_gib": 0.1, "threads": 1, "deadline": 60.0}
-    return VllmGeneratorConfig(**small | settings).build(model.config, tiny_tokenizer())
 
 
 LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "mistral-common"}  # why is in docs/vllm.md
@@ -61,38 +52,12 @@ def test_what_vllm_asks_for_is_installed_but_for_what_is_left_out_knowingly() ->
     assert not unmet
 
 
-class Loop:
-    """An event loop in a thread, for engines that outlive a test."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.thread.start()
-
-    def run(self, work: Awaitable[Any], deadline: float = 300) -> Any:
-        async def whole() -> Any:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(whole(), self.loop).result(deadline)
-
-    def close(self) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(10)
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop.close()
-
-
 @pytest.fixture(scope="module")
 def engine(loop: Loop) -> Iterator[VllmGenerator]:
     """With the weights of a tiny Llama whose log-probs are far from even."""
     model = tiny_llama(initializer_range=0.3)
     generator = make(model)
-    loop.run(EngineSync(WeightSyncConfig(), [1, 2, 3]).load(Listed(list(model.state_dict().items())), generator, 0))
+    loop.run(load(model, generator))
     yield generator
     processes = list(generator.processes)
     loop.run(generator.close())
@@ -215,9 +180,7 @@ def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_noth
     generator = make(tiny_qwen3(), deadline=4.0)
 
     async def body() -> None:
-        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(
-            Listed(list(tiny_qwen3().state_dict().items())), generator, 0
-        )
+        await load(tiny_qwen3(), generator)
         under_way = asyncio.ensure_future(generator.sample(PROMPT, SamplingParams(490), "s"))
         await generator.sample(PROMPT, SamplingParams(2), "s")
         assert not under_way.done()
@@ -244,8 +207,8 @@ def test_the_engine_ends_when_its_owner_is_killed(tmp_path: Path, when: str) -> 
     script.write_text(
         textwrap.dedent("""
             import asyncio
-            from tests.generators.test_vllm_generator import make
             from tests.tiny import tiny_llama
+            from tests.vllm_engine import make
 
             async def main():
                 generator = make(tiny_llama())

@@ -143,11 +143,11 @@ def cut(batch: Batch, max_tokens: int, unit: Unit = "token") -> list[MicroBatch]
 
 def gradients(learner: LearnerWorker, micro_batches: Sequence[MicroBatch], loss: PolicyGradient) -> dict[str, Tensor]:
     learner.accumulate(micro_batches, loss)
-    return {name: p.grad.clone() for name, p in learner._named_parameters() if p.grad is not None}
+    return {name: p.grad.clone() for name, p in learner.named_parameters() if p.grad is not None}
 
 
 def weights(learner: LearnerWorker) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner._named_parameters()}
+    return {name: p.detach().clone() for name, p in learner.named_parameters()}
 
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:

@@ -75,7 +75,7 @@ def test_steps_equal_torch_adamw_with_clipping_and_schedule(llama, max_norm):
         assert update.gradient_norm == pytest.approx(float(norm), rel=1e-5)
         assert_close({name: p.detach() for name, p in reference.items()}, weights(learner))
         with torch.no_grad():  # the next step starts from the same weights to the last bit
-            for name, p in learner._named_parameters():
+            for name, p in learner.named_parameters():
                 p.copy_(reference[name])
     assert learner.step == 4
 

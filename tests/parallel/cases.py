@@ -5,6 +5,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers.models.llama.modeling_llama
 import transformers.models.qwen3.modeling_qwen3  # noqa: F401  imported once, in the server that ranks are forked from
@@ -14,18 +15,21 @@ from tests.groups import group
 from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy
 from tests.parallel.ranks import seat_of
 from whet.batch import Batch
+from whet.errors import WhetError
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import MicroBatch, pack
 from whet.parallel.config import ParallelConfig
-from whet.parallel.parameters import whole
+from whet.parallel.parameters import local, whole
 from whet.types import Distribution
 
 CPU = torch.device("cpu")
 LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}
 ENOUGH = 10_000  # tokens of a micro-batch that takes everything
+RECOMPUTED = {"activation_checkpointing": True}  # of a case's ``learner``
+TOP_P = Distribution(temperature=0.7, top_p=0.9)
 LOSSES = {"policy": PolicyGradient(), "entropy": WithEntropy(), "value": ValueLoss()}
 
 
@@ -98,14 +102,28 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
     if case.lora and case.trains:  # B is zero at first: then A would get no gradient
         with torch.no_grad():
-            for name, parameter in worker._named_parameters():
+            for name, parameter in worker.named_parameters():
                 if "lora_B" in name:
                     parameter.fill_(0.02)
     return worker
 
 
+def held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
+    """Numbers that this rank keeps of all parameters."""
+    return [sum(local(p).numel() for p in build(case, rendezvous, rank)._parameters()) for case in cases]
+
+
+def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
+    messages = []
+    for case in cases:
+        with pytest.raises(WhetError) as caught:
+            build(case, rendezvous, rank)
+        messages.append(str(caught.value))
+    return messages
+
+
 def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
-    return {name: whole(p.detach(), CPU).clone() for name, p in worker._named_parameters()}
+    return {name: whole(p.detach(), CPU).clone() for name, p in worker.named_parameters()}
 
 
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
@@ -143,7 +161,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
-    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker._named_parameters() if p.grad is not None}
+    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker.named_parameters() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
     published = {name: t.clone() for name, t in worker.named_weights()}

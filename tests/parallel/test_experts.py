@@ -1,35 +1,36 @@
 """Mixtures of experts: wherever their experts are and wherever tokens are routed from, they learn what one process
 does. What is compared, and on what batches, is said in ``test_layouts.py``."""
 
-import asyncio
-import json
-import shutil
-from itertools import pairwise
-
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.learner.parts import PolicyGradient, assert_close
-from tests.parallel.cases import ENOUGH, Case, Said, build, gathered, score, score_all, train, train_all
+from tests.learner.parts import assert_close
+from tests.parallel.cases import (
+    ENOUGH,
+    RECOMPUTED,
+    TOP_P,
+    Case,
+    Said,
+    build,
+    refused,
+    score,
+    score_all,
+    train,
+    train_all,
+)
+from tests.parallel.comparing import assert_scored_alike, check, far, tables
 from tests.parallel.ranks import on_ranks
-from tests.parallel.test_layouts import check, far
-from tests.parallel.test_saving import folders, go_on
-from tests.parallel.test_together import micro, refused
-from tests.tiny import tiny_tokenizer
-from whet.checkpoint.export import export
-from whet.checkpoint.store import CheckpointStore
+from tests.parallel.saving import assert_handed_on, exported, folders, go_on
+from tests.parallel.skipping import assert_skipped, skip
 from whet.errors import WhetError
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.loading import load_model
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import local
-from whet.types import Distribution
 
 EXPERT = {"fsdp": 2, "expert": 2}
 BOTH = {"fsdp": 4, "expert": 2}
-RECOMPUTED = {"activation_checkpointing": True}
-TOP_P = Distribution(temperature=0.7, top_p=0.9)
 
 QUICK = {
     "expert, lora": ("moe", EXPERT, {"lora": True}),
@@ -86,18 +87,9 @@ ROUGH = {
 """DeepSeek's router computes in float32, whatever the model is in."""
 
 
-def test_two_ranks_learn_the_same_as_one(models):
-    check(models, QUICK)
-
-
-@pytest.mark.slow
-def test_two_ranks_learn_the_same_as_one_in_every_setting(models):
-    check(models, THOROUGH_2)
-
-
-@pytest.mark.slow
-def test_four_ranks_learn_the_same_as_one(models):
-    check(models, THOROUGH_4)
+@tables(QUICK, THOROUGH_2, THOROUGH_4)
+def test_several_ranks_learn_the_same_as_one(models, table):
+    check(models, table)
 
 
 @pytest.mark.slow
@@ -127,10 +119,7 @@ def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models, mode
     assert 0.001 < own[0] < 0.2
     assert all(error < 1.5 * own[0] for error in own[1:])
     for said in spread:
-        for name, column in alone.scored.items():
-            there = said.scored[name] != 0  # this shard's tokens
-            assert there.any()
-            assert torch.equal(said.scored[name][there], column[there]), name
+        assert_scored_alike(alone, said)
 
 
 def relative_error(said: Said, exact: Said) -> float:
@@ -153,7 +142,7 @@ def test_every_rank_keeps_only_its_part(models):
 def experts_held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
     """Numbers that this rank keeps of all experts."""
     workers = [build(case, rendezvous, rank) for case in cases]
-    return [sum(local(p).numel() for name, p in w._named_parameters() if ".experts." in name) for w in workers]
+    return [sum(local(p).numel() for name, p in w.named_parameters() if ".experts." in name) for w in workers]
 
 
 @pytest.mark.slow
@@ -166,16 +155,9 @@ def test_what_only_scores_is_spread_too(models):
             assert not list(far(name, {name: expected}, {name: said[0][name] + said[1][name]}, tolerance))
 
 
-def skip_once(rendezvous: str, rank: int, case: Case) -> tuple[bool, bool]:
-    """Whether a step that is bad on the last shard only is skipped, and leaves the weights alone."""
-    worker = build(case, rendezvous, rank)
-    before = gathered(worker)
-    update = worker.update(micro(case, 0, worker, poisoned=worker.seat.shards - 1), PolicyGradient())
-    return update.skipped, all(torch.equal(tensor, before[name]) for name, tensor in gathered(worker).items())
-
-
-def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models):
-    assert on_ranks(2, skip_once, Case(models["moe"], EXPERT)) == [(True, True)] * 2
+def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
+    case = Case(models["moe"], EXPERT)
+    assert_skipped(on_ranks(2, skip, case, tmp_path), case)
 
 
 def test_a_learner_goes_on_over_one_and_two_ranks_and_one(models, tmp_path):
@@ -185,8 +167,7 @@ def test_a_learner_goes_on_over_one_and_two_ranks_and_one(models, tmp_path):
     _, straight, _ = go_on("", 0, one, None, None, range(3))
     said = [go_on("", 0, one, None, first, range(1)), on_ranks(2, go_on, two, first, second, range(1, 3))[0]]
     said.append(go_on("", 0, one, second, None, range(0)))
-    for (_, saved, _), (loaded, _, _) in pairwise(said):
-        assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
+    assert_handed_on(said)
     assert_close(straight, said[-1][1], 1e-12)
 
 
@@ -199,24 +180,14 @@ def test_a_learner_goes_on_with_other_ranks(models, tmp_path):
     said.append(on_ranks(4, go_on, cases[1], first, second, range(1, 2))[0])
     said.append(on_ranks(4, go_on, cases[2], second, third, range(2, 3))[0])
     said.append(go_on("", 0, cases[0].one_rank(), third, None, range(0)))
-    for (_, saved, _), (loaded, _, _) in pairwise(said):
-        assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
+    assert_handed_on(said)
 
 
 @pytest.mark.slow
 def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
     """Each expert under the names that its family's checkpoints have."""
-    base, run, [shards] = tmp_path / "base", tmp_path / "run", folders(tmp_path, "shards")
-    shutil.copytree(models["moe"], base)
-    tiny_tokenizer().save_pretrained(base)
-    case = Case(base, EXPERT, learner={"precision": "float32"})
-    _, weights, _ = on_ranks(2, go_on, case, None, shards, range(1))[0]
-    store = CheckpointStore(run / "checkpoints")
-    asyncio.run(store.save(1, lambda folder: shutil.copytree(shards, folder / "policy") and None, {}))
-    recipe = {"model": {"path": str(base)}, "chat_template": None}
-    (run / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
-    export(run, tmp_path / "out")
-    written = load_file(tmp_path / "out" / "model.safetensors")
+    out, weights = exported(Case(models["moe"], EXPERT), tmp_path)
+    written = load_file(out / "model.safetensors")
     inside = "model.layers.1.mlp.experts"
     assert torch.equal(written[f"{inside}.3.down_proj.weight"], weights[f"{inside}.down_proj"][3])
     assert torch.equal(written[f"{inside}.2.up_proj.weight"], weights[f"{inside}.gate_up_proj"][2].chunk(2)[1])

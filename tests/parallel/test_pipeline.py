@@ -12,11 +12,24 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.learner.parts import VOCABULARY, PolicyGradient, assert_close, save_model
-from tests.parallel.cases import CPU, ENOUGH, LANGUAGE, Case, batch_of, build, gathered, micro_batches, train_all
+from tests.parallel.cases import (
+    CPU,
+    ENOUGH,
+    LANGUAGE,
+    RECOMPUTED,
+    TOP_P,
+    Case,
+    batch_of,
+    build,
+    held,
+    micro_batches,
+    refused,
+    train_all,
+)
+from tests.parallel.comparing import check, far, some, worst_error
 from tests.parallel.ranks import on_ranks, seat_of
-from tests.parallel.test_layouts import check, far, held, some
-from tests.parallel.test_saving import folders, go_on, pieces, refuse, save_twice
-from tests.parallel.test_together import refused, skip
+from tests.parallel.saving import assert_same_files, folders, go_on, refuse, save_twice
+from tests.parallel.skipping import assert_skipped, skip
 from whet.batch import Batch, ModelOutput
 from whet.cluster.processes import ProcessCluster
 from whet.errors import WhetError
@@ -32,8 +45,6 @@ from whet.types import Distribution
 
 SLOW = pytest.mark.slow
 TWO, INTERLEAVED = {"pipeline": 2}, {"pipeline": 2, "stages_per_rank": 2}
-TOP_P = Distribution(temperature=0.7, top_p=0.9)
-RECOMPUTED = {"activation_checkpointing": True}
 
 QUICK = {
     "1f1b": ("llama", TWO, {}),
@@ -111,13 +122,10 @@ def test_a_pipeline_in_bfloat16_scores_the_same_and_is_as_exact_as_one_process(m
     said = on_ranks(2, train_all, cases)
     exact, alone = (train_all("", 0, [Case(models["qwen of 4"], learner=how)])[0] for how in ({}, narrow))
 
-    def error(gradients: dict[str, Tensor]) -> float:
-        squares = [((gradients[name] - g) ** 2).sum() / (g**2).sum() for name, g in exact.gradients.items()]
-        return float(max(squares)) ** 0.5
-
-    assert 0.001 < error(alone.gradients) < 0.2
+    own = worst_error(alone.gradients, exact.gradients)
+    assert 0.001 < own < 0.2
     for first, second in zip(*said, strict=True):
-        assert error(first.gradients | second.gradients) < 1.5 * error(alone.gradients)
+        assert worst_error(first.gradients | second.gradients, exact.gradients) < 1.5 * own
         for name, column in alone.scored.items():
             assert torch.equal(first.scored[name], column)
 
@@ -128,7 +136,7 @@ def five(rendezvous: str, rank: int, case: Case) -> Any:
     micro = [one for step in range(4) for one in micro_batches(case, worker, step)][:5]
     scored = worker.score(micro, LANGUAGE, Top(4, VOCABULARY - 3))
     total, metrics, logprobs = worker.accumulate(micro, PolicyGradient())
-    gradients = {name: whole(p.grad, CPU) for name, p in worker._named_parameters()}
+    gradients = {name: whole(p.grad, CPU) for name, p in worker.named_parameters()}
     columns = {f"{i} {name}": column for i, said in enumerate(scored) for name, column in said.items()}
     columns |= {f"{i} of the update": column for i, column in enumerate(logprobs)}
     return float(total), metrics.result(), columns, gradients
@@ -184,9 +192,7 @@ def keys(file: Path) -> list[str]:
 def test_saving_a_pipeline_while_training_goes_on_writes_the_same(models, tmp_path):
     at_once, meanwhile = folders(tmp_path, "at once", "meanwhile")
     on_ranks(2, save_twice, Case(models["qwen"], TWO), at_once, meanwhile)
-    a, b = pieces(at_once), pieces(meanwhile)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert_same_files(at_once, meanwhile)
 
 
 def test_the_stages_of_a_pipeline_refuse_together_what_does_not_fit(models, tmp_path):
@@ -203,13 +209,7 @@ def test_the_stages_of_a_pipeline_refuse_together_what_does_not_fit(models, tmp_
 
 def test_all_stages_skip_a_step_that_is_bad(models, tmp_path):
     case = Case(models["qwen"], TWO)
-    said = on_ranks(2, skip, case, tmp_path)
-    alone = build(case.one_rank(), "", 0)
-    for step in (0, 1):
-        alone.update(micro_batches(case.one_rank(), alone, step), PolicyGradient())
-    for skipped, kept, counts, weights in said:
-        assert (skipped, kept, counts) == (True, True, (2, 1))
-        assert_close(some(gathered(alone), weights), weights, 1e-12)
+    assert_skipped(on_ranks(2, skip, case, tmp_path), case)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001-001"]
 
 

@@ -1,50 +1,22 @@
 """What some ranks saved, others go on with, however the model was and is spread."""
 
-import asyncio
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file
 
-from tests.learner.parts import PolicyGradient, assert_close
-from tests.parallel.cases import Case, batch_of, build, gathered
+from tests.learner.parts import assert_close
+from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
-from tests.tiny import tiny_tokenizer
-from whet.checkpoint.export import export
-from whet.checkpoint.store import CheckpointStore
+from tests.parallel.saving import assert_handed_on, assert_same_files, exported, folders, go_on, refuse, save_twice
 from whet.errors import WhetError
 from whet.learner.state import load_weights
-from whet.packing import pack
 
 ONE, TWO, BOTH = {}, {"fsdp": 2}, {"fsdp": 2, "tensor": 2}
-
-
-def go_on(rendezvous: str, rank: int, case: Case, come_from: Path | None, go_to: Path | None, steps: range) -> Any:
-    """Load, train, save; the weights before and after training."""
-    worker = build(case, rendezvous, rank)
-    if come_from is not None:
-        worker.load(come_from)
-    before = gathered(worker)
-    for step in steps:
-        batch = batch_of(step, case.distribution)
-        worker.update(pack(batch, worker.seat.shards, 40)[worker.seat.shard], PolicyGradient())
-    after = gathered(worker)
-    if go_to is not None:
-        worker.save(go_to)
-    return before, after, worker.step
-
-
-def folders(tmp_path: Path, *names: str) -> list[Path]:
-    made = [tmp_path / name for name in names]
-    for folder in made:
-        folder.mkdir()
-    return made
 
 
 SLOW = pytest.mark.slow
@@ -63,8 +35,7 @@ def test_a_learner_goes_on_over_one_two_four_and_two_ranks(models, tmp_path, lor
     said.append(on_ranks(4, go_on, case[2], second, third, range(3, 4))[0])
     said.append(on_ranks(2, go_on, case[3], third, fourth, range(4, 5))[0])
     said.append(go_on("", 0, case[0], fourth, None, range(0)))
-    for (_, saved, _), (loaded, _, _) in pairwise(said):
-        assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
+    assert_handed_on(said)
     assert [step for _, _, step in said] == [2, 3, 4, 5, 5]
     assert_close(straight, said[-1][1], 1e-12)
 
@@ -95,18 +66,7 @@ def test_four_ranks_give_to_one_and_get_back_the_same_bits(models, tmp_path, nam
     assert left.keys() == loaded.keys()
     assert all(torch.equal(left[name], loaded[name]) for name in left)
     on_ranks(4, go_on, case, one, again, range(0))
-    a, b = pieces(four), pieces(again)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
-
-
-def refuse(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, bool]:
-    worker = build(case, rendezvous, rank)
-    before = gathered(worker)
-    with pytest.raises(WhetError) as caught:
-        worker.load(folder)
-    after = gathered(worker)
-    return str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
+    assert_same_files(four, again)
 
 
 def test_ranks_refuse_together_what_does_not_fit(models, tmp_path):
@@ -126,39 +86,12 @@ def test_ranks_refuse_together_what_does_not_fit(models, tmp_path):
 def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    base, run = tmp_path / "base", tmp_path / "run"
-    shutil.copytree(models["qwen"], base)
-    tiny_tokenizer().save_pretrained(base)
-    [shards] = folders(tmp_path, "shards")
-    case = Case(base, TWO, lora=True, learner={"precision": "float32"})
-    _, weights, _ = on_ranks(2, go_on, case, None, shards, range(1))[0]
-
-    store = CheckpointStore(run / "checkpoints")
-    asyncio.run(store.save(1, lambda folder: shutil.copytree(shards, folder / "policy") and None, {}))
-    recipe = {"model": {"path": str(base), "lora": {"rank": 2, "alpha": 4.0}}, "chat_template": None}
-    (run / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
-    export(run, tmp_path / "out")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    out, weights = exported(Case(models["qwen"], TWO, lora=True), tmp_path)
+    plain = AutoModelForCausalLM.from_pretrained(out).state_dict()
     name = "model.layers.1.mlp.up_proj"
     wrapped = f"base_model.model.{name}"
     a, b = (weights[f"{wrapped}.lora_{which}.default.weight"] for which in "AB")
     torch.testing.assert_close(plain[f"{name}.weight"], weights[f"{wrapped}.base_layer.weight"] + 2.0 * b @ a)
-
-
-def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile: Path) -> None:
-    """Once with training stopped, once while training goes on."""
-    worker = build(case, rendezvous, rank)
-
-    def update(step: int) -> None:
-        batch = batch_of(step, case.distribution)
-        worker.update(pack(batch, worker.seat.shards, 40)[worker.seat.shard], PolicyGradient())
-
-    update(0)
-    worker.save(at_once)
-    worker.begin_save(meanwhile)
-    for step in range(1, 4):
-        update(step)
-    worker.finish_save()
 
 
 @pytest.mark.parametrize("layout", [ONE, TWO, pytest.param(BOTH, marks=SLOW)], ids=["one", "two", "four"])
@@ -169,20 +102,8 @@ def test_saving_while_training_goes_on_writes_the_same(models, tmp_path, layout)
         on_ranks(case.ranks, save_twice, case, at_once, meanwhile)
     else:
         save_twice("", 0, case, at_once, meanwhile)
-    a, b = pieces(at_once), pieces(meanwhile)
-    assert a.keys() == b.keys()
-    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+    assert_same_files(at_once, meanwhile)
     assert (at_once / "learner.json").read_text() == (meanwhile / "learner.json").read_text()
-
-
-def pieces(folder: Path) -> dict[str, torch.Tensor]:
-    """By name and place; which rank writes what several have does not matter."""
-    found = {}
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            places = json.loads(file.metadata().get("DCP_SHARDING_INFO", "{}"))
-            found |= {f"{name} {places.get(name)}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
 
 
 def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:

@@ -2,16 +2,16 @@
 
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.learner.parts import PolicyGradient, assert_close
-from tests.parallel.cases import Case, batch_of, build, gathered
+from tests.learner.parts import PolicyGradient
+from tests.parallel.cases import Case, build, refused
 from tests.parallel.ranks import free_port, on_ranks, seat_of
+from tests.parallel.skipping import assert_skipped, poisoned, skip
 from whet.cluster.local import LocalCluster
 from whet.errors import WhetError
 from whet.learner.config import LearnerConfig
@@ -19,41 +19,15 @@ from whet.learner.dump import read_dump
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import ModelConfig
-from whet.packing import pack
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks, check_devices, join
 
 CPU = torch.device("cpu")
 
 
-def micro(case: Case, step: int, worker: LearnerWorker, poisoned: int | None = None) -> Any:
-    parts = pack(batch_of(step, case.distribution), worker.seat.shards, 40)
-    if poisoned is not None:
-        parts[poisoned][0].batch.weight *= float("nan")
-    return parts[worker.seat.shard]
-
-
-def skip(rendezvous: str, rank: int, case: Case, dumps: Path) -> Any:
-    """Steps 0 and 1, between them one in which only the last shard's data is bad."""
-    worker = build(case, rendezvous, rank)
-    worker.config = worker.config.model_copy(update={"dumps": dumps})
-    worker.update(micro(case, 0, worker), PolicyGradient())
-    before = gathered(worker)
-    bad = worker.update(micro(case, 9, worker, poisoned=worker.seat.shards - 1), PolicyGradient())
-    kept = all(torch.equal(tensor, before[name]) for name, tensor in gathered(worker).items())
-    worker.update(micro(case, 1, worker), PolicyGradient())
-    return bad.skipped, kept, (worker.step, worker.skipped), gathered(worker)
-
-
 def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     case = Case(models["qwen"], {"fsdp": 2, "tensor": 2})
-    said = on_ranks(4, skip, case, tmp_path)
-    alone = build(case.one_rank(), "", 0)
-    for step in (0, 1):
-        alone.update(pack(batch_of(step, case.distribution), 1, 10_000)[0], PolicyGradient())
-    for skipped, kept, counts, weights in said:
-        assert (skipped, kept, counts) == (True, True, (2, 1))
-        assert_close(gathered(alone), weights, 1e-12)
+    assert_skipped(on_ranks(4, skip, case, tmp_path), case)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-000001-001-shard-{i}" for i in (0, 1)]
     dumped = [micro for path in tmp_path.iterdir() for micro in read_dump(path)[0]]
     assert sum(bool(micro.batch.weight.isnan().any()) for micro in dumped) == 1
@@ -62,7 +36,7 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
 def give_up(rendezvous: str, rank: int, case: Case, dumps: Path) -> str:
     worker = build(case, rendezvous, rank)
     worker.config = worker.config.model_copy(update={"dumps": dumps})
-    bad = micro(case, 0, worker, poisoned=worker.seat.shards - 1)
+    bad = poisoned(case, worker, 0)
     worker.update(bad, PolicyGradient())
     worker.update(bad, PolicyGradient())
     with pytest.raises(WhetError) as caught:
@@ -78,15 +52,6 @@ def test_all_ranks_end_the_run_after_too_many_bad_steps_and_say_where_the_batch_
             assert "3 optimizer steps in a row" in message
             assert f"its batch is in {folder}." in message
             assert read_dump(folder)[0]
-
-
-def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
-    messages = []
-    for case in cases:
-        with pytest.raises(WhetError) as caught:
-            build(case, rendezvous, rank)
-        messages.append(str(caught.value))
-    return messages
 
 
 def test_what_cannot_be_spread_is_refused_on_every_rank(models, tmp_path):

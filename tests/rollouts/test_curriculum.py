@@ -12,8 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.groups import group
-from tests.rollouts.test_source import Constant, Flaky, source, uids
-from tests.toy import Lowercase
+from tests.rollouts.test_source import Constant, source, uids
+from tests.toy import Flaky, Lowercase
 from whet.errors import ConfigError, DataError
 from whet.rollouts.curriculum import PassRateCurriculum, PassRateDraws
 from whet.rollouts.filters import DynamicSampling

@@ -9,32 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.toy import Lowercase, toy_recipe
+from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from whet.build import build_generator, build_renderer, trained_weights
 from whet.environments.base import Observation, Step
 from whet.errors import DataError, DeadlineError, WhetError
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.source import RolloutConfig, RolloutSource
 from whet.types import Task
-
-
-class Flaky(Lowercase):
-    """Grading task ``i`` fails ``failures[i]`` times, then works."""
-
-    failures: dict[str, int]
-    met: dict[str, int]
-
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        self.met[task.uid] = self.met.get(task.uid, 0) + 1
-        if self.met[task.uid] <= self.failures.get(task.uid, 0):
-            raise ConnectionError("the grader is away")
-        return await super().grade(task, answer)
-
-
-class Hanging(Lowercase):
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        await asyncio.sleep(60)
-        return {"reward": 0.0}
 
 
 class Constant(Lowercase):

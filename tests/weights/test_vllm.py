@@ -4,19 +4,16 @@ import asyncio
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
-from tests.generators.test_vllm_generator import Loop
-from tests.tiny import tiny_qwen3, tiny_tokenizer
-from tests.toy import toy_recipe
+from tests.tiny import tiny_qwen3
+from tests.vllm_engine import Loop, Parts
+from tests.weights.faults import FAULTS
 from tests.weights.test_in_process import learn_something
-from whet.build import build_generator, build_learner, build_renderer, build_sync
-from whet.cluster.local import LocalCluster
 from whet.errors import RefitError
 from whet.generators.vllm_generator import VllmGenerator
 from whet.types import Distribution
@@ -24,51 +21,13 @@ from whet.types import Distribution
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
-class Parts:
-    """A learner, an engine and the way between them; the model is tied, and has biases of q and k norms."""
-
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        self.recipe = toy_recipe(
-            folder,
-            generator={"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "deadline": 120.0},
-            cluster={"type": "processes"},
-            devices={"generator_cores": 1},
-            weights={"bucket_mb": 1 / 16, "columns": 1000},
-            sampling={"max_prompt_tokens": 200, "temperature": 0.7},
-            optimizer={"lr": 0.01},
-        )
-        self.renderer = build_renderer(self.recipe)
-        self.generator: Any = build_generator(self.recipe, self.renderer)
-        self.learner: Any = asyncio.run(build_learner(self.recipe, scratch, LocalCluster()))
-        self.text = self.renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        self.version = 0
-
-    def sync(self, **changes: Any) -> Any:
-        sync: Any = build_sync(self.recipe, self.generator, self.text)
-        sync.config = sync.config.model_copy(update=changes)  # not before: cuda_ipc is refused where there is no GPU
-        return sync
-
-    async def publish(self, sync: Any) -> dict[str, float]:
-        self.version += 1
-        return (await sync.publish(self.learner, self.generator, self.version)).result()
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop.close()
-
-
 @pytest.fixture(scope="module")
 def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
-    folder = tmp_path_factory.mktemp("tied")
-    tiny_qwen3(initializer_range=0.3).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    parts = Parts(folder, tmp_path_factory.mktemp("learner"))
+    """The model is tied, and has norms of queries and keys."""
+    model, cores = tiny_qwen3(initializer_range=0.3), {"generator_cores": 1}
+    parts = Parts(model, tmp_path_factory.mktemp("tied"), cluster={"type": "processes"}, devices=cores)
     yield parts
-    loop.run(parts.generator.close())
-    asyncio.run(parts.learner.close())
+    parts.close(loop)
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective", "cuda_ipc"])
@@ -144,24 +103,6 @@ def test_the_engine_runs_on_the_cores_that_it_was_given(parts: Parts, loop: Loop
     assert len(os.sched_getaffinity(0)) >= 2
 
 
-class KeepsAnOldLayer:
-    """Runs in the engine: after the next refit, one layer computes with what it had before."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def arm(self, name: str) -> None:
-        layer = dict(self.model.model.named_modules(remove_duplicate=False))[name]
-        old, finish = layer.cpu_linear, self.model.finish
-
-        def faulty() -> list[str]:
-            missing: list[str] = finish()
-            layer.cpu_linear, self.model.finish = old, finish
-            return missing
-
-        self.model.finish = faulty
-
-
 @pytest.mark.parametrize("layer", ["model.layers.1.mlp.down_proj", "model.layers.0.self_attn.qkv_proj", "lm_head"])
 def test_a_layer_that_computes_with_old_weights_is_named(parts: Parts, loop: Loop, layer: str) -> None:
     """On CPUs the layers keep repacked weights, which no digest of parameters can see. A tied head has its own copy."""
@@ -170,7 +111,7 @@ def test_a_layer_that_computes_with_old_weights_is_named(parts: Parts, loop: Loo
         sync = parts.sync()
         await parts.publish(sync)
         await learn_something(parts.learner)
-        await parts.generator.call("tests.weights.test_vllm:KeepsAnOldLayer", "arm", layer)
+        await parts.generator.call(FAULTS, "keep", layer)
         expected = layer.replace("qkv_proj", "q_proj").replace(".", r"\.")
         with pytest.raises(RefitError, match=rf"compute with other weights.*{expected}"):
             await parts.publish(sync)

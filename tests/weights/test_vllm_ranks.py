@@ -14,66 +14,30 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
-from tests.generators.test_vllm_generator import Loop, make
-from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
-from tests.toy import toy_recipe
+from tests.tiny import tiny_llama, tiny_qwen3
+from tests.vllm_engine import Loop, Parts, load, make
 from tests.weights.collected import weights_of
+from tests.weights.faults import FAULTS
 from tests.weights.test_in_process import learn_something
-from whet.build import build_generator, build_learner, build_renderer, build_sync
 from whet.errors import DeadlineError, GeneratorError, RefitError
 from whet.generators.base import SamplingParams
 from whet.generators.vllm_guard import marked
 from whet.types import Distribution
-from whet.weights.config import WeightSyncConfig
-from whet.weights.engine import EngineSync
-from whet.weights.sender import Listed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 PROMPTS = [[5, 6, 7], list(range(70)), [263, 0, 200, 159, 160, 161]]  # of both halves of the vocabulary
 
 
-class Parts:
-    """A learner and an engine of two ranks. The model is untied, with biases at every product; the vocabulary of 264 is
-    filled up to 320, so that the second rank holds 104 rows and 56 of padding."""
-
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        recipe = toy_recipe(
-            folder,
-            generator={"type": "vllm", "dtype": "float32", "tensor": 2, "cache_gib": 0.1, "threads": 2},
-            weights={"bucket_mb": 1 / 16, "columns": 1000},
-            sampling={"max_prompt_tokens": 200, "temperature": 0.7},
-            optimizer={"lr": 0.01},
-        )
-        renderer = build_renderer(recipe)
-        self.generator: Any = build_generator(recipe, renderer)
-        self.learner: Any = asyncio.run(build_learner(recipe, scratch, recipe.cluster.build()))
-        text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        self.sync: Any = build_sync(recipe, self.generator, text)
-        self.version = 0
-
-    async def publish(self) -> dict[str, float]:
-        self.version += 1
-        return (await self.sync.publish(self.learner, self.generator, self.version)).result()
-
-
-@pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop.close()
-
-
 @pytest.fixture(scope="module")
 def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
-    folder = tmp_path_factory.mktemp("untied")
-    tiny_llama(initializer_range=0.3, attention_bias=True, mlp_bias=True).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    parts = Parts(folder, tmp_path_factory.mktemp("learner"))
+    """Two ranks. The model is untied, with biases at every product; the vocabulary of 264 is filled up to 320, so that
+    the second rank holds 104 rows and 56 of padding."""
+    model = tiny_llama(initializer_range=0.3, attention_bias=True, mlp_bias=True)
+    parts = Parts(model, tmp_path_factory.mktemp("untied"), generator={"tensor": 2, "threads": 2, "deadline": 300.0})
     yield parts
     mark = parts.generator._folder.name
-    loop.run(parts.generator.close())
-    asyncio.run(parts.learner.close())
+    parts.close(loop)
     assert not marked(mark)
     assert not _left_behind(parts.generator)
 
@@ -83,10 +47,10 @@ def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(
     parts: Parts, loop: Loop, transport: str
 ) -> None:
     async def go() -> None:
-        parts.sync.config = parts.sync.config.model_copy(update={"transport": transport})
-        await parts.publish()
+        sync = parts.sync(transport=transport)
+        await parts.publish(sync)
         await learn_something(parts.learner)
-        metrics = await parts.publish()
+        metrics = await parts.publish(sync)
         assert metrics["refit/unread"] == 0
         assert metrics["refit/probe_max"] < 1e-3
         assert len(parts.generator.processes) == 3  # the engine's core and two ranks
@@ -104,68 +68,36 @@ def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(
     loop.run(go())
 
 
-class OneRankFails:
-    """Runs in the engine: a fault at the next refit, on one rank."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def keep(self, rank: int, name: str) -> None:
-        """A layer computes with what it had before."""
-        layer = dict(self.model.model.named_modules(remove_duplicate=False))[name]
-        old, finish = layer.cpu_linear, self.model.finish
-
-        def faulty() -> list[str]:
-            missing: list[str] = finish()
-            layer.cpu_linear, self.model.finish = old, finish
-            return missing
-
-        if self.model._worker.rank == rank:
-            self.model.finish = faulty
-
-    def raise_once(self, rank: int) -> None:
-        """Taking a bucket fails."""
-        load = self.model.load
-
-        def faulty(named: Any) -> None:
-            self.model.load = load
-            raise ValueError("no room left")
-
-        if self.model._worker.rank == rank:
-            self.model.load = faulty
-
-
-ONE = "tests.weights.test_vllm_ranks:OneRankFails"
-
-
 @pytest.mark.parametrize("layer", ["model.layers.1.mlp.down_proj", "model.layers.0.self_attn.qkv_proj", "lm_head"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_layer_that_one_rank_did_not_renew_is_named_with_the_rank(
     parts: Parts, loop: Loop, layer: str, rank: int
 ) -> None:
     async def go() -> None:
-        await parts.publish()
+        sync = parts.sync()
+        await parts.publish(sync)
         await learn_something(parts.learner)
-        await parts.generator.call(ONE, "keep", rank, layer)
+        await parts.generator.call(FAULTS, "keep", layer, rank)
         expected = layer.replace("qkv_proj", "q_proj").replace(".", r"\.")
         with pytest.raises(RefitError, match=rf"rank {rank} of the engine: .* layers compute with .*{expected}"):
-            await parts.publish()
+            await parts.publish(sync)
 
     loop.run(go())
 
 
 def test_a_rank_that_fails_is_named_and_a_complete_set_makes_it_good_again(parts: Parts, loop: Loop) -> None:
     async def go() -> None:
-        await parts.generator.call(ONE, "raise_once", 0)
+        sync = parts.sync()
+        await parts.generator.call(FAULTS, "raise_once", 0)
         with pytest.raises(GeneratorError, match=r"failed at take_memory on rank 0: ValueError: no room left"):
-            await parts.publish()
-        assert (await parts.publish())["refit/unread"] == 0
+            await parts.publish(sync)
+        assert (await parts.publish(sync))["refit/unread"] == 0
 
     loop.run(go())
 
 
 def test_no_rank_listens_beyond_this_machine(parts: Parts, loop: Loop) -> None:
-    loop.run(parts.publish())
+    loop.run(parts.publish(parts.sync()))
     listening = [
         connection.laddr.ip
         for number in (*parts.generator.processes, os.getpid())
@@ -186,7 +118,7 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
     generator = make(model, tensor=2, deadline=10.0)
 
     async def go() -> None:
-        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(Listed(list(model.state_dict().items())), generator, 0)
+        await load(model, generator)
         ranks = [process for process in map(psutil.Process, generator.processes) if process.children() == []]
         under_way = asyncio.ensure_future(generator.sample([5, 6, 7], SamplingParams(490), "s"))
         await generator.sample([5, 6, 7], SamplingParams(2), "s")

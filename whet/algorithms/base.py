@@ -1,6 +1,7 @@
 """What an algorithm is: what it learns from, which losses train which role, how rewards become advantages, what is
 filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 Head = Literal["language", "value"]
 
 
-class Algorithm(Config):
+class Algorithm(Config, ABC):
     """Base of all algorithms."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (TaskSet,)
@@ -64,9 +65,9 @@ class Algorithm(Config):
         """Fill what ``filled_by`` can't say: columns that take several models' word, scores of a whole step."""
 
     @property
+    @abstractmethod
     def losses(self) -> "dict[str, Loss]":
         """What trains each role, e.g. ``{"policy": ..., "critic": ...}``."""
-        raise NotImplementedError
 
     def losses_at(self, step: int) -> "dict[str, Loss]":
         """Those of them that train in step ``step``, counted from 0."""

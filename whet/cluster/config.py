@@ -1,5 +1,6 @@
 """The settings of clusters. Apart from the clusters, so that a recipe is read without Ray."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -9,13 +10,13 @@ from whet.cluster.base import Cluster
 from whet.config import Config
 
 
-class ClusterConfig(Config):
+class ClusterConfig(Config, ABC):
     """Where the workers of a run's learners run."""
 
+    @abstractmethod
     def build(self, cores: Sequence[int] | None = None) -> Cluster:
         """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
         its workers are bound to; None: to none."""
-        raise NotImplementedError
 
 
 class LocalClusterConfig(ClusterConfig):

@@ -7,6 +7,7 @@ Only the chosen class is imported. It doesn't know YAML, files or what the compo
 """
 
 import importlib
+import inspect
 import os
 import sys
 import traceback
@@ -87,6 +88,7 @@ class Component:
         try:
             cls = self.resolve(name)
             _check_base(cls, base)
+            _check_complete(cls)
         except ComponentError as error:
             reason = PydanticCustomError("component", "{reason}", {"reason": str(error)})
             details = InitErrorDetails(type=reason, loc=("type",), input=name)
@@ -168,6 +170,11 @@ def _check_base(cls: type, base: Any) -> None:
             raise ComponentError(f"{component_path(cls)} is not a {base.__name__}: it lacks {', '.join(missing)}")
     elif not issubclass(cls, base):
         raise ComponentError(f"{component_path(cls)} is not a {base.__name__}: derive it from {component_path(base)}")
+
+
+def _check_complete(cls: type[Config]) -> None:
+    if inspect.isabstract(cls):
+        raise ComponentError(f"{component_path(cls)} must define {', '.join(sorted(cls.__abstractmethods__))}")
 
 
 def _is_member(name: str) -> bool:

@@ -6,6 +6,7 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 
 import json
 import logging
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
@@ -28,7 +29,7 @@ _CONVERSATION = ("messages", "prompt", "completion", "chosen", "rejected")
 TrainOn = Literal["assistant", "last_assistant", "all"]
 
 
-class Rows(Data):
+class Rows(Data, ABC):
     """A file of examples, and those of them that are held out to measure on. Subclasses say how a row becomes a group.
 
     No prompt is in both splits, not even where the files share it: rows with one prompt stay together.
@@ -53,13 +54,13 @@ class Rows(Data):
     def groups_per_step(self) -> int:
         return self.batch_size
 
+    @abstractmethod
     def group(self, row: Row, renderer: Renderer) -> Group:
         """The group of a row. Raises ``DataError`` naming the row and field."""
-        raise NotImplementedError
 
+    @abstractmethod
     def question(self, row: Row) -> list[Message]:
         """The messages that are replied to: rows with the same ones belong to the same split."""
-        raise NotImplementedError
 
     def check(self, row: Row) -> None:
         """Raises ``DataError`` naming the row and field for what isn't there or of another type. All rows are checked

@@ -5,13 +5,14 @@ Environments speak messages. They know no tokens, no model and no torch.
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from whet.data.base import Data
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 from whet.types import Group, Message, Task
 
 
@@ -62,13 +63,18 @@ def finite(value: Any, what: str) -> float:
     raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number")
 
 
-class TaskSet(Data):
+class TaskSet(Data, ABC):
     """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
     ``data.type`` in a recipe; no change to the package is needed."""
 
+    @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
         """The tasks of ``"train"`` or ``"test"``, in a fixed order, every uid distinct. The two never overlap."""
-        raise NotImplementedError
+
+    @property
+    def grades(self) -> bool:
+        """Whether it rewards answers. One that only poses tasks can be rewarded by a reward model."""
+        return type(self).grade is not TaskSet.grade or type(self).make is not TaskSet.make
 
     def make(self, task: Task) -> Environment:
         """A fresh episode of the task. By default one turn, graded by ``grade``."""
@@ -78,7 +84,7 @@ class TaskSet(Data):
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         """Scores of one answer; ``"reward"`` among them. Only used by the default ``make``."""
-        raise NotImplementedError(f"{type(self).__name__} must define either grade() or make()")
+        raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that does without")
 
     async def score_group(self, task: Task, group: Group) -> None:
         """Change rewards in view of the whole group (relative rewards). By default nothing."""

@@ -4,6 +4,7 @@ Also the guarantee all of them give: the test questions are not among the traini
 twice. Knows no file format.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,7 +44,7 @@ class Example(Config):
     answer: str
 
 
-class BoxedProblems(TaskSet):
+class BoxedProblems(TaskSet, ABC):
     """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
 
     prompt: str = "{question}\n\n" + BOXED  # what the user says
@@ -59,9 +60,9 @@ class BoxedProblems(TaskSet):
             raise ValueError("must contain {question}, which the question replaces")
         return prompt
 
+    @abstractmethod
     def problems(self) -> dict[Split, list[Problem]]:
         """Both splits, without overlap."""
-        raise NotImplementedError
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._tasks[known_split(split)]

@@ -50,15 +50,9 @@ class RewardModelTasks(TaskSet):
         name = type(self.taskset).__name__
         if type(self.taskset).score_group is not TaskSet.score_group:
             raise ValueError(f"{name} changes rewards in view of the group, which a reward model would overrule")
-        if self.grade_weight and not self.grades:
+        if self.grade_weight and not self.taskset.grades:
             raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
         return self
-
-    @property
-    def grades(self) -> bool:
-        """Whether the task set has rewards of its own; one that only poses tasks will do."""
-        kind = type(self.taskset)
-        return kind.grade is not TaskSet.grade or kind.make is not TaskSet.make
 
     @cached_property
     def judge(self) -> Judge:
@@ -68,7 +62,7 @@ class RewardModelTasks(TaskSet):
         return self.taskset.tasks(split)
 
     def make(self, task: Task) -> Environment:
-        return JudgedEpisode(self, self.taskset.make(task) if self.grades else _Ungraded(task))
+        return JudgedEpisode(self, self.taskset.make(task) if self.taskset.grades else _Ungraded(task))
 
     def paid(self, score: float) -> float:
         """What a score of the model is worth."""
@@ -106,7 +100,7 @@ class JudgedEpisode:
         self.paid = value
         self.graded += step.reward
         scores = {"reward_model": score, **step.scores}
-        if self.tasks.grades:
+        if self.tasks.taskset.grades:
             scores = {"correct": float(self.graded > 0), **scores, "grade": self.graded}
         return Step(reward, step.done, step.messages, scores)
 

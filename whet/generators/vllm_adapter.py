@@ -55,8 +55,11 @@ class VllmAdapter:
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
 
+        from whet.generators.vllm_one_adapter import use_one_adapter
+
         manager, came = self._manager, self._came
-        manager.remove_adapter(NUMBER)
+        manager.remove_all_adapters()
+        use_one_adapter(manager)
         missing = [name for name in self._expected if name not in came]
         if not missing:
             settings = PEFTHelper(r=self._rank, lora_alpha=self._alpha, target_modules=[])

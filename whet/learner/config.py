@@ -19,6 +19,9 @@ class LearnerConfig(Config):
     """Most tokens of one micro-batch. It bounds memory and changes no gradient."""
     activation_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
+    compile: bool = False
+    """Compile norms and feed-forward parts (torch.compile): slower to start, faster steps. Needs a C++ compiler on CPUs
+    and neither parallel.tensor nor parallel.expert."""
     max_skipped_steps: int = Field(3, gt=0)
     """So many steps in a row with a loss or gradient that is not finite end the run."""
     matmul_precision: MatmulPrecision = "auto"

@@ -9,7 +9,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from whet.batch import Batch
@@ -78,8 +77,3 @@ def _from_plain(tensors: dict[str, Tensor], other: dict[str, Any]) -> Batch:
         group_uids=tuple(other["group_uids"]),
         distribution=Distribution(**other["distribution"]),
     )
-
-
-def first_not_finite(named: Sequence[tuple[str, Tensor | None]]) -> str | None:
-    """The first name whose tensor holds a nan or an infinity."""
-    return next((name for name, t in named if t is not None and not bool(torch.isfinite(t).all())), None)

@@ -13,6 +13,7 @@ from whet.learner.base import Top
 from whet.learner.config import Precision
 from whet.learner.forward import forward, likeliest
 from whet.learner.precision import shrink, weight_dtype
+from whet.models.compiled import compile_layers
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import forest_hidden
 from whet.models.loading import load_model
@@ -67,15 +68,19 @@ def build_scorer(
     train: bool,
     value_head: bool = False,
     seed: int = 0,
+    compiled: bool = False,
 ) -> Scorer:
     """See ``load_model`` for ``train`` and ``seed``; of several ranks, all must call this together."""
     build = partial(build_whole, config, precision, train, value_head, seed)
     if ranks is None:
-        return build(torch.device("cpu")).to(device)
-    scorer, shards = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
-    scorer.shards = shards
-    if ranks.config.pipeline > 1:
-        scorer.pipeline = Pipeline(scorer.model, shards.tokens, ranks)
+        scorer = build(torch.device("cpu")).to(device)
+    else:
+        scorer, shards = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
+        scorer.shards = shards
+        if ranks.config.pipeline > 1:
+            scorer.pipeline = Pipeline(scorer.model, shards.tokens, ranks)
+    if compiled:
+        compile_layers(scorer.model, device)
     return scorer
 
 

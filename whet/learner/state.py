@@ -1,29 +1,25 @@
 """A learner's state on disk: safetensors and ``learner.json``. Loading is bit-exact, and checks every name, shape and
 type before it changes anything. Knows parameters and files, no loss and no batch.
 
-One rank writes ``model.safetensors`` and ``optimizer.safetensors``. Of several, each writes its pieces of every tensor
-into a file of its own (``shard-...``), which says where in the tensor they belong; this is torch's distributed
-checkpoint in safetensors. Either can be read by any number of ranks, however they share the model: a rank reads what it
-needs.
+One rank writes ``model.safetensors`` and ``optimizer.safetensors``; of several, each writes its pieces of every tensor
+(``whet.learner.sharded_files``). Either can be read by any number of ranks, however they share the model.
 """
 
 import json
 import socket
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from whet.checkpoint.files import save_tensors
 from whet.errors import DeadlineError, WhetError
+from whet.learner.sharded_files import described, fill, write_pieces
 from whet.metrics.atomic import write_atomically
 from whet.parallel.mesh import Ranks
 
@@ -65,8 +61,7 @@ def save_state(
         _save_whole(folder, tensors, moments)
         _save_facts(folder, facts)
         return
-    with _said_plainly():
-        dcp.save({**tensors, **moments}, storage_writer=_writer(folder), process_group=ranks.messages)
+    write_pieces(folder, {**tensors, **moments}, ranks.messages)
     with ranks.together("saving"):
         if ranks.seat.rank == 0:
             _save_facts(folder, facts)
@@ -94,8 +89,7 @@ class SaveUnderWay:
         if ranks is None:
             self._result = _in_thread(_save_whole, folder, weights, moments)
         else:
-            both, group = {**weights, **moments}, ranks.background
-            self._result = _in_thread(dcp.save, both, storage_writer=_writer(folder), process_group=group)
+            self._result = _in_thread(write_pieces, folder, {**weights, **moments}, ranks.background)
 
     @property
     def written(self) -> bool:
@@ -106,8 +100,7 @@ class SaveUnderWay:
         """Wait for the end, up to ``deadline`` seconds. Raises on every rank where one of them failed."""
         error: Exception | None = None
         try:
-            with _said_plainly():
-                self._result.result(deadline)
+            self._result.result(deadline)
         except TimeoutError:
             error = DeadlineError(f"writing {self._folder} took longer than {deadline:g} s")
         except Exception as caught:
@@ -129,12 +122,12 @@ def _check_there(folder: Path, ranks: Ranks | None) -> None:
             )
 
 
-def _in_thread(work: Callable[..., Any], *args: Any, **named: Any) -> Future[Any]:
+def _in_thread(work: Callable[..., Any], *args: Any) -> Future[Any]:
     result: Future[Any] = Future()
 
     def run() -> None:
         try:
-            result.set_result(work(*args, **named))
+            result.set_result(work(*args))
         except BaseException as error:
             result.set_exception(error)
 
@@ -154,7 +147,7 @@ def load_state(
     everywhere = names if ranks is None else names.union(*ranks.all(names))
     with ranks.together("loading") if ranks is not None else nullcontext():
         facts, moments = _check_state(folder, tensors, optimizer, everywhere)
-    _fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, ranks)
+    fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, ranks)
     if optimizer is not None:
         optimizer.state.clear()
         for name in (key.removeprefix("step/") for key in moments if key.startswith("step/")):
@@ -164,13 +157,13 @@ def load_state(
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """The whole tensors of a saved learner, without its optimizer's."""
-    found = _found(folder)
+    found = described(folder)
     weights = {
         name: torch.empty(shape, dtype=dtype)
         for name, (shape, dtype) in found.items()
         if name.partition("/")[0] not in _KINDS
     }
-    _fill(weights, folder)
+    fill(weights, folder)
     return weights
 
 
@@ -183,7 +176,7 @@ def _check_state(
         facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
     except (OSError, ValueError) as error:
         raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
-    found = _found(folder)
+    found = described(folder)
     moments: dict[str, Tensor] = {}
     if optimizer is not None and any(name.startswith("step/") for name in found):
         for name, tensor in tensors.items():
@@ -198,45 +191,6 @@ def _names(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | Non
     """Of the tensors, and of the moments that there may be."""
     trained = [name for name, tensor in tensors.items() if tensor.requires_grad] if optimizer is not None else []
     return {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
-
-
-def _found(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of every tensor in the folder's files, by name."""
-    from safetensors import SafetensorError
-
-    try:
-        if not any(folder.glob("*.safetensors")):
-            raise FileNotFoundError(f"{folder} has no *.safetensors file")
-        described: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
-    for name, tensor in described.items():
-        there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
-        if there != tensor.size.numel():  # or torch would leave the rest as it is
-            raise WhetError(f"{folder} is incomplete: {there} of the {tensor.size.numel()} numbers of {name} are there")
-    return {name: (tensor.size, tensor.properties.dtype) for name, tensor in described.items()}
-
-
-def _fill(wanted: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:
-    """Read into the tensors, each rank what it holds of them."""
-    reader, group = HuggingFaceStorageReader(str(folder)), None if ranks is None else ranks.messages
-    with _said_plainly(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(wanted, storage_reader=reader, process_group=group, no_dist=ranks is None)
-
-
-@contextmanager
-def _said_plainly() -> Iterator[None]:
-    """What torch's distributed checkpoint does on all ranks fails on all of them; the first failure is named."""
-    try:
-        yield
-    except dcp.api.CheckpointException as error:
-        rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
-        raise WhetError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
-
-
-def _writer(folder: Path) -> HuggingFaceStorageWriter:
-    return HuggingFaceStorageWriter(str(folder), save_distributed=True)
 
 
 def _save_whole(folder: Path, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:

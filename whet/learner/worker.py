@@ -23,11 +23,11 @@ from whet.errors import WhetError
 from whet.learner import precision
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
-from whet.learner.dump import first_not_finite, read_dump, write_dump
 from whet.learner.keeping import Keeping
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
 from whet.learner.passes import learn, say
 from whet.learner.scorer import Scorer, build_scorer
+from whet.learner.skipping import skip
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
@@ -36,7 +36,7 @@ from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
 from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
-from whet.parallel.parameters import local, squared_norm
+from whet.parallel.parameters import squared_norm
 from whet.seeds import derive_seed
 
 COLUMNS = {
@@ -161,7 +161,7 @@ class LearnerWorker(Keeping):
         """Forward and backward over the micro-batches, then one optimizer step.
 
         Where the loss or the gradient's norm is not finite on any rank, nothing changes: not the weights, not the
-        moments, not the schedule. The micro-batches are dumped; ``max_skipped_steps`` of that in a row raise
+        moments, not the schedule. See ``whet.learner.skipping``; ``max_skipped_steps`` of that in a row raise
         ``WhetError``.
         """
         config = self.config.optimizer
@@ -180,7 +180,9 @@ class LearnerWorker(Keeping):
             self.step += 1
             self.skipped_in_a_row = 0
         else:
-            self._skip(micro_batches, loss, loss_value, norm_value)
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+            skip(self, micro_batches, loss, loss_value, norm_value)
         self.optimizer.zero_grad(set_to_none=True)  # generation between two updates gets the memory
         return RankUpdate(own_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
 
@@ -218,51 +220,11 @@ class LearnerWorker(Keeping):
         loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
         return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
 
-    def replay(self, dump: Path, loss: Loss) -> list[dict[str, Any]]:
-        """What each micro-batch of a dump does to the weights as they are now, without changing them: ``loss``,
-        ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or None)."""
-        if self.ranks is not None:
-            raise WhetError("a dump is replayed by one process; it does not depend on how the model was spread")
-        results = []
-        for micro in read_dump(dump)[0]:
-            total, _, _ = self.accumulate([micro], loss)
-            results.append(
-                {
-                    "loss": float(total),
-                    "gradient_norm": float(gradient_norm(self._parameters())),
-                    "not_finite": first_not_finite(self._own_gradients()),
-                }
-            )
-        return results
-
-    def _skip(self, micro_batches: Sequence[MicroBatch], loss: Loss, value: float, norm: float) -> None:
-        self.skipped += 1
-        self.skipped_in_a_row += 1
-        what = f"the loss ({value})" if not math.isfinite(value) else f"the norm of the gradient ({norm})"
-        where = "set a folder for dumps to keep its batch"
-        if self.config.dumps is not None:
-            shard = f"-shard-{self.seat.shard}" if self.seat.shards > 1 else ""
-            folder = self.config.dumps / f"step-{self.step:06d}-{self.skipped:03d}{shard}"
-            where = f"its batch is in {folder}"  # on every rank: any of them may be the one that is heard
-            not_finite = first_not_finite(self._own_gradients())
-            if self.ranks is not None:
-                not_finite = next(filter(None, self.ranks.all(not_finite)), None)
-            facts = {
-                "what": f"{what} is not finite",
-                "step": self.step,
-                "loss": str(value),
-                "gradient_norm": str(norm),
-                "not_finite": not_finite,
-                "settings": repr(loss),
-            }
-            with self.ranks.together("writing a dump") if self.ranks is not None else nullcontext():
-                if self.ranks is None or self.ranks.speaks_for_shard:
-                    write_dump(folder, micro_batches, facts)
-        if self.skipped_in_a_row >= self.config.learner.max_skipped_steps:
-            raise WhetError(
-                f"{what} was not finite in {self.skipped_in_a_row} optimizer steps in a row, the last one being step "
-                f"{self.step}; {where}. Lower optimizer.lr, or look at that batch with LearnerWorker.replay"
-            )
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of the model and of its value head; on a pipeline's stage, those that are there."""
+        yield from self.model.named_parameters()
+        if self.scorer.value_head is not None:
+            yield from self.scorer.value_head.named_parameters(prefix="value_head")
 
     def describe(self) -> dict[str, Any]:
         """Facts for people."""
@@ -301,19 +263,11 @@ class LearnerWorker(Keeping):
             train=train,
             value_head=self.config.head == "value",
             seed=self.config.seed,
+            compiled=self.config.learner.compile,
         )
 
-    def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        yield from self.model.named_parameters()
-        if self.scorer.value_head is not None:
-            yield from self.scorer.value_head.named_parameters(prefix="value_head")
-
-    def _own_gradients(self) -> list[tuple[str, Tensor]]:
-        """By parameter; of several ranks, the parts that are here."""
-        return [(name, local(p.grad)) for name, p in self._named_parameters() if p.grad is not None]
-
     def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for _, parameter in self._named_parameters()]
+        return [parameter for _, parameter in self.named_parameters()]
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ anything is computed from it (``at_trained``), not after.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ EXPONENT_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before ``exp``: beyond, a ratio has no gradient, rather than an infinite one."""
 
 
-class WeightedLoss(Config):
+class WeightedLoss(Config, ABC):
     """A loss of the form ``(weight * per_token).sum()``, additive over any parts that ``unit`` allows."""
 
     @property
@@ -39,10 +40,10 @@ class WeightedLoss(Config):
     def unit(self) -> Unit:
         return "token"
 
+    @abstractmethod
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """The value of each token, [N], finite everywhere and 0 where untrained. The loss of a sequence or a pair is
         repeated on each of its trained tokens, so that its share is the sum of their weights."""
-        raise NotImplementedError
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """The scalar loss. The metric ``loss`` is the weighted mean, which is the same where weights add up to 1."""

@@ -3,6 +3,7 @@ Draws and measurements happen in the order of tickets, so both are a function of
 
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
@@ -41,12 +42,12 @@ class Draws(Protocol):
         ...
 
 
-class Curriculum(Config):
+class Curriculum(Config, ABC):
     """Base of all curricula; subclass it for your own and name it by its dotted path."""
 
+    @abstractmethod
     def over(self, tasks: Sequence[Task], seed: int) -> Draws:
         """A fresh run over the tasks."""
-        raise NotImplementedError
 
 
 class PassRateCurriculum(Curriculum):

@@ -2,6 +2,7 @@
 Filters run in the order in which the recipe lists them. Whole groups are dropped, never single rows: dropping rows
 would bias the baseline."""
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from pydantic import Field, model_validator
@@ -19,11 +20,12 @@ FILTERS = {
 }
 
 
-class Filter(Config):
+class Filter(Config, ABC):
     """Base of all filters; subclass it for your own and name it by its dotted path."""
 
+    @abstractmethod
     def __call__(self, group: Group) -> Group | None:
-        raise NotImplementedError
+        """The group, changed or not; None drops it."""
 
 
 class DynamicSampling(Filter):

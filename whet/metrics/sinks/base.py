@@ -7,6 +7,7 @@ it; and ``run/...`` are facts about the run (model, device), shown once and neve
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -29,16 +30,16 @@ class Sink(Protocol):
         ...
 
 
-class SinkConfig(Config):
+class SinkConfig(Config, ABC):
     """Base of all sinks. A user's own sink subclasses it and is named by its dotted path."""
 
+    @abstractmethod
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
         """Start writing about the run in ``folder``.
 
         ``recipe`` is the resolved recipe as plain data. ``resume_step`` is the step of the checkpoint the run goes on
         from, None for a new run; whatever the sink already holds about later steps is dropped, since they are done
         again."""
-        raise NotImplementedError
 
 
 class OpenSinks:

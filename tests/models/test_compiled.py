@@ -1,0 +1,68 @@
+"""A model whose layers are compiled says and learns the same."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.groups import group
+from tests.tiny import tiny_llama
+from tests.toy import toy_recipe
+from whet.batch import Batch
+from whet.errors import ConfigError
+from whet.models.compiled import compile_layers
+from whet.models.forest_attention import forest_hidden, use_forest_attention
+
+CPU = torch.device("cpu")
+
+
+def learned(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Hidden states and gradients."""
+    model.zero_grad()
+    hidden = forest_hidden(model, batch)
+    hidden.square().mean().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {"hidden": hidden.detach(), **gradients}
+
+
+@pytest.mark.slow
+def test_hidden_states_and_gradients_are_the_same_for_batches_of_any_size() -> None:
+    from torch._dynamo.utils import counters
+
+    plain = tiny_llama().double().train()
+    use_forest_attention(plain)
+    compiled = copy.deepcopy(plain)
+    assert compile_layers(compiled, CPU) == 3 * len(plain.model.layers)
+    assert list(compiled.state_dict()) == list(plain.state_dict())
+    counters.clear()
+    for size in (2, 3, 5):
+        batch = Batch.from_groups([group(f"g{i}", [3, 4, 5 + i], [[7] * size, [8, 9]]) for i in range(size)])
+        expected, found = learned(plain, batch), learned(compiled, batch)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            # transformers computes norms in float32, whatever the model is in
+            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+    assert counters["stats"]["unique_graphs"] == 2  # of a norm and of a feed-forward part
+    assert not counters["graph_break"]
+
+
+def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"learner\.compile=true needs a C\+\+ compiler"):
+        compile_layers(tiny_llama(), CPU)
+
+
+@pytest.mark.parametrize("key", ["tensor", "expert"])
+def test_layers_that_are_cut_are_refused_with_the_recipe(tmp_path: Path, key: str) -> None:
+    changes = {"cluster": {"type": "processes"}, "learner": {"compile": True}, "parallel": {"fsdp": 2, key: 2}}
+    with pytest.raises(ConfigError, match=rf"learner\.compile = true .*parallel\.{key} = 2 cuts them"):
+        toy_recipe(tmp_path, **changes)
+
+
+def test_a_model_without_plain_layers_is_refused() -> None:
+    model = tiny_llama()
+    model.model.layers = nn.ModuleList()
+    with pytest.raises(ConfigError, match=r"found nothing to compile in LlamaForCausalLM"):
+        compile_layers(model, CPU)

@@ -1,0 +1,61 @@
+"""A folder of safetensors files that hold a learner's tensors, whole or in pieces. Of several ranks each writes its
+pieces into a file of its own (``shard-...``), which says where in the tensors they belong, and reads what it needs.
+This is torch's distributed checkpoint in safetensors.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from whet.errors import WhetError
+from whet.parallel.mesh import Ranks
+
+
+def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
+    """Write what this rank holds of the tensors; all ranks of the group call it together."""
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _said_plainly():
+        dcp.save(dict(tensors), storage_writer=writer, process_group=group)
+
+
+def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of every tensor in the folder's files, by name. Raises ``WhetError`` where it is not whole."""
+    from safetensors import SafetensorError
+
+    try:
+        if not any(folder.glob("*.safetensors")):
+            raise FileNotFoundError(f"{folder} has no *.safetensors file")
+        metadata: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
+    for name, tensor in metadata.items():
+        there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+        if there != tensor.size.numel():  # or torch would leave the rest as it is
+            raise WhetError(f"{folder} is incomplete: {there} of the {tensor.size.numel()} numbers of {name} are there")
+    return {name: (tensor.size, tensor.properties.dtype) for name, tensor in metadata.items()}
+
+
+def fill(wanted: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:
+    """Read into the tensors, each rank what it holds of them."""
+    reader, group = HuggingFaceStorageReader(str(folder)), None if ranks is None else ranks.messages
+    with _said_plainly(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        dcp.load(wanted, storage_reader=reader, process_group=group, no_dist=ranks is None)
+
+
+@contextmanager
+def _said_plainly() -> Iterator[None]:
+    """What torch's distributed checkpoint does on all ranks fails on all of them; the first failure is named."""
+    try:
+        yield
+    except dcp.api.CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda item: item[0])
+        raise WhetError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause

@@ -1,0 +1,41 @@
+"""``torch.compile`` for what surrounds attention in each layer: norms and feed-forward parts, whose many small
+operations it fuses. Attention over a forest stays as it is: its shapes differ from batch to batch, and its products are
+fast already."""
+
+import importlib.util
+import os
+import shutil
+
+import torch
+from torch import nn
+
+from whet.errors import ConfigError
+from whet.models.forest_attention import decoder_of
+from whet.models.stages import layers_of
+
+COMPILER = "CXX"  # the environment variable that names it
+
+
+def compile_layers(model: nn.Module, device: torch.device) -> int:
+    """In place; the names of parameters stay, and each kind of part is compiled at its first use, once for all layers
+    and lengths. Returns how many parts there are. Raises ``ConfigError`` where nothing can be compiled: no compiler, or
+    a model without plain layers."""
+    if device.type == "cpu" and shutil.which(os.environ.get(COMPILER, "g++")) is None:
+        raise ConfigError(
+            "learner.compile=true needs a C++ compiler here, and g++ was not found: install it, or leave "
+            "learner.compile out"
+        )
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        raise ConfigError("learner.compile=true needs triton on a GPU, and it is not installed: pip install triton")
+    parts = [part for layer in layers_of(decoder_of(model))[1] for part in _around_attention(layer)]
+    if not parts:
+        raise ConfigError(
+            f"learner.compile=true found nothing to compile in {type(model).__name__}; leave learner.compile out"
+        )
+    for part in parts:
+        part.compile(dynamic=True)
+    return len(parts)
+
+
+def _around_attention(layer: nn.Module) -> list[nn.Module]:
+    return [part for name, part in layer.named_children() if "attn" not in name and name != "attention"]
