@@ -2,9 +2,10 @@
 
     python benchmarks/vllm_refit.py [--model FOLDER] [--rank 16] [--rounds 5] [--json FILE]
 
-SmolLM2-135M in bfloat16, all proofs on, one learner and one engine after the other in one run; before each refit a
-step is learned, so that there is something new. Also what the adapter costs afterwards: tokens per second of sampling,
-where the engine computes with merged matrices and where it computes W x + s B A x. Needs vLLM (docs/vllm.md).
+SmolLM2-135M in bfloat16, all proofs on, a learner and an engine of each kind in one run, which take turns; before each
+refit a step is learned, so that there is something new. Also what the adapter costs afterwards: tokens per second of
+sampling, where the engine computes with merged matrices and where it computes W x + s B A x. Needs vLLM
+(docs/vllm.md).
 """
 
 import argparse
@@ -13,6 +14,7 @@ import json
 import statistics
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from whet.generators.base import SamplingParams
 from whet.losses.composite import PolicyLoss
 from whet.recipe import Recipe
 from whet.types import Group, Span, Task, Trajectory
+
+HOW = ("merged", "adapter")
 
 
 async def learn(learner: Any, seed: int) -> None:
@@ -49,32 +53,29 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     base = ["generator=vllm", f"model.lora={{rank: {args.rank}}}", "learner.matmul_precision=medium"]
     if args.model:
         base.append(f"model.path={args.model}")
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        recipes = {
-            how: load(Recipe, "quickstart", [*base, f"weights.lora={how}"]).value for how in ("merged", "adapter")
-        }
-        recipe = recipes["merged"]
-        learner = await build_learner(recipe, Path(scratch), recipe.cluster.build())
-        renderer = build_renderer(recipe)
-        text = renderer.render_prompt(
-            [{"role": "user", "content": "How much is seven times eight, and why is that so?"}]
-        )
-        for how, recipe in recipes.items():
+    found: dict[str, Any] = {how: {"refits": [], "tokens_per_second": []} for how in HOW}
+    async with AsyncExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        parts = {}
+        for how in HOW:
+            recipe = load(Recipe, "quickstart", [*base, f"weights.lora={how}"]).value
+            learner = await build_learner(recipe, scratch, recipe.cluster.build())
+            stack.push_async_callback(learner.close)
+            renderer = build_renderer(recipe)
             generator = build_generator(recipe, renderer)
-            sync = build_sync(recipe, generator, text)
-            try:
-                refits = []
-                for version in range(args.rounds + 1):
-                    await learn(learner, version)
-                    refits.append((await sync.publish(learner, generator, version)).result())
-                    print(how, {name: round(value, 5) for name, value in refits[-1].items()}, flush=True)
-                await sample(generator, text, 8)
+            stack.push_async_callback(generator.close)
+            text = renderer.render_prompt([{"role": "user", "content": "How much is seven times eight?"}])
+            parts[how] = learner, generator, build_sync(recipe, generator, text)
+        for version in range(args.rounds + 1):
+            for how, (learner, generator, sync) in parts.items():
+                await learn(learner, version)
+                refit = (await sync.publish(learner, generator, version)).result()
+                found[how]["refits"].append(refit)
+                print(how, {name: round(value, 5) for name, value in refit.items()}, flush=True)
+        for number in range(args.rounds + 1):
+            for how, (_, generator, _) in parts.items():
                 rate = await sample(generator, text, args.new)
-            finally:
-                await generator.close()
-            found[how] = {"refits": refits, "tokens_per_second": rate}
-        await learner.close()
+                found[how]["tokens_per_second"] += [rate] if number else []
     return found
 
 
@@ -90,9 +91,10 @@ def main() -> None:
     found = asyncio.run(measure(args))
     for how, numbers in found.items():
         later = [refit["refit/seconds"] for refit in numbers["refits"][1:]]
-        size, rate = numbers["refits"][-1]["refit/gigabytes"] * 1e3, numbers["tokens_per_second"]
+        size, rates = numbers["refits"][-1]["refit/gigabytes"] * 1e3, numbers["tokens_per_second"]
+        rate = f"{statistics.median(rates):.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f})"
         seconds = f"{statistics.median(later):.2f} s ({min(later):.2f} to {max(later):.2f})"
-        print(f"{how:8} {seconds} and {size:.1f} MB a refit, sampling {rate:.0f} tokens/s")
+        print(f"{how:8} {seconds} and {size:.1f} MB a refit, sampling {rate}")
     if args.json:
         args.json.write_text(json.dumps({"machine": describe(), "refits": found}, indent=2) + "\n")
 

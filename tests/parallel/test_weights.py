@@ -1,7 +1,7 @@
 """Weights that are spread over ranks leave the first one bucket by bucket: the whole model is never in one place."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -72,14 +72,14 @@ def send(
     expected = {name: tensor.to(dtype, copy=True) for name, tensor in worker.named_weights()}
     gathered = set()
     kind = keeping.OfAllStages if "pipeline" in case.parallel else ModelWeights
-    whole, tensors = keeping.whole, kind.tensors
+    in_turn, tensors = keeping.in_turn, kind.tensors
     if kind is ModelWeights:  # else it gives the stage's own tensors
 
-        def watched(tensor: Tensor, device: torch.device) -> Tensor:
-            gathered.add(tensor.dtype)
-            return alive.watch(whole(tensor, device))
+        def watched(tensors: list[Tensor], device: torch.device) -> Iterator[Tensor]:
+            gathered.update(tensor.dtype for tensor in tensors)
+            return (alive.watch(tensor) for tensor in in_turn(tensors, device))
 
-        keeping.whole = watched
+        keeping.in_turn = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver, known = Receiver(held), None
     for _ in range(2):

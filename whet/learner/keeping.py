@@ -15,7 +15,7 @@ from whet.errors import WhetError
 from whet.learner.named_weights import ModelWeights
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.parallel.mesh import Ranks
-from whet.parallel.parameters import whole
+from whet.parallel.parameters import in_turn
 from whet.weights.parcel import Named, Opening, Parcel, Sending
 from whet.weights.sender import Sender
 
@@ -87,8 +87,8 @@ class Keeping:
             self.sender.end()
 
     def _weights(self, sending: Sending | None = None) -> Named:
-        what = ("merged", None) if sending is None else (sending.content, sending.dtype)
-        own = ModelWeights(self.model, lambda tensor: whole(tensor, self.device), *what)
+        what = () if sending is None else (sending.content, sending.dtype, sending.bucket_bytes)
+        own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device), *what)
         return own if self.scorer.pipeline is None else OfAllStages(self.scorer.pipeline, own)
 
     # State

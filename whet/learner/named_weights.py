@@ -1,8 +1,9 @@
 """The current weights of a model under the names that the plain Hugging Face model has. LoRA is merged on the way out,
 one matrix at a time, left out, or all there is; the model itself is never changed. Knows no generator."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -14,26 +15,27 @@ from whet.weights.parcel import Content
 _LORA = ("lora_A.", "lora_B.")
 
 
-def named_weights(
-    model: nn.Module,
-    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-    *,
-    merged: bool = True,
-    dtype: torch.dtype | None = None,
-) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every parameter and persistent buffer, a tied head included, detached.
+@dataclass(slots=True, frozen=True)
+class Part:
+    """One tensor that is to be handed out."""
 
-    With LoRA, W + scaling B A, or W alone if not ``merged``. ``whole`` makes all of a tensor out of the part that is
-    here; it is called when its turn comes. What is wider than ``dtype`` and not merged is cast to it before, so that
-    less is gathered; else types don't change. The tensors may be the model's own: copy what must outlive the next step.
-    """
+    name: str
+    pieces: list[Tensor]  # what it is made of; some of each may be on other ranks
+    made: Callable[..., Tensor] = lambda tensor: tensor  # of them, when they are whole
 
-    def plain(tensor: Tensor) -> Tensor:
-        return whole(tensor.to(dtype) if dtype is not None and dtype.itemsize < tensor.dtype.itemsize else tensor)
+
+def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> Iterator[Part]:
+    """Every parameter and persistent buffer, a tied head included. With LoRA, W + scaling B A, or W alone if not
+    ``merged``. What is wider than ``dtype`` and not merged is cast to it before it is gathered, so that less travels;
+    else types don't change."""
+
+    def plain(name: str, tensor: Tensor) -> Part:
+        narrower = dtype is not None and dtype.itemsize < tensor.dtype.itemsize
+        return Part(name, [tensor.to(dtype) if narrower else tensor])
 
     if not hasattr(model, "peft_config"):
         for name, tensor in model.state_dict().items():
-            yield name, plain(tensor)
+            yield plain(name, tensor)
         return
     from peft.tuners.lora import LoraLayer
 
@@ -43,30 +45,31 @@ def named_weights(
     for name, tensor in base.state_dict().items():
         owner, _, inside = name.partition(".base_layer.")
         if owner in layers and inside:
-            adapted = merged and inside == "weight"
-            yield f"{owner}.{inside}", _merged(layers[owner], tensor, whole) if adapted else plain(tensor)
+            name = f"{owner}.{inside}"
+            yield _merged(name, layers[owner], tensor) if merged and inside == "weight" else plain(name, tensor)
         elif not any(f".{part}" in name for part in _LORA):
             if "lora_" in name or "modules_to_save" in name:
                 raise WhetError(
                     f"{name}: this kind of adapter can't be sent to a generator; use plain LoRA on linear layers"
                 )
-            yield name, plain(tensor)
+            yield plain(name, tensor)
 
 
-@torch.no_grad()
-def _merged(layer: Any, weight: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
-    weight = whole(weight)
-    for adapter in layer.active_adapters:
-        if adapter in layer.lora_A:
-            a, b = whole(layer.lora_A[adapter].weight.detach()), whole(layer.lora_B[adapter].weight.detach())
+def _merged(name: str, layer: Any, weight: Tensor) -> Part:
+    adapters = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
+    pieces = [side[adapter].weight.detach() for adapter in adapters for side in (layer.lora_A, layer.lora_B)]
+
+    def made(weight: Tensor, *sides: Tensor) -> Tensor:
+        for adapter, a, b in zip(adapters, sides[::2], sides[1::2], strict=True):
             delta = (b @ a).T if layer.fan_in_fan_out else b @ a
             weight = weight + (delta * layer.scaling[adapter]).to(weight.dtype)
-    return weight
+        return weight
+
+    return Part(name, [weight, *pieces], made)
 
 
-def adapter_weights(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of LoRA's A [rank, inputs] and B [outputs, rank] of each layer, under the names of PEFT's files,
-    detached and unchanged in type. ``whole`` as above."""
+def _adapter_weights(model: nn.Module) -> Iterator[Part]:
+    """LoRA's A [rank, inputs] and B [outputs, rank] of each layer, under the names of PEFT's files."""
     from peft.tuners.lora import LoraLayer
 
     if not hasattr(model, "peft_config"):
@@ -77,30 +80,54 @@ def adapter_weights(model: nn.Module, whole: Callable[[Tensor], Tensor]) -> Iter
             for adapter in layer.active_adapters:
                 for kind, matrices in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
                     if adapter in matrices:
-                        yield f"base_model.model.{name}.{kind}.weight", whole(matrices[adapter].weight.detach())
+                        yield Part(f"base_model.model.{name}.{kind}.weight", [matrices[adapter].weight.detach()])
 
 
 @dataclass(slots=True, frozen=True)
 class ModelWeights:
-    """The weights of a model, to be gone through again and again, and what they are going to be."""
+    """The weights of a model, to be gone through again and again, and what they are going to be, detached.
+
+    ``whole`` makes all of each of several tensors out of the parts that are here, one after the other. It is called for
+    some tensors at a time, when their turn comes."""
 
     model: nn.Module
-    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    whole: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
     content: Content = "merged"
-    dtype: torch.dtype | None = None  # what they are going to be cast to; see ``named_weights``
+    dtype: torch.dtype | None = None  # what they are going to be cast to; wider ones may be cast already
+    at_once: int = 32 * 2**20  # bytes, of whole tensors, that ``whole`` is asked for; a larger tensor comes alone
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         """(name, type, shape) of each; nothing is gathered or merged."""
-        return [(name, tensor.dtype, tensor.shape) for name, tensor in self._named(_without_numbers)]
+        made = ((part.name, part.made(*map(_without_numbers, part.pieces))) for part in self._parts())
+        return [(name, tensor.dtype, tensor.shape) for name, tensor in made]
 
+    @torch.no_grad()
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
-        return self._named(self.whole)
+        for parts in _together(self._parts(), self.at_once):
+            pieces = iter(self.whole([piece for part in parts for piece in part.pieces]))
+            for part in parts:
+                yield part.name, part.made(*islice(pieces, len(part.pieces)))
 
-    def _named(self, whole: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _parts(self) -> Iterator[Part]:
         if self.content == "adapter":
-            return adapter_weights(self.model, whole)
-        return named_weights(self.model, whole, merged=self.content == "merged", dtype=self.dtype)
+            return _adapter_weights(self.model)
+        return _all_weights(self.model, self.content == "merged", self.dtype)
+
+
+def _together(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
+    """Neighbours that are gathered in one exchange."""
+    some: list[Part] = []
+    held = 0
+    for part in parts:
+        size = sum(piece.nbytes for piece in part.pieces)  # of a sharded tensor: of all of it
+        if some and held + size > at_once:
+            yield some
+            some, held = [], 0
+        some.append(part)
+        held += size
+    if some:
+        yield some
 
 
 def _without_numbers(tensor: Tensor) -> Tensor:
