@@ -30,7 +30,7 @@ from whet.learner.worker import LearnerWorker
 from whet.weights import cuda_ipc, memory, receiver, shared_memory
 from whet.weights.cuda_ipc import CudaIpc
 from whet.weights.digest import differing, digest
-from whet.weights.parcel import Sending, lay_out
+from whet.weights.parcel import Parcel, Sending, lay_out
 from whet.weights.receiver import Receiver
 from whet.weights.shared_memory import Slots
 
@@ -111,7 +111,7 @@ def refit(worker: LearnerWorker, engines: Engines | None, sending: Sending) -> t
         if opening.setup is not None:
             engines.call(opening.setup[0], *opening.setup[1])
     digests: dict[str, int] = {}
-    while (parcel := worker.next_weights()) is not None:
+    while (parcel := _next(worker)) is not None:
         digests |= parcel.digests
         if engines is not None:
             engines.start(parcel.method, *parcel.arguments)
@@ -125,6 +125,13 @@ def refit(worker: LearnerWorker, engines: Engines | None, sending: Sending) -> t
             assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
     worker.end_weights()
     return opening.known, opening.setup is not None
+
+
+def _next(worker: LearnerWorker) -> Parcel | None:
+    """All ranks are asked at once."""
+    if worker.ranks is not None:
+        worker.ranks.all(None)
+    return worker.next_weights()
 
 
 def learn(worker: LearnerWorker) -> None:
@@ -259,7 +266,7 @@ def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, tr
 
     def broken(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
         if bucket == 2:
-            next(named)  # in the midst of what all ranks gather
+            next(named)  # in the midst of what ranks hand each other, one tensor after the other
             raise RuntimeError("out of memory")
         return honest(here, bucket, named)
 
@@ -278,13 +285,13 @@ def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, tr
 
 
 def test_what_one_rank_cannot_write_fails_on_all_and_nobody_hangs(model: Path, tmp_path: Path) -> None:
-    first, second = run(Case(model, {"fsdp": 2}), tmp_path, one_rank_fails, "cuda_ipc", 1)
+    first, second = run(Case(model, {"pipeline": 2}), tmp_path, one_rank_fails, "cuda_ipc", 1)
     assert first == "2: rank 1 failed while writing weights for the engines: RuntimeError: out of memory"
     assert second == "2: out of memory"
 
 
 def test_what_the_first_rank_alone_writes_and_cannot_leaves_the_others_free(model: Path, tmp_path: Path) -> None:
-    first, second = run(Case(model, {"fsdp": 2}), tmp_path, one_rank_fails, "shared_memory", 0)
+    first, second = run(Case(model, {"pipeline": 2}), tmp_path, one_rank_fails, "shared_memory", 0)
     assert (first, second) == ("2: out of memory", "")
 
 
