@@ -38,6 +38,12 @@ def gather(rendezvous: str, rank: int, ranks: int) -> tuple[list[Tensor], list[T
     honest, calls = dist.all_gather, []
     parameters.dist.all_gather = lambda *args, **settings: calls.append(1) or honest(*args, **settings)  # type: ignore[func-returns-value]
     came = list(parameters.in_turn([*spread, plain[0]], CPU))
+    alone = list(parameters.in_turn([*spread, plain[0]], CPU, everywhere=False))
+    if rank:
+        assert all(tensor.device.type == "meta" for tensor in alone)
+        assert [tensor.shape for tensor in alone] == [tensor.shape for tensor in came]
+    else:
+        assert all(torch.equal(one, other) for one, other in zip(alone, came, strict=True))
     return [*plain, plain[0]], came, len(calls)
 
 

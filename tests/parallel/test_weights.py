@@ -75,9 +75,9 @@ def send(
     in_turn, tensors = keeping.in_turn, kind.tensors
     if kind is ModelWeights:  # else it gives the stage's own tensors
 
-        def watched(tensors: list[Tensor], device: torch.device) -> Iterator[Tensor]:
+        def watched(tensors: list[Tensor], device: torch.device, everywhere: bool) -> Iterator[Tensor]:
             gathered.update(tensor.dtype for tensor in tensors)
-            return (alive.watch(tensor) for tensor in in_turn(tensors, device))
+            return (alive.watch(tensor) for tensor in in_turn(tensors, device, everywhere))
 
         keeping.in_turn = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
@@ -161,14 +161,20 @@ def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, 
 
 @pytest.mark.parametrize(
     "layout",
-    [{"fsdp": 2}, {"pipeline": 2}, {"tensor": 2}],
-    ids=["fsdp", "pipeline", "tensor"],
+    [
+        {"fsdp": 2},
+        {"pipeline": 2},
+        {"tensor": 2},
+        pytest.param({"replicas": 2, "fsdp": 2}, marks=pytest.mark.slow),
+        pytest.param({"fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["fsdp", "pipeline", "tensor", "replicas and fsdp", "tensor and fsdp"],
 )
 def test_frozen_weights_and_adapter_are_what_is_merged_however_the_learner_is_spread(models, layout):
     case = Case(models["llama"], layout, lora=True)
     (alone,) = on_ranks(1, contents, case.one_rank())
-    first, second = on_ranks(2, contents, case)
-    assert second == {"merged": {}, "base": {}, "adapter": {}}
+    first, *others = on_ranks(case.ranks, contents, case)
+    assert all(other == {"merged": {}, "base": {}, "adapter": {}} for other in others)
     for content, expected in alone.items():
         assert first[content].keys() == expected.keys()
         assert all(torch.equal(first[content][name], tensor) for name, tensor in expected.items())

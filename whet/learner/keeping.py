@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from whet.learner.worker import WorkerConfig
     from whet.parallel.pipeline import Pipeline
 
+_AT_ONCE = 16 * 2**20  # bytes that are gathered in one exchange; the C library keeps and reuses memory of such sizes
+
 
 @dataclass(slots=True, frozen=True)
 class OfAllStages:
@@ -87,9 +89,11 @@ class Keeping:
             self.sender.end()
 
     def _weights(self, sending: Sending | None = None) -> Named:
-        what = () if sending is None else (sending.content, sending.dtype, sending.bucket_bytes)
-        own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device), *what)
-        return own if self.scorer.pipeline is None else OfAllStages(self.scorer.pipeline, own)
+        pipeline = self.scorer.pipeline
+        everywhere = sending is None or self.ranks is None or pipeline is not None
+        what = () if sending is None else (sending.content, sending.dtype, min(sending.bucket_bytes, _AT_ONCE))
+        own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device, everywhere), *what)
+        return own if pipeline is None else OfAllStages(pipeline, own)
 
     # State
 

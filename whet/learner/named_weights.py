@@ -94,7 +94,7 @@ class ModelWeights:
     whole: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
     content: Content = "merged"
     dtype: torch.dtype | None = None  # what they are going to be cast to; wider ones may be cast already
-    at_once: int = 32 * 2**20  # bytes, of whole tensors, that ``whole`` is asked for; a larger tensor comes alone
+    at_once: int = 16 * 2**20  # bytes, of whole tensors, that ``whole`` is asked for; a larger tensor comes alone
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         """(name, type, shape) of each; nothing is gathered or merged."""

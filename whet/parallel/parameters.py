@@ -32,16 +32,18 @@ def whole(tensor: Tensor, device: torch.device) -> Tensor:
     return spread.to_local()
 
 
-def in_turn(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """All of each, one after the other, on every rank. Those that are cut alike travel in one exchange, before the
-    first one is given out: on a slow network or a busy machine each exchange is a wait."""
+def in_turn(tensors: Sequence[Tensor], device: torch.device, everywhere: bool = True) -> Iterator[Tensor]:
+    """All of each, one after the other, on every rank; if not ``everywhere`` on the first rank, and on the others
+    tensors without numbers. Those that are cut alike travel in one exchange, before the first one is given out: on a
+    slow network or a busy machine each exchange is a wait."""
     cuts = [_only_cut(tensor) for tensor in tensors]
     exchanged = {}
     for kind in dict.fromkeys(filter(None, cuts)):
         alike = [tensor for tensor, cut in zip(tensors, cuts, strict=True) if cut == kind]
-        exchanged[kind] = _exchange(alike, *kind, device)
+        exchanged[kind] = _exchange(alike, *kind, device, everywhere)
     for tensor, cut in zip(tensors, cuts, strict=True):
-        yield whole(tensor, device) if cut is None else next(exchanged[cut])
+        found = whole(tensor, device) if cut is None else next(exchanged[cut])
+        yield found if everywhere or dist.get_rank() == 0 else torch.empty_like(found, device="meta")
 
 
 def _only_cut(tensor: Tensor) -> tuple[DeviceMesh, int] | None:
@@ -52,29 +54,46 @@ def _only_cut(tensor: Tensor) -> tuple[DeviceMesh, int] | None:
     return (tensor.device_mesh, cut[0]) if len(cut) == 1 and type(tensor.placements[cut[0]]) is Shard else None
 
 
-def _exchange(tensors: Sequence[Any], mesh: DeviceMesh, number: int, device: torch.device) -> Iterator[Tensor]:
+def _exchange(
+    tensors: Sequence[Any], mesh: DeviceMesh, number: int, device: torch.device, everywhere: bool
+) -> Iterator[Tensor]:
     """All of each, after one gathering of the bytes that each rank has of them."""
-    ranks, boxes, size = mesh.size(number), [], 0
+    group, ranks, boxes, size = mesh.get_group(number), mesh.size(number), [], 0
     for tensor in tensors:
         dim = tensor.placements[number].dim
         shape = list(tensor.shape)
         shape[dim] = -(-shape[dim] // ranks)  # the last ranks may have less
         boxes.append((tensor, dim, shape, size))
         size += -(-math.prod(shape) * tensor.dtype.itemsize // _ALIGNED) * _ALIGNED
-
-    def box(memory: Tensor, dtype: torch.dtype, shape: list[int], offset: int) -> Tensor:
-        return memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
-
-    own = torch.empty(size, dtype=torch.uint8, device=device)
-    for tensor, dim, shape, offset in boxes:
-        part = local(tensor)
-        box(own, tensor.dtype, shape, offset).narrow(dim, 0, part.shape[dim]).copy_(part)
-    everyones = torch.empty(ranks * size, dtype=torch.uint8, device=device).chunk(ranks)
-    dist.all_gather(list(everyones), own, group=mesh.get_group(number))
+    first = 0 in dist.get_process_group_ranks(group)
+    if not everywhere and not (first and mesh.get_local_rank(number) == 0):
+        if first:
+            dist.gather(_packed(boxes, size, device), group=group, group_dst=0)
+        return (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in tensors)
+    own = _packed(boxes, size, device)
+    everyones = list(torch.empty(ranks * size, dtype=torch.uint8, device=device).chunk(ranks))
+    if everywhere:
+        dist.all_gather(everyones, own, group=group)
+    else:
+        dist.gather(own, everyones, group=group, group_dst=0)
     return (
-        torch.cat([box(one, tensor.dtype, shape, offset) for one in everyones], dim).narrow(dim, 0, tensor.shape[dim])
+        torch.cat([_box(one, tensor, shape, offset) for one in everyones], dim).narrow(dim, 0, tensor.shape[dim])
         for tensor, dim, shape, offset in boxes
     )
+
+
+def _packed(boxes: Sequence[tuple[Any, int, list[int], int]], size: int, device: torch.device) -> Tensor:
+    """[size] uint8: what this rank has of each tensor, in its box."""
+    memory = torch.empty(size, dtype=torch.uint8, device=device)
+    for tensor, dim, shape, offset in boxes:
+        part = local(tensor)
+        _box(memory, tensor, shape, offset).narrow(dim, 0, part.shape[dim]).copy_(part)
+    return memory
+
+
+def _box(memory: Tensor, tensor: Tensor, shape: list[int], offset: int) -> Tensor:
+    """Where a rank's part of a tensor lies, filled up to the same shape on all ranks."""
+    return memory[offset : offset + math.prod(shape) * tensor.dtype.itemsize].view(tensor.dtype).view(shape)
 
 
 def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
