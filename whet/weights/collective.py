@@ -95,7 +95,7 @@ def receive(wire: Broadcast, bucket: int, layout: Layout) -> list[tuple[str, Ten
 class Collective:
     """The sender's side. It listens at ``host``, nowhere else."""
 
-    method, every_rank = "take_broadcast", False
+    method = "take_broadcast"
 
     def __init__(self, host: str, takers: int, deadline: float) -> None:
         self._host, self._ranks, self._deadline = host, takers + 1, deadline

@@ -24,7 +24,7 @@ Handles = dict[str, list[Handle]]
 class CudaIpc(Slots):
     """The sender's side, on each rank; ``ranks`` are None where there is only one."""
 
-    method, every_rank = "take_memory", True
+    method = "take_memory"
 
     def __init__(self, device: torch.device, ranks: Ranks | None) -> None:
         super().__init__(device)

@@ -15,7 +15,7 @@ from whet.weights.parcel import Layout
 class Disk:
     """The sender's side. The files are removed once the engines have taken them."""
 
-    method, every_rank = "take_file", False
+    method = "take_file"
 
     def __init__(self, within: Path | None = None) -> None:
         self._within = within

@@ -33,6 +33,11 @@ class Sending:
     deadline: float = 300.0  # seconds that a collective may take
     content: Content = "merged"
 
+    @property
+    def every_rank(self) -> bool:
+        """Whether every rank of a learner writes, for whoever reads on its device, or the first one alone."""
+        return self.transport == "cuda_ipc"
+
 
 @dataclass(slots=True, frozen=True)
 class Opening:

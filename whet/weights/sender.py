@@ -30,7 +30,6 @@ class Transport(Protocol):
     """What carries buckets from here to there."""
 
     method: str  # of the receiver's, for each bucket
-    every_rank: bool  # whether every rank of the learner opens and writes, or the first one alone
 
     def open(self, layout: Layout) -> tuple[str, tuple[Any, ...]] | None:
         """Before the first bucket: what the receiver has to be told once (a method and its arguments), where there is
@@ -85,7 +84,7 @@ class Sender:
         setup = None
         if sending.transport is not None:
             transport = self._transport or self._make_transport(sending)
-            if self._first or transport.every_rank:
+            if self._first or sending.every_rank:
                 self._transport = transport
                 setup = transport.open(self._layout)
         known = hashlib.sha256(json.dumps([sending.transport, self._layout]).encode()).hexdigest()
@@ -123,7 +122,7 @@ class Sender:
             failed = error
         for _ in due:
             next(self._tensors, None)
-        if self._ranks is not None and self._transport is not None and self._transport.every_rank:
+        if self._ranks is not None and self._sending is not None and self._sending.every_rank:
             with self._ranks.together("writing weights for the engines"):
                 if failed is not None:
                     raise failed

@@ -54,7 +54,7 @@ class Slots:
 class SharedMemory(Slots):
     """The sender's side, from the first rank's memory."""
 
-    method, every_rank = "take_memory", False
+    method = "take_memory"
 
     def __init__(self) -> None:
         if not hasattr(os, "memfd_create"):
