@@ -3,7 +3,7 @@ them to a transport. Runs where the weights are, in the process of the learner's
 model is one bucket and the transport's buffers, never the model. Knows no engine.
 
 Of several ranks all go through it together, because gathering takes all of them. The first one speaks to the engines;
-whether the others write as well is the transport's to say.
+whether the others write as well, ``Sending`` says.
 """
 
 import hashlib
