@@ -71,8 +71,9 @@ class Parts:
         self.version = 0
 
     def sync(self, **changes: Any) -> Any:
-        recipe = self.recipe.model_copy(update={"weights": self.recipe.weights.model_copy(update=changes)})
-        return build_sync(recipe, self.generator, self.text)
+        sync: Any = build_sync(self.recipe, self.generator, self.text)
+        sync.config = sync.config.model_copy(update=changes)  # not before: cuda_ipc is refused where there is no GPU
+        return sync
 
     async def publish(self, sync: Any) -> dict[str, float]:
         self.version += 1

@@ -55,13 +55,22 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
 def build_sync(
     recipe: "Recipe", generator: "Generator", text: list[int], devices: "Devices | None" = None
 ) -> "WeightSync":
-    """The way of the policy's weights to ``generator``. ``text``, at least two tokens, is what its probe reads."""
+    """The way of the policy's weights to ``generator``. ``text``, at least two tokens, is what its probe reads. Raises
+    ``ConfigError`` where there is no such way on this machine."""
+    import torch
+
+    from whet.errors import ConfigError
     from whet.weights.base import replicas
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
 
     if not hasattr(replicas(generator)[0], "call"):  # its weights are in this process
         return InProcessSync(recipe.weights, text, devices)
+    if recipe.weights.transport == "cuda_ipc" and not torch.cuda.is_available():
+        raise ConfigError(
+            "weights.transport=cuda_ipc goes through a GPU's memory, and there is no GPU here; set "
+            "weights.transport=shared_memory"
+        )
     sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
     repeated = (text * -(-length // len(text)))[:length]

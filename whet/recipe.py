@@ -100,6 +100,7 @@ class Recipe(Config):
                 "cluster=processes or cluster=ray"
             )
         self._check_devices()
+        self._check_transport()
         unfilled = self.algorithm.needs - self.algorithm.fills
         if unfilled:
             raise ValueError(
@@ -127,6 +128,22 @@ class Recipe(Config):
             raise ValueError(
                 "devices.learner_cores and generator_cores bind processes to cores, and cluster = local has none of "
                 "their own for learners; set cluster=processes or cluster=ray"
+            )
+
+    def _check_transport(self) -> None:
+        if self.weights.transport != "cuda_ipc" or not self.algorithm.samples_per_task:
+            return
+        what = "weights.transport = cuda_ipc goes through the memory of GPUs that learner and engine share"
+        if self.devices.placement != "colocated":
+            raise ValueError(
+                f"{what}, and devices.placement = {self.devices.placement} gives each its own; set "
+                "devices.placement=colocated, or weights.transport=collective or shared_memory"
+            )
+        replicas = getattr(self.generator, "replicas", 1)
+        if replicas > 1 and getattr(self.generator, "devices", None) is None:
+            raise ValueError(
+                f"{what}, one rank of each on a GPU, and generator.devices doesn't say which of them each of the "
+                f"{replicas} replicas has; set it"
             )
 
     def _check_compiled(self) -> None:

@@ -23,6 +23,7 @@ def test_a_recipe_with_vllm_is_read_without_torch_and_vllm() -> None:
         "import sys; from whet.config import load; from whet.recipe import Recipe;"
         "load(Recipe, 'quickstart', ['generator={type: router, replica: {type: vllm, dtype: float32}}']);"
         "load(Recipe, 'quickstart', ['generator=vllm', 'model.lora={rank: 8}', 'weights.lora=adapter']);"
+        "load(Recipe, 'quickstart', ['weights.transport=cuda_ipc', 'devices.placement=colocated', 'generator=vllm']);"
         "print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

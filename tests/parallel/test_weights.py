@@ -23,6 +23,7 @@ class Held:
     """A model that holds what comes."""
 
     rank = 0
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -107,7 +108,7 @@ def send(
     return {"peak": alive.peak, "buckets": buckets, "model": sum(sizes), "largest": max(sizes), "gathered": gathered}
 
 
-@pytest.mark.parametrize("transport", [None, "shared_memory", "disk", "collective"])
+@pytest.mark.parametrize("transport", [None, "shared_memory", "disk", "collective", "cuda_ipc"])
 def test_what_is_alive_beyond_the_model_is_one_bucket(models, transport):
     first, second = on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), transport)
     most = max(BUCKET, first["largest"])

@@ -78,13 +78,14 @@ async def parts(
     folder: Path, tmp_path: Path, lora: bool = True, **weights: Any
 ) -> AsyncIterator[tuple[Any, WithAdapters, EngineSync]]:
     settings = {"bucket_mb": 1 / 128, "folder": str(tmp_path), "deadline": 5.0} | weights
+    changes = {"lora": "adapter", "transport": settings.pop("transport", "shared_memory")}
     model = {"lora": {"rank": 4, "alpha": 12.0}} if lora else {}
     recipe = toy_recipe(folder, weights=settings, model=model, optimizer={"lr": 0.1})
     renderer = build_renderer(recipe)
     inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
     try:
         text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        config = recipe.weights.model_copy(update={"lora": "adapter"})
+        config = recipe.weights.model_copy(update=changes)
         yield learner, WithAdapters(inside), EngineSync(config, text, Distribution(temperature=0.7))
     finally:
         await inside.close()

@@ -24,6 +24,7 @@ from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
 from whet.weights.collective import Collective, join
 from whet.weights.config import WeightSyncConfig
+from whet.weights.cuda_ipc import CudaIpc
 from whet.weights.disk import Disk
 from whet.weights.engine import EngineSync
 from whet.weights.local import Relay
@@ -32,7 +33,8 @@ from whet.weights.receiver import Receiver
 from whet.weights.sender import Listed
 from whet.weights.shared_memory import SharedMemory
 
-TRANSPORTS = ["shared_memory", "disk", "collective"]
+TRANSPORTS = ["shared_memory", "disk", "collective", "cuda_ipc"]  # the last one in the memory of CPUs
+SETUPS = ("map_memory", "join", "map_device_memory")
 
 
 class StandIn:
@@ -41,6 +43,7 @@ class StandIn:
     weights_complete = False
     ranks = 1
     rank = 0
+    device = torch.device("cpu")
 
     def __init__(self, inside: TorchGenerator) -> None:
         self.inside, self.receiver = inside, Receiver(self)
@@ -141,12 +144,14 @@ async def parts(
 ) -> AsyncIterator[tuple[Any, StandIn, EngineSync]]:
     """Buckets of 64 KiB: the tiny model takes many."""
     settings = {"bucket_mb": 1 / 16, "folder": str(tmp_path), "deadline": 5.0} | (weights or {})
+    transport = settings.pop("transport", "shared_memory")  # recipes don't take cuda_ipc on CPUs
     recipe = toy_recipe(folder, weights=settings, **changes)
     renderer = build_renderer(recipe)
     inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
     try:
         text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        yield learner, StandIn(inside), EngineSync(recipe.weights, text, Distribution(temperature=0.7))
+        config = recipe.weights.model_copy(update={"transport": transport})
+        yield learner, StandIn(inside), EngineSync(config, text, Distribution(temperature=0.7))
     finally:
         await inside.close()
         await learner.close()
@@ -188,7 +193,7 @@ def test_how_weights_are_packed_and_come_is_said_once(tiny_model: Path, tmp_path
                 engine.calls.clear()
                 await sync.publish(learner, engine, version)
                 layouts.append([args[2] is not None for method, args in engine.calls if method == "begin"])
-                setups.append([method for method, _ in engine.calls if method in ("map_memory", "join")])
+                setups.append([method for method, _ in engine.calls if method in SETUPS])
                 assert sum(method.startswith("take_") for method, _ in engine.calls) > 4
             assert layouts == [[True], [False], [False]]
             assert len(setups[0]) == (transport != "disk")
@@ -291,7 +296,7 @@ def test_damage_on_the_way_is_named(
     async def go() -> None:
         settings = {"transport": transport, "bucket_mb": 1.0}
         async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
-            kind = {"shared_memory": SharedMemory, "disk": Disk, "collective": Collective}[transport]
+            kind = dict(zip(TRANSPORTS, [SharedMemory, Disk, Collective, CudaIpc], strict=True))[transport]
             honest = kind.write
             monkeypatch.setattr(kind, "write", lambda *args: damage(honest, *args))
             with pytest.raises(RefitError, match=r"did not receive.*model\.layers\.1\.mlp\.(up|gate)_proj"):

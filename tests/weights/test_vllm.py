@@ -30,7 +30,7 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     parts.close(loop)
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective"])
+@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective", "cuda_ipc"])
 def test_every_matrix_arrives_and_is_read_back_whole(parts: Parts, loop: Loop, transport: str) -> None:
     async def go() -> None:
         sync = parts.sync(transport=transport)

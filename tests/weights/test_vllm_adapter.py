@@ -40,8 +40,9 @@ class Parts:
         self.version = 0
 
     def sync(self, **changes: Any) -> Any:
-        recipe = self.recipe.model_copy(update={"weights": self.recipe.weights.model_copy(update=changes)})
-        return build_sync(recipe, self.generator, self.text)
+        sync: Any = build_sync(self.recipe, self.generator, self.text)
+        sync.config = sync.config.model_copy(update=changes)  # not before: cuda_ipc is refused where there is no GPU
+        return sync
 
     async def publish(self, sync: Any) -> dict[str, float]:
         self.version += 1
@@ -69,7 +70,7 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     asyncio.run(parts.learner.close())
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective"])
+@pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective", "cuda_ipc"])
 def test_the_frozen_weights_come_once_and_then_the_adapter_alone(parts: Parts, loop: Loop, transport: str) -> None:
     async def go() -> None:
         sync = parts.sync(transport=transport)

@@ -42,9 +42,12 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     assert not _left_behind(parts.generator)
 
 
-def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(parts: Parts, loop: Loop) -> None:
+@pytest.mark.parametrize("transport", ["shared_memory", "cuda_ipc"])
+def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(
+    parts: Parts, loop: Loop, transport: str
+) -> None:
     async def go() -> None:
-        sync = parts.sync()
+        sync = parts.sync(transport=transport)
         await parts.publish(sync)
         await learn_something(parts.learner)
         metrics = await parts.publish(sync)

@@ -6,7 +6,6 @@ import logging
 import os
 import pickle
 import signal
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 from whet.cluster.base import Seat
 from whet.cluster.group import RemoteTraceback, call_method
-from whet.cluster.rendezvous import LOOPBACK
+from whet.cluster.rendezvous import LOOPBACK, own_address
 from whet.config import Config
 
 
@@ -122,9 +121,7 @@ def interface_to(host: str) -> str | None:
     import psutil
 
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-            towards.connect((host, 9))  # of a datagram socket: sends nothing, chooses the address to send from
-            own = towards.getsockname()[0]
+        own = own_address(host)
     except OSError:
         return None
     return next((name for name, found in psutil.net_if_addrs().items() if own in [one.address for one in found]), None)

@@ -7,6 +7,14 @@ from whet.cluster.base import Placement, Seat
 LOOPBACK = "127.0.0.1"
 
 
+def own_address(host: str) -> str:
+    """The address by which this machine reaches ``host``, or itself. Raises ``OSError`` where it can't."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((host, 9))  # of a datagram socket: sends nothing, chooses the address to send from
+        address: str = towards.getsockname()[0]
+    return address
+
+
 class Reservation:
     """A free port at an address of this machine, which the system gives to nobody else while this object lives.
 

@@ -44,7 +44,8 @@ class VllmGeneratorConfig(Config):
     or too slow for one device. It must divide the model's heads."""
     devices: str | None = Field(default=None, min_length=1)
     """The GPUs of the engine, one for each of its ranks, as CUDA_VISIBLE_DEVICES says it ("1", or "2,3" with
-    ``tensor`` 2). Has to be set where there are GPUs: the learner computes on the first ones."""
+    ``tensor`` 2). Has to be set where there are GPUs: the learner computes on the first ones. With
+    ``devices.placement=colocated`` name the learner's own ("0")."""
     threads: int | None = Field(default=None, ge=1)
     """Of the engine's products on CPUs, divided among its ranks; None: one for each core that this process may use."""
     compile: bool = False
@@ -105,7 +106,8 @@ class VllmGeneratorConfig(Config):
         if self.devices is None and torch.cuda.is_available():
             raise ConfigError(
                 "generator.devices is not set: the vLLM engine would take the GPU that the learner computes on. Say "
-                "which ones are the engine's, one for each of its ranks: generator.devices='\"1\"' is the second"
+                "which ones are the engine's, one for each of its ranks: generator.devices='\"1\"' is the second. With "
+                "devices.placement=colocated they are the learner's own: generator.devices='\"0\"'"
             )
         from whet.generators.vllm_generator import VllmGenerator
 

@@ -24,6 +24,7 @@ class VllmModel:
         self._worker = worker
         self.model: nn.Module = worker.model_runner.get_model()
         self.dtype: torch.dtype = worker.model_config.dtype
+        self.device = torch.device(worker.device)
         self._ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
         self._wrapped = _with_lora(self.model)
         self._unwrap()
@@ -51,7 +52,7 @@ class VllmModel:
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Some of the weights. Their memory may be written over once this returns."""
         named = list(named)
-        with self._config(), torch.device(self._worker.device):
+        with self._config(), self.device:
             self._loaded |= set(self.model.load_weights(named))  # type: ignore[operator]
         self._own_what_waits({tensor.untyped_storage().data_ptr() for _, tensor in named})
 
@@ -69,7 +70,7 @@ class VllmModel:
         """Repack the layers. Returns the parameters (vLLM's names) that no weight came for."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-        with self._config(), torch.device(self._worker.device):
+        with self._config(), self.device:
             finalize_layerwise_reload(self.model, self._worker.model_config)
         self._worker.model_runner.reset_lora_state()
         missing = sorted({name for name, _ in self.model.named_parameters()} - self._loaded)
@@ -157,7 +158,7 @@ class VllmModel:
         if self._last is not None and self._last[:2] == (module, columns):
             return self._last[2]  # the parts of a fused matrix come one after the other
         width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
-        units = torch.zeros(len(columns), int(width), dtype=self.dtype, device=self._worker.device)
+        units = torch.zeros(len(columns), int(width), dtype=self.dtype, device=self.device)
         units[torch.arange(len(columns)), columns] = 1
         product: Tensor = module.quant_method.apply(module, units, bias=None)
         self._last = module, columns, product.T

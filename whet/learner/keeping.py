@@ -75,7 +75,7 @@ class Keeping:
         """Start to send weights from the first rank, a bucket at a time; see ``whet.weights.sender``."""
         if self.sender is None:
             host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
-            self.sender = Sender(self._weights, self.seat.rank == 0, self.seat.remote, host)
+            self.sender = Sender(self._weights, self.ranks, self.device, self.seat.remote, host)
         return self.sender.begin(sending)
 
     def next_weights(self) -> Parcel | None:
@@ -90,7 +90,7 @@ class Keeping:
 
     def _weights(self, sending: Sending | None = None) -> Named:
         pipeline = self.scorer.pipeline
-        everywhere = sending is None or self.ranks is None or pipeline is not None
+        everywhere = sending is None or sending.every_rank or self.ranks is None or pipeline is not None
         what = () if sending is None else (sending.content, sending.dtype, min(sending.bucket_bytes, _AT_ONCE))
         own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device, everywhere), *what)
         return own if pipeline is None else OfAllStages(pipeline, own)

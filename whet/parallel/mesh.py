@@ -128,7 +128,7 @@ def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: flo
     messages = dist.new_group(backend="gloo", timeout=timeout)
     if device.type == "cuda":
         devices = [""] * seat.ranks
-        dist.all_gather_object(devices, str(torch.cuda.get_device_properties(device).uuid), messages)
+        dist.all_gather_object(devices, device_id(device), messages)
         check_devices(devices)
     background = dist.new_group(backend="gloo", timeout=timeout)
     return arrange(Ranks, config, seat, device, messages, background, owns, timeout)
@@ -165,6 +165,11 @@ def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta)
     for group in mesh.get_all_groups():
         _set_pg_timeout(timeout, group)  # a mesh makes its groups with torch's own timeouts
     return mesh[tuple(name for name in found if name != "pipeline")]  # other stages have other parameters
+
+
+def device_id(device: torch.device) -> str:
+    """Which one it is, the same in every process: of GPUs each has its own, CPUs are all one."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
 
 
 def check_devices(devices: Sequence[str]) -> None:

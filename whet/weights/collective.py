@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from whet.cluster.rendezvous import own_address
 from whet.errors import DeadlineError, RefitError
 from whet.weights.parcel import Layout, bucket_size, views
 
@@ -36,7 +37,7 @@ class Broadcast:
         options = kind.Options() if backend == "nccl" else kind._Options()
         options._timeout = self._timeout
         if backend == "gloo":
-            options._devices = [kind.create_device(hostname=_own_address(host))]
+            options._devices = [kind.create_device(hostname=own_address(host))]
         self._group = kind(store, rank, ranks, options)
 
     def start(self, tensor: Tensor) -> Any:
@@ -167,11 +168,3 @@ class Collective:
     def _wait(self, slot: int) -> None:
         for work in self._under_way.pop(slot, ()):
             self._met().finish(work)
-
-
-def _own_address(other: str) -> str:
-    """By which this machine reaches another, or itself."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((other, 9))  # of a datagram socket: sends nothing, chooses the address to send from
-        address: str = towards.getsockname()[0]
-    return address

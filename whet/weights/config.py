@@ -7,13 +7,16 @@ from pydantic import Field
 
 from whet.config import Config
 
+TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]
+
 
 class WeightSyncConfig(Config):
     """The proofs run after every publication; a mismatch stops the run and names the tensors."""
 
-    transport: Literal["shared_memory", "disk", "collective"] = "shared_memory"
+    transport: TransportName = "shared_memory"
     """The way to an engine in other processes; the built-in generator needs none. ``collective``: a broadcast, by gloo
-    between CPUs and by NCCL between GPUs."""
+    between CPUs and by NCCL between GPUs. ``cuda_ipc``, with devices.placement=colocated: memory of the GPUs that
+    learner and engine share."""
     lora: Literal["merged", "adapter"] = "merged"
     """What travels where ``model.lora`` is set. ``merged``: all weights, each time. ``adapter``, with generator=vllm:
     the frozen weights once, then LoRA's tensors alone, which the engine applies beside its matrices."""

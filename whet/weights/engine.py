@@ -196,6 +196,11 @@ class EngineSync:
             content=content,
         )
         opening = await source.begin_weights(sending)
+        if config.transport == "cuda_ipc" and opening.machine != machine():
+            raise ConfigError(
+                "weights.transport=cuda_ipc shares the memory of this machine's GPUs, and the learner is on another "
+                "one; set weights.transport=collective or shared_memory"
+            )
         if config.transport == "shared_memory" and opening.machine != machine():
             await source.end_weights()
             source = Relay(source)

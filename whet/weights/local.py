@@ -15,6 +15,8 @@ class LocalSource:
         self._sender = Sender(lambda _: weights)
 
     async def begin_weights(self, sending: Sending) -> Opening:
+        if sending.transport == "cuda_ipc":  # they are not on the engine's devices
+            sending = replace(sending, transport="shared_memory")
         return await asyncio.to_thread(self._sender.begin, sending)
 
     async def next_weights(self) -> Parcel | None:

@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-TransportName = Literal["shared_memory", "disk", "collective"]
+from whet.weights.config import TransportName
+
 Content = Literal["merged", "base", "adapter"]
 """Which weights: all of them with LoRA merged in, all without LoRA, or LoRA's tensors alone."""
 ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
@@ -31,6 +32,11 @@ class Sending:
     folder: Path | None = None  # where files are written; None: the system's temporary folder
     deadline: float = 300.0  # seconds that a collective may take
     content: Content = "merged"
+
+    @property
+    def every_rank(self) -> bool:
+        """Whether every rank of a learner writes, for whoever reads on its device, or the first one alone."""
+        return self.transport == "cuda_ipc"
 
 
 @dataclass(slots=True, frozen=True)

@@ -10,10 +10,12 @@ from torch import Tensor
 from whet.errors import RefitError
 from whet.seeds import derive_seed
 from whet.weights.digest import digest
+from whet.weights.memory import Handle, open_shared, settle
 from whet.weights.parcel import Layout, views
 
 if TYPE_CHECKING:
     from whet.weights.collective import Broadcast
+    from whet.weights.cuda_ipc import Handles
 
 
 class Loadable(Protocol):
@@ -52,6 +54,11 @@ class EngineModel(Loadable, Protocol):
     @property
     def rank(self) -> int:
         """Which of the processes that share the model this one is, from 0."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
         ...
 
     def adapter(self, rank: int, alpha: float) -> LoadableAdapter:
@@ -100,13 +107,32 @@ class Receiver:
         self._into.begin()
         return refused
 
-    def map_memory(self, paths: list[str], size: int) -> None:
-        """What buckets will lie in from now on: memory of the sender's, ``size`` bytes behind each path."""
-        self._memory = [torch.from_file(path, shared=True, size=size, dtype=torch.uint8) for path in paths]
+    def map_memory(self, handles: list[Handle], size: int) -> None:
+        """What buckets will lie in from now on: memory of the sender's, ``size`` bytes behind each handle."""
+        self._map(handles, size, torch.device("cpu"))
+
+    def map_device_memory(self, handles: "Handles", size: int) -> None:
+        """The same on this process's device. Raises ``RefitError`` where no rank of the learner is on it."""
+        from whet.weights import cuda_ipc
+
+        self._map(cuda_ipc.own(handles, self.model.device), size, self.model.device)
+
+    def _map(self, handles: list[Handle], size: int, device: torch.device) -> None:
+        self._memory = []  # let go of what was there first
+        try:
+            self._memory = [open_shared(handle, size, device) for handle in handles]
+        except (RuntimeError, OSError) as error:  # torch's own errors, CUDA's among them, are of the first kind
+            raise RefitError(
+                f"the engine could not open the learner's memory ({size} bytes on {device}): {error}. Its processes "
+                "must be on one machine and see each other, also where they run in containers; else set "
+                "weights.transport=collective or disk"
+            ) from error
 
     def take_memory(self, bucket: int, slot: int) -> None:
         """A bucket that lies in shared memory, where it is read; it is written over once this returns."""
-        self._take(views(self._memory[slot], self._layout[bucket]))
+        memory = self._memory[slot]
+        self._take(views(memory, self._layout[bucket]))
+        settle(memory.device)
 
     def join(self, host: str, port: int, ranks: int, backend: str, deadline: float) -> None:
         """Meet the sender, to whose broadcasts buckets will come from now on."""

@@ -2,7 +2,8 @@
 them to a transport. Runs where the weights are, in the process of the learner's first rank; what is alive beyond the
 model is one bucket and the transport's buffers, never the model. Knows no engine.
 
-Of several ranks all go through it together, because gathering takes all of them; only the first one sends.
+Of several ranks all go through it together, because gathering takes all of them. The first one speaks to the engines;
+whether the others write as well, ``Sending`` says.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import RefitError
+from whet.parallel.mesh import Ranks
 from whet.weights.digest import Digests
 from whet.weights.parcel import Layout, Named, Opening, Parcel, Sending, lay_out, payload
 
@@ -48,66 +51,97 @@ class Transport(Protocol):
 
 
 class Sender:
-    """``weights``: what there is to send; ``first``: whether this rank is the one that sends; ``leaves``: whether
-    tensors that go to the caller leave this process; ``host``: where engines can reach it."""
+    """``weights``: what there is to send; ``ranks``: those that have it, with this one among them, None where it is
+    alone; ``device``: where this one's tensors are; ``leaves``: whether tensors that go to the caller leave this
+    process; ``host``: where engines can reach it."""
 
     def __init__(
-        self, weights: Callable[[Sending], Named], first: bool = True, leaves: bool = False, host: str = "127.0.0.1"
+        self,
+        weights: Callable[[Sending], Named],
+        ranks: Ranks | None = None,
+        device: torch.device | None = None,
+        leaves: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
-        self._weights, self._first, self._leaves, self._host = weights, first, leaves, host
-        self._transport: Transport | None = None
+        self._weights, self._ranks, self._leaves, self._host = weights, ranks, leaves, host
+        self._device = device or torch.device("cpu")
+        self._first = ranks is None or ranks.seat.rank == 0
+        self._transport: Transport | None = None  # where this rank writes to one
         self._sending: Sending | None = None
         self._layout: Layout = []
         self._tensors: Iterator[tuple[str, Tensor]] = iter(())
+        self._gathering = False
         self._bucket = 0
 
     def begin(self, sending: Sending) -> Opening:
         """Start anew, whatever became of the last time."""
-        self._sending, self._bucket = sending, 0
+        self._sending, self._bucket, self._gathering = sending, 0, False
         weights = self._weights(sending)
         self._layout = lay_out(weights.described(), sending.dtype, sending.bucket_bytes)
         if sending.known is None or sending.transport is None:
             self.close()
         self._tensors = iter(weights.tensors())
         setup = None
-        if self._first and sending.transport is not None:
-            self._transport = self._transport or _transport(sending, self._host)
-            setup = self._transport.open(self._layout)
+        if sending.transport is not None:
+            transport = self._transport or self._make_transport(sending)
+            if self._first or sending.every_rank:
+                self._transport = transport
+                setup = transport.open(self._layout)
         known = hashlib.sha256(json.dumps([sending.transport, self._layout]).encode()).hexdigest()
         return Opening(None if known == sending.known else self._layout, known, setup, machine())
 
     @torch.no_grad()
     def next(self) -> Parcel | None:
         """The next bucket; None when all were sent. On the other ranks it has no content."""
-        assert self._sending is not None
         if self._bucket == len(self._layout):
             return None
-        method, arguments, tensors = "", (), []
-        with Digests() as digests:
-            named = self._cast(digests)
-            if not self._first:
-                for _ in named:
-                    pass  # gathering takes all ranks
-            elif self._transport is not None:
-                method, arguments = self._transport.method, self._transport.write(self._bucket, named)
-            else:
+        described, transport = self._layout[self._bucket], self._transport
+        due, arguments, tensors = iter(described), (), []
+        with Digests() as digests, self._in_step(due):
+            named = self._cast(due, digests)
+            if transport is not None:
+                arguments = transport.write(self._bucket, named)
+            elif self._first:
                 tensors = [(name, tensor.cpu() if self._leaves else tensor) for name, tensor in named]
-        size = payload(self._layout[self._bucket]) if self._first else 0
         self._bucket += 1
-        return Parcel(method, arguments, digests.found, size, tensors)
+        if not self._first:
+            return Parcel("", (), {}, 0, [])
+        method = transport.method if transport is not None else ""
+        return Parcel(method, arguments, digests.found, payload(described), tensors)
 
-    def _cast(self, digests: Digests) -> Iterator[tuple[str, Tensor]]:
+    @contextmanager
+    def _in_step(self, due: Iterator[Any]) -> Iterator[None]:
+        """Whatever becomes of what is done inside, this rank gathers all that is ``due`` with the others. Where all of
+        them write, they fail together, and go on when all have written."""
+        failed: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            if self._gathering:  # nobody knows how far the others are
+                raise
+            failed = error
+        for _ in due:
+            next(self._tensors, None)
+        if self._ranks is not None and self._sending is not None and self._sending.every_rank:
+            with self._ranks.together("writing weights for the engines"):
+                if failed is not None:
+                    raise failed
+        elif failed is not None:
+            raise failed
+
+    def _cast(self, due: Iterator[Any], digests: Digests) -> Iterator[tuple[str, Tensor]]:
         """The bucket's tensors as they are to arrive, each made when it is asked for."""
         assert self._sending is not None
-        for name, *_ in self._layout[self._bucket]:
+        for name, *_ in due:
+            self._gathering = True
             found, tensor = next(self._tensors)
+            self._gathering = False
             if found != name:
                 raise RefitError(f"the learner's weights changed while they were sent: {found} came for {name}")
-            if self._first:
-                tensor = tensor.to(self._sending.dtype)
-                if self._sending.digest:
-                    digests.add(name, tensor)
-                yield name, tensor
+            tensor = tensor.to(self._sending.dtype)
+            if self._first and self._sending.digest:
+                digests.add(name, tensor)
+            yield name, tensor
 
     def end(self) -> None:
         """The receivers have taken everything."""
@@ -121,17 +155,19 @@ class Sender:
             self._transport.close()
             self._transport = None
 
+    def _make_transport(self, sending: Sending) -> Transport:
+        from whet.weights.collective import Collective
+        from whet.weights.cuda_ipc import CudaIpc
+        from whet.weights.disk import Disk
+        from whet.weights.shared_memory import SharedMemory
 
-def _transport(sending: Sending, host: str) -> Transport:
-    from whet.weights.collective import Collective
-    from whet.weights.disk import Disk
-    from whet.weights.shared_memory import SharedMemory
-
-    if sending.transport == "disk":
-        return Disk(sending.folder)
-    if sending.transport == "collective":
-        return Collective(host, sending.takers, sending.deadline)
-    return SharedMemory()
+        if sending.transport == "disk":
+            return Disk(sending.folder)
+        if sending.transport == "collective":
+            return Collective(self._host, sending.takers, sending.deadline)
+        if sending.transport == "cuda_ipc":
+            return CudaIpc(self._device, self._ranks)
+        return SharedMemory()
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,0 +1,432 @@
+"""Weights through memory that each rank of a learner shares with the rank of an engine on the same device. Learner and
+engines are processes as in a run; each rank is told that it has a device of its own, whose memory is a CPU's. What CUDA
+itself does is not run here."""
+
+import asyncio
+import inspect
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Client, Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from tests.parallel.cases import Case, build
+from tests.parallel.ranks import on_ranks
+from tests.parallel.test_weights import Held
+from tests.tiny import tiny_llama
+from tests.toy import read_settings, toy_recipe, toy_settings
+from tests.weights.test_engine import parts
+from tests.weights.test_in_process import learn_something
+from whet.build import build_generator, build_renderer, build_sync
+from whet.config.problems import RecipeError
+from whet.errors import ConfigError, RefitError, WhetError
+from whet.learner.worker import LearnerWorker
+from whet.weights import cuda_ipc, memory, receiver, shared_memory
+from whet.weights.cuda_ipc import CudaIpc
+from whet.weights.digest import differing, digest
+from whet.weights.parcel import Parcel, Sending, lay_out
+from whet.weights.receiver import Receiver
+from whet.weights.shared_memory import Slots
+
+DTYPE, SMALL, LARGE = torch.float64, 2**16, 2**18  # the largest tensor is between the two
+CPU = torch.device("cpu")
+Write = Callable[[Slots, int, Iterable[tuple[str, Tensor]]], tuple[Any, ...]]
+
+
+# An engine's process
+
+
+def serve(address: str) -> None:
+    """A rank of an engine, until told to end: a receiver over a model that holds what comes."""
+    inside = Receiver(Held())
+    with Listener(address) as listening, listening.accept() as caller:
+        while (asked := caller.recv()) is not None:
+            method, args = asked
+            try:
+                caller.send(buffers() if method == "buffers" else getattr(inside, method)(*args))
+            except WhetError as error:
+                caller.send(error)
+
+
+def buffers() -> int:
+    """How many of a transport's buffers this process has mapped."""
+    return Path("/proc/self/maps").read_text().count("memfd:whet-weights")
+
+
+class Engines:
+    """Ranks of engines, called as ``EngineSync`` does: while they load a bucket the next one may be written."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        self._callers = [_connect(address) for address in addresses]
+        self._waiting = False
+
+    def start(self, method: str, *args: Any) -> None:
+        self.wait()
+        for caller in self._callers:
+            caller.send((method, args))
+        self._waiting = True
+
+    def wait(self) -> list[Any]:
+        answers = [caller.recv() for caller in self._callers] if self._waiting else []
+        self._waiting = False
+        for error in answers:
+            if isinstance(error, WhetError):
+                raise error
+        return answers
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        self.start(method, *args)
+        return self.wait()
+
+    def close(self) -> None:
+        for caller in self._callers:
+            caller.send(None)
+            caller.close()
+
+
+def _connect(address: str) -> Any:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return Client(address)
+        except (FileNotFoundError, ConnectionRefusedError):
+            assert time.monotonic() < end, f"no engine came to {address}"
+            time.sleep(0.01)
+
+
+# A learner's process; its first rank stands in for the run, too
+
+
+def refit(worker: LearnerWorker, engines: Engines | None, sending: Sending) -> tuple[str, bool]:
+    """(``Opening.known``, whether engines were told where memory is). What came to each of them is checked."""
+    opening = worker.begin_weights(sending)
+    if engines is not None:
+        engines.call("begin", 1000, 0, opening.layout)
+        if opening.setup is not None:
+            engines.call(opening.setup[0], *opening.setup[1])
+    digests: dict[str, int] = {}
+    while (parcel := _next(worker)) is not None:
+        digests |= parcel.digests
+        if engines is not None:
+            engines.start(parcel.method, *parcel.arguments)
+        else:
+            assert parcel.method == ""
+    expected = digest((name, tensor.to(sending.dtype)) for name, tensor in worker.named_weights())
+    if engines is not None:
+        engines.wait()
+        assert differing(expected, digests) == []
+        for report in engines.call("finish"):
+            assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
+    worker.end_weights()
+    return opening.known, opening.setup is not None
+
+
+def _next(worker: LearnerWorker) -> Parcel | None:
+    """All ranks are asked at once."""
+    if worker.ranks is not None:
+        worker.ranks.all(None)
+    return worker.next_weights()
+
+
+def learn(worker: LearnerWorker) -> None:
+    with torch.no_grad():
+        for parameter in worker.model.parameters():
+            parameter.add_(0.01)
+
+
+def take_part(
+    rendezvous: str, rank: int, case: Case, folder: str, devices: list[str], script: Callable[..., Any], *args: Any
+) -> Any:
+    """The first ranks are the learner's, the others are engines; each is on one of ``devices``."""
+    cuda_ipc.device_id = lambda _: devices[rank]
+    addresses = [f"{folder}/{number}" for number in range(case.ranks, len(devices))]
+    if rank >= case.ranks:
+        return serve(f"{folder}/{rank}")
+    worker = build(case, rendezvous, rank)
+    engines = Engines(addresses) if rank == 0 else None
+    try:
+        return script(worker, rank, engines, *args)
+    finally:
+        if engines is not None:
+            engines.close()
+
+
+def run(
+    case: Case, folder: Path, script: Callable[..., Any], *args: Any, devices: list[str] | None = None
+) -> list[Any]:
+    """What ``script`` said on each rank of the learner, of two GPUs or of one."""
+    named = devices or ["GPU 0", "GPU 1"][: case.ranks] * 2
+    return on_ranks(len(named), take_part, case, str(folder), named, script, *args, deadline=120.0)[: case.ranks]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llama().save_pretrained(folder)
+    return folder
+
+
+def several_refits(worker: LearnerWorker, rank: int, engines: Engines | None) -> dict[str, Any]:
+    told, held, known = [], [], None
+    for size in (SMALL, SMALL, LARGE, SMALL):
+        known, new = refit(worker, engines, Sending(DTYPE, size, transport="cuda_ipc", known=known))
+        told.append(new)
+        held.append((buffers(), engines.call("buffers") if engines else None))
+        learn(worker)
+    assert worker.sender is not None
+    worker.sender.close()
+    return {"told": told, "held": held, "after": buffers()}
+
+
+@pytest.mark.parametrize("layout", [{}, {"fsdp": 2}, {"pipeline": 2}], ids=["one rank", "fsdp", "pipeline"])
+def test_each_refit_arrives_on_every_device_through_two_buffers_there(
+    model: Path, tmp_path: Path, layout: dict[str, int]
+) -> None:
+    case = Case(model, layout)
+    for rank, found in enumerate(run(case, tmp_path, several_refits)):
+        assert found["told"] == [True, False, True, False]  # and again where buckets are larger
+        assert found["held"] == [(2, [2] * case.ranks if rank == 0 else None)] * 4
+        assert found["after"] == 0
+
+
+def test_a_run_with_ranks_of_their_own_publishes_as_over_any_transport(tiny_model: Path, tmp_path: Path) -> None:
+    """Both ranks say that they are on the same device: the engine reads what the second one wrote."""
+
+    async def go() -> None:
+        changes = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}, "optimizer": {"lr": 0.1}}
+        async with parts(tiny_model, tmp_path, {"transport": "cuda_ipc"}, **changes) as (learner, engine, sync):
+            for version in range(3):
+                metrics = (await sync.publish(learner, engine, version)).result()
+                assert metrics["refit/probe_mean"] < 1e-4
+                assert metrics["refit/unread"] == 0
+                await learn_something(learner)
+
+    asyncio.run(go())
+
+
+# Faults
+
+
+def spoil(damage: Callable[[Write, Slots, int, Iterator[tuple[str, Tensor]]], Any]) -> None:
+    honest = Slots.write
+    Slots.write = lambda here, bucket, named: damage(honest, here, bucket, iter(named))  # type: ignore[method-assign]
+
+
+def one_rank_is_slow(worker: LearnerWorker, rank: int, engines: Engines | None) -> None:
+    def late(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
+        def slowly() -> Iterator[tuple[str, Tensor]]:
+            for one in named:
+                time.sleep(0.03)
+                yield one
+
+        return honest(here, bucket, slowly())
+
+    if rank == 1:
+        spoil(late)
+    refit(worker, engines, Sending(DTYPE, SMALL, transport="cuda_ipc"))
+
+
+def test_a_bucket_is_taken_when_the_slowest_rank_has_written_it(model: Path, tmp_path: Path) -> None:
+    run(Case(model, {"fsdp": 2}), tmp_path, one_rank_is_slow)
+
+
+def one_device_is_wrong(worker: LearnerWorker, rank: int, engines: Engines | None) -> list[list[str]]:
+    def scribbled(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
+        return honest(here, bucket, [(name, tensor + (bucket == 2)) for name, tensor in named])
+
+    if rank == 1:
+        spoil(scribbled)
+    opening = worker.begin_weights(Sending(DTYPE, SMALL, transport="cuda_ipc"))
+    if engines is not None and opening.setup is not None:
+        engines.call("begin", 1000, 0, opening.layout)
+        engines.call(opening.setup[0], *opening.setup[1])
+    digests: dict[str, int] = {}
+    while (parcel := worker.next_weights()) is not None:
+        digests |= parcel.digests
+        if engines is not None:
+            engines.call(parcel.method, *parcel.arguments)
+    assert opening.layout is not None
+    came = engines.call("finish") if engines is not None else []
+    return [[name for name, *_ in opening.layout[2]], *(differing(digests, report["digests"]) for report in came)]
+
+
+def test_each_engine_reads_what_is_on_its_own_device(model: Path, tmp_path: Path) -> None:
+    (lost, first, second), _ = run(Case(model, {"fsdp": 2}), tmp_path, one_device_is_wrong)
+    assert (first, second) == ([], lost)
+
+
+def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, transport: Any, failing: int) -> str:
+    honest = Slots.write
+
+    def broken(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
+        if bucket == 2:
+            next(named)  # in the midst of what ranks hand each other, one tensor after the other
+            raise RuntimeError("out of memory")
+        return honest(here, bucket, named)
+
+    said = ""
+    if rank == failing:
+        spoil(broken)
+    worker.begin_weights(Sending(DTYPE, SMALL, transport=transport))
+    for bucket in range(3):
+        try:
+            worker.next_weights()
+        except (WhetError, RuntimeError) as error:
+            said = f"{bucket}: {error}"
+    Slots.write = honest  # type: ignore[method-assign]
+    refit(worker, engines, Sending(DTYPE, SMALL, transport=transport))
+    return said
+
+
+def test_what_one_rank_cannot_write_fails_on_all_and_nobody_hangs(model: Path, tmp_path: Path) -> None:
+    first, second = run(Case(model, {"pipeline": 2}), tmp_path, one_rank_fails, "cuda_ipc", 1)
+    assert first == "2: rank 1 failed while writing weights for the engines: RuntimeError: out of memory"
+    assert second == "2: out of memory"
+
+
+def test_what_the_first_rank_alone_writes_and_cannot_leaves_the_others_free(model: Path, tmp_path: Path) -> None:
+    first, second = run(Case(model, {"pipeline": 2}), tmp_path, one_rank_fails, "shared_memory", 0)
+    assert (first, second) == ("2: out of memory", "")
+
+
+def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines: list[str]) -> str:
+    cuda_ipc.machine = lambda: machines[rank]
+    try:
+        refit(worker, engines, Sending(DTYPE, LARGE, transport="cuda_ipc"))
+    except (RefitError, ConfigError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_an_engine_on_a_device_without_a_learner_is_told_what_to_set(model: Path, tmp_path: Path) -> None:
+    (said,) = run(Case(model), tmp_path, refused, ["here"], devices=["GPU 0", "GPU 7"])
+    assert "RefitError: a rank of the engine computes on cpu (GPU 7), where no rank of the learner is" in said
+    assert "these are on GPU 0" in said
+    assert "generator.devices" in said
+
+
+def test_a_learner_on_several_machines_is_refused_on_all_ranks(model: Path, tmp_path: Path) -> None:
+    for said in run(Case(model, {"fsdp": 2}), tmp_path, refused, ["here", "there"]):
+        assert "ConfigError: weights.transport=cuda_ipc" in said
+        assert "ranks are on 2 machines; set weights.transport=collective" in said
+
+
+def test_a_learner_on_another_machine_than_the_engines_is_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path, {"transport": "cuda_ipc"}) as (learner, engine, sync):
+            with pytest.raises(ConfigError, match=r"cuda_ipc.*learner is on another one; set weights\.transport="):
+                await sync.publish(learner, engine, 1)
+            assert not engine.weights_complete
+
+    asyncio.run(go())
+
+
+# The device
+
+
+def test_a_bucket_counts_as_taken_when_the_device_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU computes later than it is asked to. Here what the model does waits until somebody waits for the device."""
+    queue: list[Callable[[], None]] = []
+
+    class Late(Held):
+        def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+            queue.append(lambda named=list(named): super(Late, self).load(named))  # type: ignore[misc]
+
+    def settle(device: torch.device) -> None:
+        while queue:
+            queue.pop(0)()
+
+    monkeypatch.setattr(receiver, "settle", settle)
+    weights = [(str(number), torch.full((16,), float(number))) for number in range(6)]
+    layout = lay_out([(name, tensor.dtype, tensor.shape) for name, tensor in weights], torch.float32, 64)
+    assert len(layout) == len(weights)
+    here, model = CudaIpc(CPU, None), Late()
+    there = Receiver(model)
+    there.begin(0, 0, layout)
+    method, args = here.open(layout) or ("", ())
+    getattr(there, method)(*args)
+    for bucket, one in enumerate(weights):
+        there.take_memory(*here.write(bucket, [one]))
+    assert all(torch.equal(model.tensors[name], tensor) for name, tensor in weights)
+
+
+def test_memory_is_let_go_with_its_last_view_on_each_side() -> None:
+    before = buffers()
+    one, handle = memory.share(4096, CPU)
+    other = memory.open_shared(handle, 4096, CPU)
+    one[17] = 5
+    assert other[17] == 5
+    assert buffers() == before + 2
+    del one
+    assert not Path(handle.decode()).exists()
+    other[18] = 6  # still there for whoever has opened it
+    del other
+    assert buffers() == before
+
+
+def test_when_buffers_are_replaced_the_old_ones_stay_until_the_engines_have_the_new() -> None:
+    here = CudaIpc(CPU, None)
+    before = buffers()
+    for sizes, held in (((64,), 2), ((4096,), 4)):
+        here.open([[["w", "uint8", list(sizes), 0]]])
+        assert buffers() == before + held
+    here.sent()
+    assert buffers() == before + shared_memory.SLOTS
+    here.close()
+    assert buffers() == before
+
+
+def test_memory_of_a_gpu_is_opened_under_the_number_that_it_has_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CUDA's part what can be tried without it: the arguments that travel, and what torch calls the one changed."""
+    taken = list(inspect.signature(reductions.rebuild_cuda_tensor).parameters)
+    kinds = (torch.Tensor, torch.Size([64]), (1,), 0, torch.storage.TypedStorage, torch.uint8)
+    given = (*kinds, 5, b"handle", 64, 0, False, b"counter", 0, b"event", True)
+    assert len(given) == len(taken)
+    monkeypatch.setattr(reductions, "rebuild_cuda_tensor", lambda *args: dict(zip(taken, args, strict=True)))
+    opened = memory.open_shared(pickle.dumps(given), 64, torch.device("cuda", 1))
+    assert opened == dict(zip(taken, given, strict=True)) | {"storage_device": 1}
+
+
+def test_memory_that_cannot_be_opened_is_told() -> None:
+    one, handle = memory.share(64, CPU)
+    del one
+    with pytest.raises(RefitError, match=r"could not open .*64 bytes on cpu.* weights\.transport=collective or disk"):
+        Receiver(Held()).map_device_memory({"cpu": [handle]}, 64)
+
+
+# Recipes
+
+
+def test_recipes_that_cannot_share_a_gpu_are_refused(tiny_model: Path) -> None:
+    settings: dict[str, Any] = {"weights": {"transport": "cuda_ipc"}, "generator": {"type": "vllm", "devices": "0"}}
+    with pytest.raises(RecipeError, match=r"devices\.placement = split .*; set devices\.placement=colocated"):
+        toy_recipe(tiny_model, **settings)
+    settings["devices"] = {"placement": "colocated"}
+    assert toy_recipe(tiny_model, **settings).weights.transport == "cuda_ipc"
+    settings = toy_settings(tiny_model, **settings)
+    settings["generator"] = {"type": "router", "replica": {"type": "vllm", "devices": "0"}}
+    with pytest.raises(RecipeError, match=r"generator\.devices doesn't say which .* 2 replicas"):
+        read_settings(settings)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_where_there_is_no_gpu_the_run_does_not_start(tiny_model: Path) -> None:
+    recipe = toy_recipe(tiny_model, weights={"transport": "cuda_ipc"}, devices={"placement": "colocated"})
+
+    class Elsewhere:
+        def call(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=r"cuda_ipc .* there is no GPU here; set weights\.transport=shared_memory"):
+        build_sync(recipe, Elsewhere(), [1, 2])  # type: ignore[arg-type]
+    renderer = build_renderer(recipe)
+    build_sync(recipe, build_generator(recipe, renderer), [1, 2])  # the built-in generator needs no transport

@@ -1,0 +1,51 @@
+"""Memory that processes share: of a CPU, through a file that has no name, or of one GPU, through CUDA IPC. Whoever uses
+it need not know which. CUDA's part, a branch of each function here, does as torch.multiprocessing does."""
+
+import os
+import pickle
+import weakref
+
+import torch
+from torch import Tensor
+
+Handle = bytes
+"""By which another process of this machine opens the memory."""
+_DEVICE = 6  # the place of the device's number among the arguments of ``rebuild_cuda_tensor``
+
+
+def share(size: int, device: torch.device) -> tuple[Tensor, Handle]:
+    """[size] bytes (uint8) on ``device``, and their handle, which can be opened while they are alive here. Of a GPU's
+    memory torch counts who has it open, for which each handle has to be opened by one process."""
+    if device.type == "cuda":
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        memory = torch.empty(size, dtype=torch.uint8, device=device)
+        return memory, pickle.dumps(reduce_tensor(memory)[1])
+    file = os.memfd_create("whet-weights")
+    os.ftruncate(file, size)
+    memory = _mapped(f"/proc/self/fd/{file}", size)
+    weakref.finalize(memory, os.close, file)
+    return memory, f"/proc/{os.getpid()}/fd/{file}".encode()
+
+
+def open_shared(handle: Handle, size: int, device: torch.device) -> Tensor:
+    """The same memory, in another process. ``device`` is the one it is on, as this process counts them."""
+    if device.type == "cuda":
+        from torch.multiprocessing.reductions import rebuild_cuda_tensor
+
+        arguments = list(pickle.loads(handle))
+        arguments[_DEVICE] = device.index
+        memory: Tensor = rebuild_cuda_tensor(*arguments)
+        return memory
+    return _mapped(handle.decode(), size)
+
+
+def settle(device: torch.device) -> None:
+    """Return when a device has done all that it was given to do: then others may read what was written, or write over
+    what was read."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _mapped(path: str, size: int) -> Tensor:
+    return torch.from_file(path, shared=True, size=size, dtype=torch.uint8)
