@@ -79,7 +79,7 @@ def receive(wire: Connection, holds: bool) -> None:
 class Process:
     """An engine in another process, as far as weights go."""
 
-    weights_complete = False
+    weights_complete = refitting = False
     ranks = 1
     dtype = torch.bfloat16
 

@@ -177,7 +177,9 @@ def evaluate(
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
-    whole = recipe.weights.model_copy(update={"lora": "merged"})  # they come once
+    whole = recipe.weights.model_copy(update={"lora": "merged"})  # they come once, from this process
+    if whole.transport == "cuda_ipc":
+        whole = whole.model_copy(update={"transport": "shared_memory"})
     settings = recipe.model_copy(update={"weights": whole})
     if model is not None:
         settings = settings.model_copy(

@@ -150,8 +150,8 @@ class Recipe(Config):
         for key in ("tensor", "expert"):
             if self.learner.compile and getattr(self.parallel, key) > 1:
                 raise ValueError(
-                    f"learner.compile = true compiles whole layers, and parallel.{key} = {getattr(self.parallel, key)} "
-                    "cuts them; leave one of them out"
+                    f"learner.compile = true compiles norms and feed-forward parts, and parallel.{key} = "
+                    f"{getattr(self.parallel, key)} cuts them; leave one of them out"
                 )
 
     def _check_adapter(self) -> None:

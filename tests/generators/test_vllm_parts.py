@@ -79,6 +79,7 @@ def _model(layers: nn.Module, ranks: int) -> VllmModel:
     worker = SimpleNamespace(
         model_runner=SimpleNamespace(get_model=lambda: Model(layers)),
         model_config=SimpleNamespace(dtype=torch.float32),
+        device=torch.device("cpu"),
         vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(tensor_parallel_size=ranks)),
     )
     return VllmModel(worker)

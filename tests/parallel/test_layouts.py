@@ -95,6 +95,7 @@ def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
     """Matrices that travel in bfloat16 are the ones that autocast would have rounded."""
     narrow = {"precision": "bfloat16"}
     cases = [Case(models["qwen"], layout, learner=narrow) for layout in (FSDP, TENSOR, CONTEXT)]
+    cases.append(Case(models["qwen"], FSDP, learner=narrow | {"compile": True}))
     spread = on_ranks(2, train_all, cases)[0]
     exact, alone = train("", 0, Case(models["qwen"])), train("", 0, Case(models["qwen"], learner=narrow))
 

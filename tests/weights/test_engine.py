@@ -40,7 +40,7 @@ SETUPS = ("map_memory", "join", "map_device_memory")
 class StandIn:
     """An engine: the torch generator, which takes its weights from a receiver."""
 
-    weights_complete = False
+    weights_complete = refitting = False
     ranks = 1
     rank = 0
     device = torch.device("cpu")
@@ -116,7 +116,7 @@ class Rank:
 class TwoRanks:
     """An engine whose model lies in two processes, each with a receiver. It samples nothing."""
 
-    weights_complete = False
+    weights_complete = refitting = False
     ranks = 2
     dtype = torch.float32
 

@@ -14,7 +14,8 @@ from tests.tiny import tiny_qwen3
 from tests.vllm_engine import Loop, Parts
 from tests.weights.faults import FAULTS
 from tests.weights.test_in_process import learn_something
-from whet.errors import RefitError
+from whet.errors import GeneratorError, RefitError
+from whet.generators.base import SamplingParams
 from whet.generators.vllm_generator import VllmGenerator
 from whet.types import Distribution
 
@@ -57,10 +58,47 @@ def test_a_layer_may_come_in_more_buckets_than_there_are_buffers(parts: Parts, l
     loop.run(go())
 
 
+def test_requests_that_come_during_a_refit_wait_for_it(parts: Parts, loop: Loop) -> None:
+    async def go() -> None:
+        sync = parts.sync(bucket_mb=1e-6)
+        await parts.publish(sync)
+        refit = asyncio.ensure_future(parts.publish(sync))
+        while not parts.generator.refitting or parts.generator.weights_complete:
+            await asyncio.sleep(0.001)
+        found = await parts.generator.sample([5, 6, 7], SamplingParams(2, seed=1), "s")
+        await refit
+        assert found.versions == (parts.version, parts.version)
+
+    loop.run(go())
+
+
+def test_a_refit_that_broke_off_in_a_layer_is_made_good_by_the_next(
+    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        sync = parts.sync(bucket_mb=1e-6)  # each tensor alone: q of a fused layer comes, k does not
+        honest, taken = parts.generator.call, []
+
+        async def breaking(target: str, method: str, *args: Any) -> list[Any]:
+            taken.append(method)
+            if taken.count("take_memory") == 3:
+                raise GeneratorError("the wire was cut")
+            return await honest(target, method, *args)
+
+        with monkeypatch.context() as cut:
+            cut.setattr(parts.generator, "call", breaking)
+            with pytest.raises(GeneratorError, match="the wire was cut"):
+                await parts.publish(sync)
+        with pytest.raises(RefitError, match="no complete set"):
+            await parts.generator.sample([5, 6, 7], SamplingParams(2, seed=1), "s")
+        await parts.publish(sync)
+        assert parts.generator.weights_complete
+
+    loop.run(go())
+
+
 def test_requests_under_way_go_on_with_new_weights(parts: Parts, loop: Loop) -> None:
     async def go() -> None:
-        from whet.generators.base import SamplingParams
-
         sync = parts.sync()
         await parts.publish(sync)
         long = asyncio.ensure_future(parts.generator.sample([5, 6, 7], SamplingParams(200, seed=1), "s"))
@@ -73,8 +111,6 @@ def test_requests_under_way_go_on_with_new_weights(parts: Parts, loop: Loop) -> 
 
 def test_an_engine_that_sleeps_samples_nothing_and_goes_on_as_it_was(parts: Parts, loop: Loop) -> None:
     async def go() -> None:
-        from whet.generators.base import SamplingParams
-
         generator = parts.generator
         await parts.publish(parts.sync())
         params = SamplingParams(100, greedy=True)

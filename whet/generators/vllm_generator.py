@@ -66,6 +66,8 @@ class VllmGenerator:
         self._starting = asyncio.Lock()
         self._ids = itertools.count()
         self._under_way: dict[str, asyncio.Task[Completion]] = {}
+        self._settled = asyncio.Event()  # no weights are on their way
+        self._settled.set()
         self._paused = self._closed = self._ended = False
         self._progress = time.monotonic()  # when the engine last said something
 
@@ -88,6 +90,18 @@ class VllmGenerator:
         """To be called before the start: LoRA adapters of this rank are to come, of modules whose names end so."""
         self.adapters = Adapters(rank, tuple(modules))
 
+    @property
+    def refitting(self) -> bool:
+        """Set by whoever publishes weights, while they are on their way: requests that come then wait."""
+        return not self._settled.is_set()
+
+    @refitting.setter
+    def refitting(self, under_way: bool) -> None:
+        if under_way:
+            self._settled.clear()
+        else:
+            self._settled.set()
+
     # Sampling
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
@@ -96,6 +110,7 @@ class VllmGenerator:
         Raises WhetError for parameters that cannot be met, DeadlineError when the engine makes no progress and
         GeneratorError when it has died.
         """
+        await self._settled.wait()
         self._check(prompt, params)
         limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
         if limit <= 0:
@@ -344,6 +359,7 @@ class VllmGenerator:
         """End the engine's processes. Requests under way return what they have, with finish reason ``aborted``."""
         async with self._starting:
             self._closed = True
+            self.refitting = False  # requests that wait are told
             engine, self._engine = self._engine, None
         if engine is not None:
             tasks = list(self._under_way.values())

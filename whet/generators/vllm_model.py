@@ -41,30 +41,39 @@ class VllmModel:
     # Loading
 
     def begin(self) -> None:
-        """From here to ``finish`` the layers wait for a complete set of weights."""
+        """From here to ``finish`` the layers wait for a complete set of weights, whatever became of the last one."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
         self._loaded, self._last = set(), None
         self._unwrap()
         with self._config():
             initialize_layerwise_reload(self.model)
+        for module in self.model.modules():
+            waiting = get_layerwise_info(module)
+            if waiting.can_load():  # of a set that broke off
+                waiting.load_numel = 0
+                waiting.loaded_weights.clear()
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Some of the weights. Their memory may be written over once this returns."""
         named = list(named)
-        with self._config(), self.device:
+        with self._config(), torch.device(self._worker.device):
             self._loaded |= set(self.model.load_weights(named))  # type: ignore[operator]
         self._own_what_waits({tensor.untyped_storage().data_ptr() for _, tensor in named})
 
     def _own_what_waits(self, memory: set[int]) -> None:
         """vLLM holds on to tensors whose layer is not complete yet; it gets copies of those that lie in ``memory``."""
+        from torch.utils._pytree import tree_map_only
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+        def own(tensor: Tensor) -> Tensor:
+            return tensor.clone() if tensor.untyped_storage().data_ptr() in memory else tensor
 
         for module in self.model.modules():
             for _, call in get_layerwise_info(module).loaded_weights:
-                for name, value in call.arguments.items():
-                    if isinstance(value, Tensor) and value.untyped_storage().data_ptr() in memory:
-                        call.arguments[name] = value.clone()
+                held = {name: value for name, value in call.arguments.items() if name != "param"}
+                call.arguments.update(tree_map_only(Tensor, own, held))
 
     def finish(self) -> list[str]:
         """Repack the layers. Returns the parameters (vLLM's names) that no weight came for."""

@@ -2,7 +2,7 @@
 loads. Of several ranks all do each of these together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.cluster.base import Seat
 from whet.cluster.rendezvous import LOOPBACK
 from whet.errors import WhetError
-from whet.learner.named_weights import ModelWeights
+from whet.learner.named_weights import AT_ONCE, ModelWeights
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import in_turn
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from whet.learner.scorer import Scorer
     from whet.learner.worker import WorkerConfig
     from whet.parallel.pipeline import Pipeline
-
-_AT_ONCE = 16 * 2**20  # bytes that are gathered in one exchange; the C library keeps and reuses memory of such sizes
 
 
 @dataclass(slots=True, frozen=True)
@@ -68,11 +66,11 @@ class Keeping:
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See ``whet.learner.named_weights``. The value head is not among them. Of several ranks, all must go through
-        it together: each tensor is gathered when its turn comes, and every rank gets it."""
+        it together: tensors are gathered when their turn comes, and every rank gets them."""
         return iter(self._weights().tensors())
 
     def begin_weights(self, sending: Sending) -> Opening:
-        """Start to send weights from the first rank, a bucket at a time; see ``whet.weights.sender``."""
+        """Start to send weights, a bucket at a time; see ``whet.weights.sender``."""
         if self.sender is None:
             host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
             self.sender = Sender(self._weights, self.ranks, self.device, self.seat.remote, host)
@@ -91,8 +89,10 @@ class Keeping:
     def _weights(self, sending: Sending | None = None) -> Named:
         pipeline = self.scorer.pipeline
         everywhere = sending is None or sending.every_rank or self.ranks is None or pipeline is not None
-        what = () if sending is None else (sending.content, sending.dtype, min(sending.bucket_bytes, _AT_ONCE))
-        own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device, everywhere), *what)
+        own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device, everywhere))
+        if sending is not None:
+            at_once = min(sending.bucket_bytes, AT_ONCE)
+            own = replace(own, content=sending.content, dtype=sending.dtype, at_once=at_once)
         return own if pipeline is None else OfAllStages(pipeline, own)
 
     # State

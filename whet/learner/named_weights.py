@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.weights.parcel import Content
 
+AT_ONCE = 16 * 2**20
+"""Bytes that are gathered in one exchange. The C library keeps and reuses memory of such sizes."""
 _LORA = ("lora_A.", "lora_B.")
 
 
@@ -22,6 +24,7 @@ class Part:
     name: str
     pieces: list[Tensor]  # what it is made of; some of each may be on other ranks
     made: Callable[..., Tensor] = lambda tensor: tensor  # of them, when they are whole
+    dtype: torch.dtype | None = None  # what they are cast to before they are gathered
 
 
 def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> Iterator[Part]:
@@ -31,7 +34,7 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> I
 
     def plain(name: str, tensor: Tensor) -> Part:
         narrower = dtype is not None and dtype.itemsize < tensor.dtype.itemsize
-        return Part(name, [tensor.to(dtype) if narrower else tensor])
+        return Part(name, [tensor], dtype=dtype if narrower else None)
 
     if not hasattr(model, "peft_config"):
         for name, tensor in model.state_dict().items():
@@ -94,18 +97,22 @@ class ModelWeights:
     whole: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
     content: Content = "merged"
     dtype: torch.dtype | None = None  # what they are going to be cast to; wider ones may be cast already
-    at_once: int = 16 * 2**20  # bytes, of whole tensors, that ``whole`` is asked for; a larger tensor comes alone
+    at_once: int = AT_ONCE  # bytes, of whole tensors, that ``whole`` is asked for; a larger tensor comes alone
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         """(name, type, shape) of each; nothing is gathered or merged."""
-        made = ((part.name, part.made(*map(_without_numbers, part.pieces))) for part in self._parts())
-        return [(name, tensor.dtype, tensor.shape) for name, tensor in made]
+        found = []
+        for part in self._parts():
+            pieces = [torch.empty(one.shape, dtype=part.dtype or one.dtype, device="meta") for one in part.pieces]
+            tensor = part.made(*pieces)
+            found.append((part.name, tensor.dtype, tensor.shape))
+        return found
 
     @torch.no_grad()
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
         for parts in _together(self._parts(), self.at_once):
-            pieces = iter(self.whole([piece for part in parts for piece in part.pieces]))
+            pieces = iter(self.whole([piece.to(part.dtype or piece.dtype) for part in parts for piece in part.pieces]))
             for part in parts:
                 yield part.name, part.made(*islice(pieces, len(part.pieces)))
 
@@ -120,7 +127,8 @@ def _together(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
     some: list[Part] = []
     held = 0
     for part in parts:
-        size = sum(piece.nbytes for piece in part.pieces)  # of a sharded tensor: of all of it
+        # Of a sharded tensor, all of it counts.
+        size = sum(one.numel() * (part.dtype or one.dtype).itemsize for one in part.pieces)
         if some and held + size > at_once:
             yield some
             some, held = [], 0
@@ -128,7 +136,3 @@ def _together(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
         held += size
     if some:
         yield some
-
-
-def _without_numbers(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")

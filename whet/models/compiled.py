@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from whet.errors import ConfigError
+from whet.models.experts import experts_of
 from whet.models.forest_attention import decoder_of
 from whet.models.stages import layers_of
 
 COMPILER = "CXX"  # the environment variable that names it
+_FEED_FORWARD = ("mlp", "feed_forward", "ffn")
 
 
 def compile_layers(model: nn.Module, device: torch.device) -> int:
@@ -32,10 +34,16 @@ def compile_layers(model: nn.Module, device: torch.device) -> int:
         raise ConfigError(
             f"learner.compile=true found nothing to compile in {type(model).__name__}; leave learner.compile out"
         )
+    # It counts variants over all parts together: with and without gradients, of the policy and of its reference.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for part in parts:
         part.compile(dynamic=True)
     return len(parts)
 
 
 def _around_attention(layer: nn.Module) -> list[nn.Module]:
-    return [part for name, part in layer.named_children() if "attn" not in name and name != "attention"]
+    """Norms and feed-forward parts, by the names that they have in transformers. Left alone are experts, because how
+    many tokens each gets differs from batch to batch, and norms that FSDP gathers by themselves, because its hooks
+    can't be compiled (it gives what it gathers a method ``unshard``)."""
+    named = [part for name, part in layer.named_children() if "norm" in name or name in _FEED_FORWARD]
+    return [part for part in named if not any(experts_of(part)) and not hasattr(part, "unshard")]

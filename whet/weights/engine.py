@@ -2,7 +2,7 @@
 by a digest of every tensor that came, computed there; by reading back what the engine's layers compute with; and by a
 probe of its decode path. Knows no engine by name and no algorithm.
 
-The learner's first rank writes the buckets itself; only word of them passes through here. Who waits for what: all
+The learner's ranks write the buckets themselves; only word of them passes through here. Who waits for what: all
 engines are paused before the first bucket and sample again once digests and layers of all agree. A bucket is written
 while the one before it is loaded. If the probe then disagrees, the run stops before anything that was sampled is
 learned from.
@@ -41,6 +41,7 @@ class Engine(Generator, Protocol):
     """A generator whose model lives in other processes."""
 
     weights_complete: bool
+    refitting: bool  # weights are on their way, and requests wait for them
     under_adapter: bool  # whether requests are to be answered with the LoRA adapter that came
 
     @property
@@ -110,9 +111,26 @@ class EngineSync:
         """All weights, or an ``adapter``, and before it the frozen weights where engines may not hold them."""
         started = time.perf_counter()
         engines: Sequence[Engine] = replicas(generator)
-        await generator.pause()
         for engine in engines:
-            engine.weights_complete = False
+            engine.refitting = True
+        try:
+            await generator.pause()
+            for engine in engines:
+                engine.weights_complete = False
+            size, unread = await self._replace(source, engines, version, adapter)
+            for engine in engines:
+                engine.weights_complete, engine.under_adapter = True, adapter is not None
+            await generator.resume(version)
+        finally:
+            for engine in engines:
+                engine.refitting = False
+        metrics = Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
+        return metrics.mean("refit/seconds", time.perf_counter() - started)
+
+    async def _replace(
+        self, source: WeightSource, engines: Sequence[Engine], version: int, adapter: Adapter | None
+    ) -> tuple[int, set[str]]:
+        """See ``_send``."""
         whole: Content = "merged" if adapter is None else "base"
         there, self._base = self._base is source, None  # until all has come
         size, unread = 0, set[str]()
@@ -127,11 +145,7 @@ class EngineSync:
                 self._sender.close()
             self._known = self._sender = None  # nobody knows how far it came
             raise
-        for engine in engines:
-            engine.weights_complete, engine.under_adapter = True, adapter is not None
-        await generator.resume(version)
-        metrics = Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
-        return metrics.mean("refit/seconds", time.perf_counter() - started)
+        return size, unread
 
     async def _send(
         self,

@@ -8,6 +8,8 @@ import weakref
 import torch
 from torch import Tensor
 
+from whet.errors import RefitError
+
 Handle = bytes
 """By which another process of this machine opens the memory."""
 _DEVICE = 6  # the place of the device's number among the arguments of ``rebuild_cuda_tensor``
@@ -22,8 +24,12 @@ def share(size: int, device: torch.device) -> tuple[Tensor, Handle]:
         memory = torch.empty(size, dtype=torch.uint8, device=device)
         return memory, pickle.dumps(reduce_tensor(memory)[1])
     file = os.memfd_create("whet-weights")
-    os.ftruncate(file, size)
-    memory = _mapped(f"/proc/self/fd/{file}", size)
+    try:
+        os.ftruncate(file, size)
+        memory = _mapped(f"/proc/self/fd/{file}", size)
+    except (OSError, RuntimeError) as error:
+        os.close(file)
+        raise RefitError(f"{size / 2**20:.0f} MiB of memory to share weights were not to be had: {error}") from error
     weakref.finalize(memory, os.close, file)
     return memory, f"/proc/{os.getpid()}/fd/{file}".encode()
 

@@ -82,11 +82,9 @@ class Sender:
             self.close()
         self._tensors = iter(weights.tensors())
         setup = None
-        if sending.transport is not None:
-            transport = self._transport or self._make_transport(sending)
-            if self._first or sending.every_rank:
-                self._transport = transport
-                setup = transport.open(self._layout)
+        if sending.transport is not None and (self._first or sending.every_rank):
+            self._transport = self._transport or self._make_transport(sending)
+            setup = self._transport.open(self._layout)
         known = hashlib.sha256(json.dumps([sending.transport, self._layout]).encode()).hexdigest()
         return Opening(None if known == sending.known else self._layout, known, setup, machine())
 
