@@ -145,6 +145,10 @@ class Recipe(Config):
                 f"{what}, one rank of each on a GPU, and generator.devices doesn't say which of them each of the "
                 f"{replicas} replicas has; set it"
             )
+        engine = getattr(self.generator, "replica", self.generator)
+        named = getattr(self.generator, "devices", None) or getattr(engine, "devices", None) or ""
+        if len(set(named.split(","))) < len(named.split(",")):
+            raise ValueError(f"{what}, one rank of each on a GPU, and generator.devices = {named!r} names one twice")
 
     def _check_compiled(self) -> None:
         for key in ("tensor", "expert"):

@@ -417,6 +417,9 @@ def test_recipes_that_cannot_share_a_gpu_are_refused(tiny_model: Path) -> None:
     settings["generator"] = {"type": "router", "replica": {"type": "vllm", "devices": "0"}}
     with pytest.raises(RecipeError, match=r"generator\.devices doesn't say which .* 2 replicas"):
         read_settings(settings)
+    settings["generator"] = {"type": "router", "replica": {"type": "vllm"}, "devices": "0,0"}
+    with pytest.raises(RecipeError, match=r"generator\.devices = '0,0' names one twice"):
+        read_settings(settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
