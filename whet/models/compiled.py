@@ -14,7 +14,6 @@ from whet.models.experts import experts_of
 from whet.models.forest_attention import decoder_of
 from whet.models.stages import layers_of
 
-COMPILER = "CXX"  # the environment variable that names it
 _FEED_FORWARD = ("mlp", "feed_forward", "ffn")
 
 
@@ -22,10 +21,11 @@ def compile_layers(model: nn.Module, device: torch.device) -> int:
     """In place; the names of parameters stay, and each kind of part is compiled at its first use, once for all layers
     and lengths. Returns how many parts there are. Raises ``ConfigError`` where nothing can be compiled: no compiler, or
     a model without plain layers."""
-    if device.type == "cpu" and shutil.which(os.environ.get(COMPILER, "g++")) is None:
+    compiler = os.environ.get("CXX", "g++")  # as torch chooses it
+    if device.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
-            "learner.compile=true needs a C++ compiler here, and g++ was not found: install it, or leave "
-            "learner.compile out"
+            f"learner.compile=true needs a C++ compiler here, and {compiler} was not found: install it, name another one "
+            "in the environment variable CXX, or leave learner.compile out"
         )
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise ConfigError("learner.compile=true needs triton on a GPU, and it is not installed: pip install triton")
