@@ -24,8 +24,8 @@ def compile_layers(model: nn.Module, device: torch.device) -> int:
     compiler = os.environ.get("CXX", "g++")  # as torch chooses it
     if device.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(
-            f"learner.compile=true needs a C++ compiler here, and {compiler} was not found: install it, name another one "
-            "in the environment variable CXX, or leave learner.compile out"
+            f"learner.compile=true needs a C++ compiler here, and {compiler} was not found: install it, name "
+            "another one in the environment variable CXX, or leave learner.compile out"
         )
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise ConfigError("learner.compile=true needs triton on a GPU, and it is not installed: pip install triton")
