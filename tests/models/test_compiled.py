@@ -50,9 +50,7 @@ def test_hidden_states_and_gradients_are_the_same_for_batches_of_any_size() -> N
 
 def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(
-        ConfigError, match=r"needs a C\+\+ compiler here, and no-such-compiler was not found"
-    ):
+    with pytest.raises(ConfigError, match=r"needs a C\+\+ compiler here, and no-such-compiler was not found"):
         compile_layers(tiny_llama(), CPU)
 
 
