@@ -51,7 +51,7 @@ async def load(model: Any, generator: VllmGenerator) -> None:
 class Parts:
     """A learner of ``model``, an engine and the way between them; ``changes`` are keys of a recipe's sections."""
 
-    def __init__(self, model: Any, scratch: Path, **changes: dict[str, Any]) -> None:
+    def __init__(self, model: Any, scratch: Path, /, **changes: dict[str, Any]) -> None:
         folder = scratch / "model"
         model.save_pretrained(folder)
         tiny_tokenizer().save_pretrained(folder)

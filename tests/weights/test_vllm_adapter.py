@@ -9,69 +9,37 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 
-from tests.generators.test_vllm_generator import Loop
-from tests.tiny import VOCAB, tiny_llama, tiny_qwen3, tiny_tokenizer
-from tests.toy import toy_recipe
+from tests.tiny import VOCAB, tiny_llama, tiny_qwen3
+from tests.vllm_engine import Loop, Parts
 from tests.weights.test_in_process import learn_something
-from whet.build import build_generator, build_learner, build_renderer, build_sync
 from whet.errors import ConfigError, RefitError
 from whet.generators.base import SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 
-class Parts:
-    """A learner of LoRA, an engine and the way between them. B A counts three times."""
+class Adapted(Parts):
+    """A learner of LoRA, whose B A counts three times, and an engine that can be made to fail."""
 
-    def __init__(self, folder: Path, scratch: Path, **generator: Any) -> None:
-        self.recipe = toy_recipe(
-            folder,
-            model={"lora": {"rank": 4, "alpha": 12.0}},
-            generator={"type": "vllm", "dtype": "float32", "cache_gib": 0.1, "threads": 1, "deadline": 120.0}
-            | generator,
-            weights={"bucket_mb": 1 / 64, "columns": 1000, "lora": "adapter"},
-            sampling={"max_prompt_tokens": 200, "temperature": 0.7},
-            optimizer={"lr": 0.01},
+    def __init__(self, model: Any, scratch: Path, **generator: Any) -> None:
+        lora = {"lora": {"rank": 4, "alpha": 12.0}}
+        super().__init__(
+            model, scratch, model=lora, generator=generator, weights={"bucket_mb": 1 / 64, "lora": "adapter"}
         )
-        self.renderer = build_renderer(self.recipe)
-        self.generator: Any = build_generator(self.recipe, self.renderer)
-        self.learner: Any = asyncio.run(build_learner(self.recipe, scratch, self.recipe.cluster.build()))
-        self.text = self.renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        self.version = 0
-
-    def sync(self, **changes: Any) -> Any:
-        sync: Any = build_sync(self.recipe, self.generator, self.text)
-        sync.config = sync.config.model_copy(update=changes)  # not before: cuda_ipc is refused where there is no GPU
-        return sync
-
-    async def publish(self, sync: Any) -> dict[str, float]:
-        self.version += 1
-        return (await sync.publish(self.learner, self.generator, self.version)).result()
 
     async def fault(self, method: str, *args: Any) -> None:
         await self.generator.call("tests.weights.test_vllm_adapter:Fault", method, *args)
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[Loop]:
-    loop = Loop()
-    yield loop
-    loop.close()
-
-
-@pytest.fixture(scope="module")
-def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
-    folder = tmp_path_factory.mktemp("tied")
-    tiny_qwen3(initializer_range=0.3).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    parts = Parts(folder, tmp_path_factory.mktemp("learner"))
+def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapted]:
+    parts = Adapted(tiny_qwen3(initializer_range=0.3), tmp_path_factory.mktemp("tied"))
     yield parts
-    loop.run(parts.generator.close())
-    asyncio.run(parts.learner.close())
+    parts.close(loop)
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "disk", "collective", "cuda_ipc"])
-def test_the_frozen_weights_come_once_and_then_the_adapter_alone(parts: Parts, loop: Loop, transport: str) -> None:
+def test_the_frozen_weights_come_once_and_then_the_adapter_alone(parts: Adapted, loop: Loop, transport: str) -> None:
     async def go() -> None:
         sync = parts.sync(transport=transport)
         sizes = []
@@ -88,7 +56,7 @@ def test_the_frozen_weights_come_once_and_then_the_adapter_alone(parts: Parts, l
     loop.run(go())
 
 
-def test_requests_under_way_go_on_under_the_new_adapter(parts: Parts, loop: Loop) -> None:
+def test_requests_under_way_go_on_under_the_new_adapter(parts: Adapted, loop: Loop) -> None:
     async def go() -> None:
         sync = parts.sync()
         await parts.publish(sync)
@@ -166,7 +134,9 @@ class Fault:
         ("dropped", r": 2 of .*layers\.1\.mlp\.gate_proj\.lora_A\.weight, .*layers\.1\.mlp\.gate_proj\.lora_B"),
     ],
 )
-def test_a_layer_that_multiplies_with_something_else_is_named(parts: Parts, loop: Loop, fault: str, named: str) -> None:
+def test_a_layer_that_multiplies_with_something_else_is_named(
+    parts: Adapted, loop: Loop, fault: str, named: str
+) -> None:
     async def go() -> None:
         sync = parts.sync()
         await parts.publish(sync)
@@ -181,7 +151,7 @@ def test_a_layer_that_multiplies_with_something_else_is_named(parts: Parts, loop
 
 
 def test_a_bucket_that_is_lost_is_named_and_then_the_frozen_weights_come_again(
-    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    parts: Adapted, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def go() -> None:
         sync = parts.sync()
@@ -202,7 +172,7 @@ def test_a_bucket_that_is_lost_is_named_and_then_the_frozen_weights_come_again(
 
 
 def test_requests_that_are_not_answered_under_the_adapter_are_noticed(
-    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    parts: Adapted, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layers hold it, and nobody asks them to use it."""
 
@@ -217,7 +187,7 @@ def test_requests_that_are_not_answered_under_the_adapter_are_noticed(
 
 
 def test_modules_that_the_engine_does_not_adapt_are_named(
-    parts: Parts, loop: Loop, monkeypatch: pytest.MonkeyPatch
+    parts: Adapted, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from whet.weights.engine import EngineSync
 
@@ -239,10 +209,8 @@ def test_modules_that_the_engine_does_not_adapt_are_named(
 
 
 def test_every_rank_of_an_engine_reads_back_its_part(loop: Loop, tmp_path: Path) -> None:
-    folder = tmp_path / "untied"
-    tiny_llama(initializer_range=0.3, attention_bias=True, mlp_bias=True).save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    parts = Parts(folder, tmp_path, tensor=2, threads=2)
+    model = tiny_llama(initializer_range=0.3, attention_bias=True, mlp_bias=True)
+    parts = Adapted(model, tmp_path, tensor=2, threads=2)
 
     async def go() -> None:
         sync = parts.sync()
@@ -260,5 +228,4 @@ def test_every_rank_of_an_engine_reads_back_its_part(loop: Loop, tmp_path: Path)
     try:
         loop.run(go())
     finally:
-        loop.run(parts.generator.close())
-        asyncio.run(parts.learner.close())
+        parts.close(loop)
