@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch.nn.functional import logsigmoid, relu
 
 from whet.errors import DataError
 from whet.lazy import lazy_import
@@ -114,10 +113,13 @@ class DPO(PairLoss):
 
     def _of_margin(self, h: Tensor) -> Tensor:
         if self.form == "hinge":
-            return relu(1 - h)
+            return torch.nn.functional.relu(1 - h)
         if self.form == "ipo":
             return (h / self.beta - 1 / (2 * self.beta)).square()
-        right, wrong = -(1 - self.label_smoothing) * logsigmoid(h), -self.label_smoothing * logsigmoid(-h)
+        right, wrong = (
+            -(1 - self.label_smoothing) * torch.nn.functional.logsigmoid(h),
+            -self.label_smoothing * torch.nn.functional.logsigmoid(-h),
+        )
         if self.form == "sigmoid":
             return right + wrong
         return (right - wrong) / (1 - 2 * self.label_smoothing)
@@ -134,7 +136,9 @@ class SimPO(PairLoss):
         pairs = Pairs.of(batch)
         rewards = self.beta * mean_per_sequence(batch, output.logprobs)
         chosen, rejected = rewards[pairs.chosen], rewards[pairs.rejected]
-        return pairs.per_token(batch, -logsigmoid(chosen - rejected - self.gamma)), pairs.metrics(chosen, rejected)
+        return pairs.per_token(batch, -torch.nn.functional.logsigmoid(chosen - rejected - self.gamma)), pairs.metrics(
+            chosen, rejected
+        )
 
 
 class ORPO(PairLoss):
@@ -149,7 +153,9 @@ class ORPO(PairLoss):
         # A certain answer has infinite odds.
         below = mean.clamp(max=-1e-6)
         odds = below - log1mexp(below)
-        value = -mean[pairs.chosen] - self.weight * logsigmoid(odds[pairs.chosen] - odds[pairs.rejected])
+        value = -mean[pairs.chosen] - self.weight * torch.nn.functional.logsigmoid(
+            odds[pairs.chosen] - odds[pairs.rejected]
+        )
         rewards = self.weight * mean
         return pairs.per_token(batch, value), pairs.metrics(rewards[pairs.chosen], rewards[pairs.rejected])
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pydantic import Field
-from torch.nn.functional import logsigmoid
 
 from whet.errors import DataError
 from whet.lazy import lazy_import
@@ -42,7 +41,7 @@ class BradleyTerry(PairLoss):
         pairs = Pairs.of(batch)
         scores = sequence_scores(output, batch)
         chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
-        value = -logsigmoid(chosen - rejected - self._margin(batch, pairs))
+        value = -torch.nn.functional.logsigmoid(chosen - rejected - self._margin(batch, pairs))
         value = value + self.centre_coefficient * (chosen + rejected).square()
         return pairs.per_token(batch, value), pairs.metrics(chosen, rejected)
 
