@@ -65,7 +65,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             generator = build_generator(recipe, renderer)
             stack.push_async_callback(generator.close)
             text = renderer.render_prompt([{"role": "user", "content": "How much is seven times eight?"}])
-            parts[how] = learner, generator, build_sync(recipe, generator, text)
+            parts[how] = learner, generator, build_sync(recipe, text)
         for version in range(args.rounds + 1):
             for how, (learner, generator, sync) in parts.items():
                 await learn(learner, version)

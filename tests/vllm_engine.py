@@ -71,7 +71,7 @@ class Parts:
         self.version = 0
 
     def sync(self, **changes: Any) -> Any:
-        sync: Any = build_sync(self.recipe, self.generator, self.text)
+        sync: Any = build_sync(self.recipe, self.text)
         sync.config = sync.config.model_copy(update=changes)  # not before: cuda_ipc is refused where there is no GPU
         return sync
 

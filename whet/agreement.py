@@ -105,7 +105,7 @@ async def _cause(batch: Batch, learner: "Learner", recipe: "Recipe", found: dict
     best = min(range(len(told)), key=left.__getitem__)
     if left[best] - 1 < (found["error"] - 1) / 3:
         return told[best][1]
-    dtype = getattr(recipe.generator, "dtype", recipe.learner.precision)
+    dtype = recipe.generator.dtype
     if "bfloat16" in (dtype, recipe.learner.precision) and found["bias"] < 0.5:
         return (
             f"precision: the generator computes in {dtype}, the learner in {recipe.learner.precision}, and they differ "

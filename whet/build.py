@@ -33,38 +33,29 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
 
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
     """A generator whose weights are still to be written."""
-    from whet.cluster.cores import divide, part
+    from whet.cluster.cores import divide
+    from whet.generators.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
-    from whet.weights.base import replicas
 
-    generator: Generator = recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer)
-    devices, lora = recipe.devices, recipe.model.lora
-    modules = adapted_modules(recipe.model) if recipe.weights.lora == "adapter" else []
-    _, own = divide(devices.learner_cores, devices.generator_cores)
-    held = replicas(generator)
-    for number, replica in enumerate(held):
-        if own is not None:
-            replica.cores = part(own, number, len(held))
-        if devices.placement == "colocated" and hasattr(replica, "sleeps"):
-            replica.sleeps = True
-        if modules and lora is not None:
-            replica.take_adapters(lora.rank, sorted({name.rpartition(".")[2] for name in modules}))
-    return generator
+    devices, lora, adapter = recipe.devices, recipe.model.lora, None
+    if recipe.weights.lora == "adapter" and lora is not None:
+        ends = sorted({name.rpartition(".")[2] for name in adapted_modules(recipe.model)})
+        adapter = Adapter(lora.rank, tuple(ends))
+    _, cores = divide(devices.learner_cores, devices.generator_cores)
+    deployment = Deployment(cores, sleeps=devices.placement == "colocated", adapter=adapter)
+    return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 
-def build_sync(
-    recipe: "Recipe", generator: "Generator", text: list[int], devices: "Devices | None" = None
-) -> "WeightSync":
-    """The way of the policy's weights to ``generator``. ``text``, at least two tokens, is what its probe reads. Raises
+def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
+    """The way of the policy's weights to the generator. ``text``, at least two tokens, is what its probe reads. Raises
     ``ConfigError`` where there is no such way on this machine."""
     import torch
 
     from whet.errors import ConfigError
-    from whet.weights.base import replicas
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
 
-    if not hasattr(replicas(generator)[0], "call"):  # its weights are in this process
+    if recipe.generator.in_process:
         return InProcessSync(recipe.weights, text, devices)
     if recipe.weights.transport == "cuda_ipc" and not torch.cuda.is_available():
         raise ConfigError(

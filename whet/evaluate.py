@@ -179,7 +179,7 @@ def evaluate(
 
     whole = recipe.weights.model_copy(update={"lora": "merged"})  # they come once, from this process
     if whole.transport == "cuda_ipc":
-        whole = whole.model_copy(update={"transport": "shared_memory"})
+        whole = whole.model_copy(update={"transport": None})
     settings = recipe.model_copy(update={"weights": whole})
     if model is not None:
         settings = settings.model_copy(
@@ -192,7 +192,7 @@ def evaluate(
             renderer = build_renderer(settings)
             generator = build_generator(settings, renderer)
             closing.closes("the generator", generator.close)
-            await build_sync(settings, generator, [0, 0]).load(trained_weights(settings, run), generator, 0)
+            await build_sync(settings, [0, 0]).load(trained_weights(settings, run), generator, 0)
             tasks = taskset.tasks(config.split)[: config.limit]
             return await evaluate_tasks(
                 tasks,

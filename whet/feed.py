@@ -102,7 +102,7 @@ class SampledFeed:
             filters=recipe.algorithm.group_filters if filters is None else filters,
             seed=recipe.seed,
         )
-        self.sync = build_sync(recipe, self.generator, _probe_text(renderer, self.source.tasks[0]), self.devices)
+        self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
 
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]

@@ -1,14 +1,15 @@
 """A whole run as one typed value. Each setting has its default in exactly one place: the config class that reads it."""
 
 import math
-from typing import Annotated, Any
+from collections.abc import Iterator
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
-from whet.cluster.config import ClusterConfig, DevicesConfig, LocalClusterConfig
+from whet.cluster.config import ClusterConfig, DevicesConfig
 from whet.cluster.registry import CLUSTERS
 from whet.config import Component, Config
 from whet.data.base import Data
@@ -18,6 +19,7 @@ from whet.environments.base import TaskSet
 from whet.environments.registry import TASK_SETS
 from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
+from whet.generators.config import GeneratorConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.losses.registry import LOSSES
@@ -61,7 +63,7 @@ class Recipe(Config):
     """Whether learners and generator take turns on this machine's cores and GPUs, or which cores each gets."""
     parallel: ParallelConfig = ParallelConfig()
     """Over how many ranks each learner is spread, and how."""
-    generator: Annotated[Any, Component(GENERATORS, base="whet.config:Config")] = Field(default="torch")
+    generator: Annotated[GeneratorConfig, Component(GENERATORS)] = Field(default="torch")  # type: ignore[assignment]
     """The engine that samples."""
     weights: WeightSyncConfig = WeightSyncConfig()
     """How new weights reach the generator, and how their arrival is proven."""
@@ -84,8 +86,6 @@ class Recipe(Config):
         if self.algorithm.samples_per_task:
             self._check_lengths()
             self._check_sampling()
-        self._check_adapter()
-        self._check_compiled()
         groups, key = self.data.groups_per_step, "data.batch_size"
         if groups is None:
             groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
@@ -94,13 +94,8 @@ class Recipe(Config):
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
                 f"{key} = {groups} groups there are to split"
             )
-        if self.parallel.ranks > 1 and isinstance(self.cluster, LocalClusterConfig):
-            raise ValueError(
-                f"parallel asks for {self.parallel.ranks} ranks, and cluster = local has no processes for them; set "
-                "cluster=processes or cluster=ray"
-            )
-        self._check_devices()
-        self._check_transport()
+        for problem in self._problems_of_parts():
+            raise ValueError(problem)
         unfilled = self.algorithm.needs - self.algorithm.fills
         if unfilled:
             raise ValueError(
@@ -114,70 +109,21 @@ class Recipe(Config):
                 raise ValueError(f"algorithm.loss = {called} learns from {learns}, and this algorithm has {here}")
         return self
 
-    def _check_devices(self) -> None:
-        devices = self.devices
-        cores = devices.learner_cores is not None or devices.generator_cores is not None
-        if devices.placement == "colocated" and not self.algorithm.samples_per_task:
-            raise ValueError("devices.placement = colocated: this algorithm has no generator to take turns with")
-        if devices.placement == "colocated" and cores:
-            raise ValueError(
-                "devices.learner_cores and generator_cores divide the machine, and devices.placement = colocated gives "
-                "all of it to one after the other; leave them out"
-            )
-        if cores and isinstance(self.cluster, LocalClusterConfig):
-            raise ValueError(
-                "devices.learner_cores and generator_cores bind processes to cores, and cluster = local has none of "
-                "their own for learners; set cluster=processes or cluster=ray"
-            )
-
-    def _check_transport(self) -> None:
-        if self.weights.transport != "cuda_ipc" or not self.algorithm.samples_per_task:
-            return
-        what = "weights.transport = cuda_ipc goes through the memory of GPUs that learner and engine share"
-        if self.devices.placement != "colocated":
-            raise ValueError(
-                f"{what}, and devices.placement = {self.devices.placement} gives each its own; set "
-                "devices.placement=colocated, or weights.transport=collective or shared_memory"
-            )
-        replicas = getattr(self.generator, "replicas", 1)
-        if replicas > 1 and getattr(self.generator, "devices", None) is None:
-            raise ValueError(
-                f"{what}, one rank of each on a GPU, and generator.devices doesn't say which of them each of the "
-                f"{replicas} replicas has; set it"
-            )
-        engine = getattr(self.generator, "replica", self.generator)
-        named = getattr(self.generator, "devices", None) or getattr(engine, "devices", None) or ""
-        if len(set(named.split(","))) < len(named.split(",")):
-            raise ValueError(f"{what}, one rank of each on a GPU, and generator.devices = {named!r} names one twice")
-
-    def _check_compiled(self) -> None:
-        for key in ("tensor", "expert"):
-            if self.learner.compile and getattr(self.parallel, key) > 1:
-                raise ValueError(
-                    f"learner.compile = true compiles norms and feed-forward parts, and parallel.{key} = "
-                    f"{getattr(self.parallel, key)} cuts them; leave one of them out"
-                )
-
-    def _check_adapter(self) -> None:
-        if self.weights.lora == "merged":
-            return
-        what = "weights.lora = adapter sends what LoRA trains to an engine that applies it"
-        if self.model.lora is None:
-            raise ValueError(f"{what}, and model.lora is not set; set it, or leave weights.lora out")
-        engine = getattr(self.generator, "replica", self.generator)
-        if not self.algorithm.samples_per_task or not hasattr(engine, "cannot_adapt"):
-            raise ValueError(f"{what}, which needs generator = vllm; choose that, or leave weights.lora out")
-        reason = engine.cannot_adapt(self.model.lora.rank)
-        if reason is not None:
-            raise ValueError(f"{what}, and model.lora.rank asks for {reason}; lower it, or set weights.lora=merged")
+    def _problems_of_parts(self) -> Iterator[str]:
+        """Ask each part whether it goes together with those it depends on."""
+        samples = bool(self.algorithm.samples_per_task)
+        yield from self.learner.problems(self.parallel)
+        yield from self.cluster.problems(self.parallel.ranks)
+        yield from self.devices.problems(self.cluster, samples)
+        yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
 
     def _check_lengths(self) -> None:
         longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
         what = f"sampling.max_prompt_tokens + sampling.max_new_tokens = {longest}"
         if longest > self.learner.max_tokens:
             raise ValueError(f"{what} is more than a micro-batch holds, learner.max_tokens = {self.learner.max_tokens}")
-        context = getattr(self.generator, "max_context", None)
-        if context is not None and longest > context:
+        context = self.generator.max_context
+        if longest > context:
             raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
 
     def _check_sampling(self) -> None:

@@ -14,7 +14,7 @@ from whet.build import build_generator, build_learner, build_renderer, build_syn
 from whet.errors import RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.router import Router
-from whet.generators.router_config import RouterConfig
+from whet.generators.torch_config import TorchGeneratorConfig
 
 
 def routed(replicas: int = 2, **settings: Any) -> Router:
@@ -103,16 +103,16 @@ def test_an_error_names_its_replica_and_the_others_are_closed() -> None:
 def test_every_replica_gets_the_weights_and_proves_it(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = {"type": "torch", "dtype": "float32", "max_batch": 4, "max_context": 256}
+    replicated = TorchGeneratorConfig(dtype="float32", max_batch=4, max_context=256, replicas=2)
 
     async def go() -> None:
         plain = toy_recipe(tiny_model)
-        recipe = plain.model_copy(update={"generator": RouterConfig(replica=replica, replicas=2)})
+        recipe = plain.model_copy(update={"generator": replicated})
         renderer = build_renderer(recipe)
         router: Any = build_generator(recipe, renderer)
         learner = await build_learner(recipe, tmp_path, recipe.cluster.build())
         try:
-            sync = build_sync(recipe, router, renderer.render_prompt([{"role": "user", "content": "over the wire"}]))
+            sync = build_sync(recipe, renderer.render_prompt([{"role": "user", "content": "over the wire"}]))
             await learn_something(learner)
             gathered: list[Any] = []
             gather = learner.begin_weights

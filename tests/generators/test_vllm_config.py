@@ -11,19 +11,24 @@ from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
 from tests.toy import toy_recipe
+from whet.build import build_generator, build_renderer
+from whet.config import load
 from whet.errors import ConfigError, WhetError
-from whet.generators.router_config import RouterConfig
-from whet.generators.vllm_config import Adapters, VllmGeneratorConfig, slot_rank
+from whet.generators.config import Adapter, Deployment
+from whet.generators.router import Router
+from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.models.config import LoraSettings
+from whet.recipe import Recipe
 from whet.weights.config import WeightSyncConfig
 
 
 def test_a_recipe_with_vllm_is_read_without_torch_and_vllm() -> None:
     code = (
         "import sys; from whet.config import load; from whet.recipe import Recipe;"
-        "load(Recipe, 'quickstart', ['generator={type: router, replica: {type: vllm, dtype: float32}}']);"
+        "load(Recipe, 'quickstart', ['generator={type: vllm, replicas: 2, dtype: float32}']);"
         "load(Recipe, 'quickstart', ['generator=vllm', 'model.lora={rank: 8}', 'weights.lora=adapter']);"
-        "load(Recipe, 'quickstart', ['weights.transport=cuda_ipc', 'devices.placement=colocated', 'generator=vllm']);"
+        "load(Recipe, 'quickstart', ['weights.transport=cuda_ipc', 'devices.placement=colocated',"
+        "'generator={type: vllm, devices: \"0\"}']);"
         "print([m for m in ('torch', 'transformers', 'vllm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -43,14 +48,15 @@ def test_an_engine_beside_gpus_has_to_say_which_are_its_own(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"generator\.devices is not set: .* the GPU that the learner computes on"):
         VllmGeneratorConfig().build(tiny_llama().config, None)
-    assert VllmGeneratorConfig(devices="2,3", tensor=2).build(tiny_llama().config, None).config.devices == "2,3"
+    engine = VllmGeneratorConfig(devices="2,3", tensor=2).build(tiny_llama().config)
+    assert engine.deployment.gpus == ("2", "3")
 
 
 def test_the_engine_is_born_with_its_devices_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from whet.generators.vllm_start import _environment
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with _environment(VllmGeneratorConfig(devices="2"), "mark"):
+    with _environment(VllmGeneratorConfig(devices="2"), "mark", Deployment(gpus=("2",))):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2"
 
@@ -86,7 +92,7 @@ def test_ranks_that_cannot_share_the_model_are_refused_before_anything_starts(
 def test_more_ranks_than_key_value_heads_can_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     for tensor in (1, 2, 4):
-        assert VllmGeneratorConfig(tensor=tensor).cannot_divide(tiny_llama(num_key_value_heads=1).config) is None
+        assert VllmGeneratorConfig(tensor=tensor).cannot_run(tiny_llama(num_key_value_heads=1).config) is None
 
 
 def test_the_ranks_divide_the_engines_threads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,17 +100,23 @@ def test_the_ranks_divide_the_engines_threads(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(vllm_start, "cores", lambda: 6)
     for settings, expected in (({"tensor": 2}, "3"), ({"tensor": 2, "threads": 4}, "2"), ({"tensor": 8}, "1")):
-        with vllm_start._environment(VllmGeneratorConfig(**settings), "mark"):
+        with vllm_start._environment(VllmGeneratorConfig(**settings), "mark", Deployment()):
             assert os.environ["OMP_NUM_THREADS"] == expected
 
 
-def test_a_router_shares_its_devices_out_among_its_replicas() -> None:
-    router = RouterConfig(replica={"type": "vllm", "tensor": 2}, replicas=2, devices="4,5,6,7")
-    assert [router._replica(number).devices for number in range(2)] == ["4,5", "6,7"]
-    with pytest.raises(ValidationError, match="2 replicas of 2 take 4"):
-        RouterConfig(replica={"type": "vllm", "tensor": 2}, replicas=2, devices="4,5,6")
-    with pytest.raises(ValidationError, match="don't name their own"):
-        RouterConfig(replica={"type": "torch"}, replicas=2, devices="4,5")
+def test_replicas_share_devices_and_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    config, cores = VllmGeneratorConfig(tensor=2, replicas=2, devices="4,5,6,7"), Deployment((0, 1, 2, 3))
+    router = config.build(tiny_llama().config, None, cores)
+    assert [one.deployment.gpus for one in router.replicas] == [("4", "5"), ("6", "7")]
+    assert [one.deployment.cores for one in router.replicas] == [[0, 1], [2, 3]]
+    with pytest.raises(ValidationError, match="take 4: one for each rank"):
+        VllmGeneratorConfig(tensor=2, replicas=2, devices="4,5,6")
+
+
+def test_a_recipe_that_says_router_is_told_what_to_say() -> None:
+    with pytest.raises(ConfigError, match=r"generator.* no type router: set replicas .*\{type: vllm, replicas: 2\}"):
+        load(Recipe, "quickstart", ["generator={type: router, replicas: 2, replica: vllm}"])
 
 
 @pytest.mark.parametrize(
@@ -112,34 +124,28 @@ def test_a_router_shares_its_devices_out_among_its_replicas() -> None:
     [
         (["generator=vllm"], r"model\.lora is not set"),
         (["model.lora={rank: 8}"], r"needs generator = vllm"),
-        (["model.lora={rank: 8}", "generator={type: router, replica: torch}"], r"needs generator = vllm"),
-        (["model.lora={rank: 513}", "generator=vllm"], r"model\.lora\.rank asks for a rank of 513; .* at most 512"),
+        (["model.lora={rank: 8}", "generator={type: torch, replicas: 2}"], r"needs generator = vllm"),
+        (["model.lora={rank: 513}", "generator=vllm"], r"model\.lora\.rank is 513: .* at most 512"),
     ],
 )
 def test_an_adapter_that_can_not_travel_alone_is_refused_with_the_recipe(overrides: list[str], words: str) -> None:
-    from whet.config import load
-    from whet.recipe import Recipe
-
     with pytest.raises(ConfigError, match=rf"weights\.lora = adapter .*{words}"):
         load(Recipe, "quickstart", ["weights.lora=adapter", *overrides])
 
 
-@pytest.mark.parametrize("generator", [VllmGeneratorConfig(), RouterConfig(replica=VllmGeneratorConfig())])
+@pytest.mark.parametrize("replicas", [1, 2])
 def test_engines_are_told_of_the_adapters_to_come(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, generator: VllmGeneratorConfig | RouterConfig
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
 ) -> None:
-    from whet.build import build_generator, build_renderer
-    from whet.weights.base import replicas
-
     honest = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name == "vllm" or honest(name, *more))
     lora = {"rank": 12, "target_modules": ["q_proj", "mlp.down_proj"]}
     weights = WeightSyncConfig(lora="adapter")
     recipe = toy_recipe(tiny_model, model={"lora": lora})
-    recipe = recipe.model_copy(update={"generator": generator, "weights": weights})
-    for engine in replicas(build_generator(recipe, build_renderer(recipe))):
-        assert engine.adapters == Adapters(12, ("down_proj", "q_proj"))
-    assert slot_rank(12) == 16
+    recipe = recipe.model_copy(update={"generator": VllmGeneratorConfig(replicas=replicas), "weights": weights})
+    built = build_generator(recipe, build_renderer(recipe))
+    for engine in built.replicas if isinstance(built, Router) else [built]:
+        assert engine.deployment.adapter == Adapter(12, ("down_proj", "q_proj"))
     of_the_head = recipe.model.model_copy(update={"lora": LoraSettings(target_modules=["lm_head", "q_proj"])})
     with pytest.raises(WhetError, match=r"target_modules: lm_head is .*weights\.lora=merged"):
         build_generator(recipe.model_copy(update={"model": of_the_head}), build_renderer(recipe))

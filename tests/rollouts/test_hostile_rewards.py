@@ -169,8 +169,8 @@ class Reticent(TorchGeneratorConfig):
     all: bool = True
     keep_stop_token: bool = False
 
-    def build(self, model: Any, tokenizer: Any) -> Any:
-        generator = super().build(model, tokenizer)
+    def build_replica(self, *args: Any) -> Any:
+        generator: Any = super().build_replica(*args)
         sample, calls = generator.sample, iter(range(10**6))
 
         async def short(prompt: list[int], params: SamplingParams, session: str) -> Completion:

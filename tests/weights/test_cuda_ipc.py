@@ -23,7 +23,7 @@ from tests.tiny import tiny_llama
 from tests.toy import read_settings, toy_recipe, toy_settings
 from tests.weights.test_engine import parts
 from tests.weights.test_in_process import learn_something
-from whet.build import build_generator, build_renderer, build_sync
+from whet.build import build_sync
 from whet.config.problems import RecipeError
 from whet.errors import ConfigError, RefitError, WhetError
 from whet.learner.worker import LearnerWorker
@@ -414,22 +414,22 @@ def test_recipes_that_cannot_share_a_gpu_are_refused(tiny_model: Path) -> None:
     settings["devices"] = {"placement": "colocated"}
     assert toy_recipe(tiny_model, **settings).weights.transport == "cuda_ipc"
     settings = toy_settings(tiny_model, **settings)
-    settings["generator"] = {"type": "router", "replica": {"type": "vllm", "devices": "0"}}
-    with pytest.raises(RecipeError, match=r"generator\.devices doesn't say which .* 2 replicas"):
+    settings["generator"] = {"type": "vllm", "replicas": 2}
+    with pytest.raises(RecipeError, match=r"generator\.devices doesn't say which ones"):
         read_settings(settings)
-    settings["generator"] = {"type": "router", "replica": {"type": "vllm"}, "devices": "0,0"}
+    settings["generator"] = {"type": "vllm", "replicas": 2, "devices": "0,0"}
     with pytest.raises(RecipeError, match=r"generator\.devices = '0,0' names one twice"):
         read_settings(settings)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_where_there_is_no_gpu_the_run_does_not_start(tiny_model: Path) -> None:
-    recipe = toy_recipe(tiny_model, weights={"transport": "cuda_ipc"}, devices={"placement": "colocated"})
-
-    class Elsewhere:
-        def call(self) -> None: ...
-
+    settings: dict[str, Any] = {"weights": {"transport": "cuda_ipc"}, "devices": {"placement": "colocated"}}
+    recipe = toy_recipe(tiny_model, generator={"type": "vllm", "devices": "0"}, **settings)
     with pytest.raises(ConfigError, match=r"cuda_ipc .* there is no GPU here; set weights\.transport=shared_memory"):
-        build_sync(recipe, Elsewhere(), [1, 2])  # type: ignore[arg-type]
-    renderer = build_renderer(recipe)
-    build_sync(recipe, build_generator(recipe, renderer), [1, 2])  # the built-in generator needs no transport
+        build_sync(recipe, [1, 2])
+
+
+def test_a_transport_that_nobody_uses_is_refused(tiny_model: Path) -> None:
+    with pytest.raises(RecipeError, match=r"weights\.transport = disk .* computes in the run's own; leave it out"):
+        toy_recipe(tiny_model, weights={"transport": "disk"})

@@ -1,8 +1,8 @@
 """The settings of clusters. Apart from the clusters, so that a recipe is read without Ray."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -13,14 +13,27 @@ from whet.config import Config
 class ClusterConfig(Config, ABC):
     """Where the workers of a run's learners run."""
 
+    has_processes: ClassVar[bool] = True
+    """Whether each worker has a process of its own."""
+
     @abstractmethod
     def build(self, cores: Sequence[int] | None = None) -> Cluster:
         """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
         its workers are bound to; None: to none."""
 
+    def problems(self, ranks: int) -> Iterator[str]:
+        """Name what keeps it from running learners of ``ranks`` workers."""
+        if ranks > 1 and not self.has_processes:
+            yield (
+                f"parallel asks for {ranks} ranks, and cluster = local has no processes for them; set "
+                "cluster=processes or cluster=ray"
+            )
+
 
 class LocalClusterConfig(ClusterConfig):
     """In this process, each worker in a thread."""
+
+    has_processes: ClassVar[bool] = False
 
     def build(self, cores: Sequence[int] | None = None) -> Cluster:
         from whet.cluster.local import LocalCluster
@@ -74,3 +87,19 @@ class DevicesConfig(Config):
     """The same of the generator. None: those that ``learner_cores`` leaves, or all."""
     deadline: float = Field(600.0, gt=0)
     """With ``colocated``: seconds that one may wait for the other, and that falling asleep and waking may take."""
+
+    def problems(self, cluster: ClusterConfig, samples: bool) -> Iterator[str]:
+        """Name what does not go together with the rest of a recipe, in which something ``samples`` or nothing does."""
+        cores = self.learner_cores is not None or self.generator_cores is not None
+        if self.placement == "colocated" and not samples:
+            yield "devices.placement = colocated: this algorithm has no generator to take turns with"
+        if self.placement == "colocated" and cores:
+            yield (
+                "devices.learner_cores and generator_cores divide the machine, and devices.placement = colocated gives "
+                "all of it to one after the other; leave them out"
+            )
+        if cores and not cluster.has_processes:
+            yield (
+                "devices.learner_cores and generator_cores bind processes to cores, and cluster = local has none of "
+                "their own for learners; set cluster=processes or cluster=ray"
+            )

@@ -3,5 +3,5 @@
 GENERATORS = {
     "torch": "whet.generators.torch_config:TorchGeneratorConfig",
     "vllm": "whet.generators.vllm_config:VllmGeneratorConfig",
-    "router": "whet.generators.router_config:RouterConfig",
+    "router": "whet.generators.config:RouterConfig",
 }

@@ -1,106 +1,99 @@
 """The settings of the generator on vLLM. Apart from it, so that a recipe is read without torch or vLLM."""
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+import importlib.util
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from whet.config import Config
+from whet.errors import ConfigError
+from whet.generators.config import Deployment, GeneratorConfig
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
     from whet.generators.vllm_generator import VllmGenerator
 
 _VOCABULARY = 64  # vLLM fills the vocabulary up to a multiple of it
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has room for
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""That vLLM has room for."""
 
 
-@dataclass(frozen=True)
-class Adapters:
-    """Of LoRA adapters that an engine is to apply, of which there is one at a time."""
-
-    rank: int
-    modules: tuple[str, ...]  # the ends of their names
-
-
-def slot_rank(rank: int) -> int:
-    """The rank that vLLM makes room for, into which one of ``rank`` goes."""
-    return min(room for room in _LORA_RANKS if room >= rank)
-
-
-class VllmGeneratorConfig(Config):
+class VllmGeneratorConfig(GeneratorConfig):
     """How a vLLM engine runs, in processes of its own on this machine."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    max_batch: int = Field(default=64, ge=1)
-    """Completions decoded side by side; more requests wait in a queue."""
-    max_context: int = Field(default=4096, ge=2)
-    """Most tokens of prompt and completion together."""
     prefill_tokens: int = Field(default=4096, ge=1)
     """Most tokens in one forward; a longer prompt takes several."""
     cache_gib: float = Field(default=1.0, gt=0)
-    """Memory of the engine for keys and values, in GiB; its ranks share it."""
+    """Memory of each replica for keys and values, in GiB; its ranks share it."""
     tensor: int = Field(default=1, ge=1)
-    """Ranks of the engine, processes that share every matrix and every head of attention: for a model that is too large
-    or too slow for one device. It must divide the model's heads."""
+    """Ranks of each replica, processes that share every matrix and every head of attention: for a model that is too
+    large or too slow for one device. It must divide the model's heads."""
     devices: str | None = Field(default=None, min_length=1)
-    """The GPUs of the engine, one for each of its ranks, as CUDA_VISIBLE_DEVICES says it ("1", or "2,3" with
-    ``tensor`` 2). Has to be set where there are GPUs: the learner computes on the first ones. With
-    ``devices.placement=colocated`` name the learner's own ("0")."""
+    """The GPUs of the engine, one for each rank, as CUDA_VISIBLE_DEVICES says it: "1"; with ``tensor`` 2 "2,3"; with 2
+    replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Has to be set where there are GPUs: the learner
+    computes on the first ones. With ``devices.placement=colocated`` name the learner's own ("0")."""
     threads: int | None = Field(default=None, ge=1)
-    """Of the engine's products on CPUs, divided among its ranks; None: one for each core that this process may use."""
+    """Of each replica's products on CPUs, divided among its ranks; None: one for each core of this process."""
     compile: bool = False
     """Compile the model (on GPUs also capture graphs): slower to start, faster to sample."""
-    deadline: float = Field(default=300.0, gt=0)
-    """Seconds without progress after which a wait is an error."""
     start_deadline: float = Field(default=600.0, gt=0)
-    """Seconds that the engine may take to start."""
+    """Seconds that an engine may take to start."""
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(self.devices.split(",")) if self.devices else ()
 
     @model_validator(mode="after")
     def _a_device_for_each_rank(self) -> "VllmGeneratorConfig":
-        if self.devices is not None and len(self.devices.split(",")) != self.tensor:
+        wanted = self.tensor * self.replicas
+        if self.gpus and len(self.gpus) != wanted:
             raise ValueError(
-                f"devices = {self.devices!r} names {len(self.devices.split(','))}, and an engine with tensor = "
-                f"{self.tensor} takes {self.tensor}: one for each rank"
+                f"devices = {self.devices!r} names {len(self.gpus)}, and replicas = {self.replicas} with tensor = "
+                f"{self.tensor} take {wanted}: one for each rank"
             )
         return self
 
-    def cannot_divide(self, model_config: Any) -> str | None:
-        """What of a model (its transformers config) the engine's ranks can't share evenly, in words."""
-        text, ranks = model_config.get_text_config(), self.tensor
+    def cannot_run(self, model: "PretrainedConfig") -> str | None:
+        """What of the model the ranks of an engine can't share evenly."""
+        text, ranks = model.get_text_config(), self.tensor
         heads = text.num_attention_heads
         shared = getattr(text, "num_key_value_heads", None) or heads
-        if heads % ranks:
-            return f"{heads} heads"
-        if shared % ranks and ranks % shared:  # with fewer of these than ranks, each is held by several ranks
-            return f"{shared} key-value heads"
+        sizes = {f"{heads} heads": heads}
+        if ranks % shared:  # with fewer key-value heads than ranks, each is held by several ranks
+            sizes[f"{shared} key-value heads"] = shared
         for name in ("intermediate_size", "moe_intermediate_size"):
             size = getattr(text, name, None)
-            if isinstance(size, int) and size % ranks:
-                return f"{name} {size}"
+            if isinstance(size, int):
+                sizes[f"{name} {size}"] = size
         padded = -(-text.vocab_size // _VOCABULARY) * _VOCABULARY
-        return f"vocabulary, which vLLM fills up to {padded} rows" if padded % ranks else None
+        sizes[f"vocabulary, which vLLM fills up to {padded} rows"] = padded
+        uneven = next((what for what, size in sizes.items() if size % ranks), None)
+        return uneven and f"generator.tensor = {ranks} does not divide the model's {uneven}; choose another"
 
     def cannot_adapt(self, rank: int) -> str | None:
-        """Why LoRA of this rank can't be applied beside the matrices, in words."""
-        most = _LORA_RANKS[-1]
-        return None if rank <= most else f"a rank of {rank}; vLLM applies LoRA of a rank of at most {most}"
+        return f"vLLM applies LoRA of a rank of at most {LORA_RANKS[-1]}" if rank > LORA_RANKS[-1] else None
 
-    def build(self, model_config: Any, tokenizer: Any) -> "VllmGenerator":
-        """A generator for models of a transformers config. Its weights are still to be published. The engine starts
-        when it is first needed. Raises ``ConfigError`` where vLLM is not installed, where ``tensor`` ranks can't share
-        the model, or where there are GPUs and ``devices`` does not say which."""
-        import importlib.util
+    def memory(self, weights: int) -> dict[str, int]:
+        return super().memory(weights) | {"KV cache": int(self.cache_gib * 2**30) // self.tensor}
 
-        from whet.errors import ConfigError
-
+    def build_replica(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> "VllmGenerator":
+        """Return an engine that starts when it is first needed. Raises ``ConfigError`` where vLLM is not installed, its
+        ranks can't share the model, or there are GPUs and ``devices`` does not say which."""
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "generator.type=vllm needs vLLM, which is not installed here. Run make install-vllm (docs/vllm.md says "
                 "what that does), or sample with generator=torch"
             )
-        what = self.cannot_divide(model_config)
-        if what is not None:
-            raise ConfigError(f"generator.tensor = {self.tensor} does not divide the model's {what}: choose another")
+        problem = self.cannot_run(model)
+        if problem is not None:
+            raise ConfigError(problem)
         import torch
 
         if self.devices is None and torch.cuda.is_available():
@@ -111,4 +104,4 @@ class VllmGeneratorConfig(Config):
             )
         from whet.generators.vllm_generator import VllmGenerator
 
-        return VllmGenerator(self, model_config, tokenizer)
+        return VllmGenerator(self, model, tokenizer, deployment)

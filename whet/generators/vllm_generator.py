@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,8 +26,9 @@ import torch
 
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
+from whet.generators.config import Deployment
 from whet.generators.vllm_adapter import NUMBER
-from whet.generators.vllm_config import Adapters, VllmGeneratorConfig
+from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_guard import marked, start_guard
 from whet.generators.vllm_start import import_vllm, start_engine
 
@@ -48,15 +49,14 @@ class VllmGenerator:
         config: VllmGeneratorConfig,
         model_config: "PretrainedConfig",
         tokenizer: "PreTrainedTokenizerBase | None" = None,
+        deployment: Deployment | None = None,
     ) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
+        self.deployment = deployment or Deployment()
         self.version = 0
         self.weights_complete = False  # whoever publishes weights says so
         self.under_adapter = False  # and whether an adapter came
-        self.adapters: Adapters | None = None  # what is to come beside the weights
         self.processes: list[int] = []  # of the engine
-        self.sleeps = False  # whether it is to free a GPU's memory when it sleeps
-        self.cores: Sequence[int] | None = None  # that the engine's processes are bound to
         self._vocab = int(model_config.get_text_config().vocab_size)
         self._engine: AsyncLLM | None = None
         self._folder: Path | None = None
@@ -85,10 +85,6 @@ class VllmGenerator:
     def name(self) -> str:
         """For messages."""
         return f"the vLLM engine (processes {', '.join(map(str, self.processes)) or 'not started'})"
-
-    def take_adapters(self, rank: int, modules: list[str]) -> None:
-        """To be called before the start: LoRA adapters of this rank are to come, of modules whose names end so."""
-        self.adapters = Adapters(rank, tuple(modules))
 
     @property
     def refitting(self) -> bool:
@@ -233,8 +229,8 @@ class VllmGenerator:
             raise RefitError(f"{self.name} did not forget the keys and values of older weights")
 
     async def sleep(self) -> None:
-        """See ``Generator``. On a GPU the weights go to the CPU's memory and keys and values are dropped, if
-        ``sleeps`` was set before the start (vLLM's sleep mode); vLLM has nothing like it on CPUs."""
+        """See ``Generator``. On a GPU the weights go to the CPU's memory and keys and values are dropped, in
+        a ``Deployment`` that sleeps (vLLM's sleep mode); vLLM has nothing like it on CPUs."""
         if self._engine is None:
             return
         await self.pause()
@@ -254,7 +250,7 @@ class VllmGenerator:
 
     @property
     def _frees_memory(self) -> bool:
-        return self.sleeps and torch.cuda.is_available()
+        return self.deployment.sleeps and torch.cuda.is_available()
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
         """Call ``method`` of the object that ``module:Class`` makes of the engine's model (a ``VllmModel``), in each of
@@ -307,7 +303,7 @@ class VllmGenerator:
                         await self._give_up()
                     raise
                 except Exception as error:
-                    lora = "; weights.lora=merged needs no LoRA of vLLM's" if self.adapters is not None else ""
+                    lora = "; weights.lora=merged needs no LoRA of vLLM's" if self.deployment.adapter else ""
                     self._failure = GeneratorError(
                         f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
                         f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s{lora}"
@@ -320,9 +316,9 @@ class VllmGenerator:
     async def _start(self) -> None:
         self._folder = self._write_folder()  # its name is like no other: the mark of the engine's processes
         self._guard = start_guard(self._folder.name)
-        await asyncio.to_thread(import_vllm, self.config, self._folder.name)
+        await asyncio.to_thread(import_vllm, self.config, self._folder.name, self.deployment)
         engine = await asyncio.to_thread(
-            start_engine, self.config, self._folder, self._folder.name, self.cores, self._frees_memory, self.adapters
+            start_engine, self.config, self._folder, self._folder.name, self.deployment, self._frees_memory
         )
         self._engine = engine
         await self._bounded(engine.update_weight_version(str(self.version)), "its first version")

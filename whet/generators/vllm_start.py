@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whet.cluster.cores import bound, cores
-from whet.generators.vllm_config import Adapters, VllmGeneratorConfig, slot_rank
+from whet.generators.config import Adapter, Deployment
+from whet.generators.vllm_config import LORA_RANKS, VllmGeneratorConfig
 from whet.generators.vllm_guard import MARK
 
 if TYPE_CHECKING:
@@ -20,26 +21,21 @@ _WORKER = "whet.generators.vllm_worker.VllmWorker"
 _ENVIRONMENT = threading.Lock()  # it belongs to the whole process
 
 
-def import_vllm(config: VllmGeneratorConfig, mark: str) -> None:
+def import_vllm(config: VllmGeneratorConfig, mark: str, deployment: Deployment) -> None:
     """A call of its own, before ``start_engine``: while it is imported, vLLM keeps an exception whose traceback holds
     the frames of whoever imported it, and what these hold, for ever."""
-    with _environment(config, mark):
+    with _environment(config, mark, deployment):
         import vllm.engine.arg_utils
         import vllm.v1.engine.async_llm  # noqa: F401
 
 
 def start_engine(
-    config: VllmGeneratorConfig,
-    folder: Path,
-    mark: str,
-    own: Sequence[int] | None = None,
-    sleeps: bool = False,
-    adapters: Adapters | None = None,
+    config: VllmGeneratorConfig, folder: Path, mark: str, deployment: Deployment, frees_memory: bool = False
 ) -> "AsyncLLM":
     """An engine for the model whose config and tokenizer are in ``folder``, with random weights; its processes
-    bear ``mark`` and are bound to the cores ``own``. ``sleeps``: it can free a GPU's memory; ``adapters``: it applies
-    LoRA. Takes 10 to 40 seconds; raises whatever vLLM raises."""
-    with _environment(config, mark, own), bound(own):
+    bear ``mark``. ``frees_memory``: it can let go of a GPU's memory. Takes 10 to 40 seconds; raises whatever vLLM
+    raises."""
+    with _environment(config, mark, deployment), bound(deployment.cores):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -58,27 +54,28 @@ def start_engine(
             generation_config="vllm",  # no sampling defaults from the model's files
             worker_extension_cls=_WORKER,
             disable_log_stats=True,
-            enable_sleep_mode=sleeps,
-            **_lora(adapters),
+            enable_sleep_mode=frees_memory,
+            **_lora(deployment.adapter),
         )
         return AsyncLLM.from_engine_args(settings)
 
 
-def _lora(adapters: Adapters | None) -> dict[str, Any]:
+def _lora(adapter: Adapter | None) -> dict[str, Any]:
     """Settings for one adapter at a time. Other modules stay as they are: wrapping them costs time and memory."""
-    if adapters is None:
+    if adapter is None:
         return {}
-    room = slot_rank(adapters.rank)
-    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": list(adapters.modules)}
+    room = min(room for room in LORA_RANKS if room >= adapter.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": room, "lora_target_modules": list(adapter.modules)}
 
 
 @contextmanager
-def _environment(config: VllmGeneratorConfig, mark: str, own: Sequence[int] | None = None) -> Iterator[None]:
+def _environment(config: VllmGeneratorConfig, mark: str, deployment: Deployment) -> Iterator[None]:
     """Children inherit it; this process goes back to its own."""
+    threads = config.threads or len(deployment.cores or ()) or cores()
     wanted = {
         MARK: mark,
         "SPT_NOENV": "1",  # vLLM gives its processes titles, which would overwrite the mark
-        "OMP_NUM_THREADS": str(max(1, (config.threads or len(own or ()) or cores()) // config.tensor)),  # of each rank
+        "OMP_NUM_THREADS": str(max(1, threads // config.tensor)),  # of each rank
         "OMP_WAIT_POLICY": "PASSIVE",  # the learner computes beside the engine's idle threads
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else one core is kept free
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(config.start_deadline)),
@@ -88,8 +85,8 @@ def _environment(config: VllmGeneratorConfig, mark: str, own: Sequence[int] | No
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
     }
-    if config.devices is not None:
-        wanted["CUDA_VISIBLE_DEVICES"] = config.devices
+    if deployment.gpus:
+        wanted["CUDA_VISIBLE_DEVICES"] = ",".join(deployment.gpus)
         if torch.cuda.is_available():
             torch.cuda.init()  # which GPUs this process itself sees is settled before the variable changes
     if not config.compile:

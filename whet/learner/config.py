@@ -1,10 +1,12 @@
 """The settings of a learner: precision and memory, and the optimizer. Imports no torch: recipes are read with this."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from whet.config import Config
+from whet.parallel.config import ParallelConfig
 
 Precision = Literal["float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
@@ -29,6 +31,15 @@ class LearnerConfig(Config):
     same accuracy; elsewhere it is ``highest``."""
     deadline: float = Field(1800.0, gt=0)
     """Seconds that one call of a worker (a forward pass over a batch, an optimizer step, a save) may take."""
+
+    def problems(self, parallel: ParallelConfig) -> Iterator[str]:
+        """Name what does not go together with the ranks that the learner has."""
+        for key, ranks in (("tensor", parallel.tensor), ("expert", parallel.expert)):
+            if self.compile and ranks > 1:
+                yield (
+                    f"learner.compile = true compiles norms and feed-forward parts, and parallel.{key} = {ranks} cuts "
+                    "them; leave one of them out"
+                )
 
 
 class OptimizerConfig(Config):

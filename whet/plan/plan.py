@@ -6,7 +6,6 @@ Nothing is started and no weight is read: the model's config file is enough.
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from whet.cluster.config import LocalClusterConfig
 from whet.data.examples import PreferenceRows
 from whet.errors import WhetError
 from whet.generators.torch_config import TorchGeneratorConfig
@@ -45,7 +44,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     lengths, micro_batches = _micro_batches(recipe)
     here = Memory(always={"runtime": runtime})
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
-    apart = not isinstance(recipe.cluster, LocalClusterConfig)
+    apart = recipe.cluster.has_processes
     several = len(algorithm.heads) + len(algorithm.frozen) > 1
     traced: dict[str, tuple[int, int]] = {}
     for role in (*algorithm.heads, *algorithm.frozen):
@@ -129,19 +128,14 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
         plan.refit = size.parameters * BYTES[config.dtype]
         plan.processes["this process"].merge(held)
         return
-    replicas, engine = getattr(config, "replicas", 1), getattr(config, "replica", config)
-    number = 4 if getattr(engine, "dtype", "bfloat16") == "float32" else 2
-    plan.refit = size.sent * number * replicas
-    alone = recipe.weights.lora == "adapter"
-    if alone:
-        plan.refit, plan.refit_tensors = size.adapters * number * replicas, 2 * size.adapted
-        plan.first_refit = (size.sent + size.adapters) * number * replicas
-    if hasattr(engine, "cache_gib"):
-        ranks, cache = getattr(engine, "tensor", 1), int(engine.cache_gib * 1024**3)
-        kinds = {"runtime": runtime, "weights": size.parameters * number // ranks, "KV cache": cache // ranks}
-        if alone:
-            kinds["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
-        plan.processes["each engine" if ranks == 1 else "each rank of an engine"] = Memory(always=kinds)
+    number = BYTES[config.dtype]
+    kinds = {"runtime": runtime, **config.memory(size.parameters * number)}
+    plan.refit = size.sent * number * config.replicas
+    if recipe.weights.lora == "adapter":
+        plan.refit, plan.refit_tensors = size.adapters * number * config.replicas, 2 * size.adapted
+        plan.first_refit = (size.sent + size.adapters) * number * config.replicas
+        kinds["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
+    plan.processes["each engine" if config.ranks == 1 else "each rank of an engine"] = Memory(always=kinds)
 
 
 def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
@@ -201,10 +195,8 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     if layers and recipe.parallel.stages > layers:
         found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
     if recipe.algorithm.samples_per_task:
-        engine = getattr(recipe.generator, "replica", recipe.generator)
-        what = engine.cannot_divide(load_model_config(recipe.model)) if hasattr(engine, "cannot_divide") else None
-        if what is not None:
-            found.append(f"generator.tensor = {engine.tensor} does not divide the model's {what}")
+        reason = recipe.generator.cannot_run(load_model_config(recipe.model))
+        found += [reason] if reason is not None else []
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:
             found.append(

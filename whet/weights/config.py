@@ -1,11 +1,15 @@
 """How new weights reach the generator and how their arrival is proven."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
+from whet.cluster.config import DevicesConfig
 from whet.config import Config
+from whet.generators.config import GeneratorConfig
+from whet.models.config import LoraSettings
 
 TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]
 
@@ -13,10 +17,10 @@ TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]
 class WeightSyncConfig(Config):
     """The proofs run after every publication; a mismatch stops the run and names the tensors."""
 
-    transport: TransportName = "shared_memory"
-    """The way to an engine in other processes; the built-in generator needs none. ``collective``: a broadcast, by gloo
-    between CPUs and by NCCL between GPUs. ``cuda_ipc``, with devices.placement=colocated: memory of the GPUs that
-    learner and engine share."""
+    transport: TransportName | None = None
+    """The way to an engine in other processes; None: ``shared_memory``. The built-in generator needs none.
+    ``collective``: a broadcast, by gloo between CPUs and by NCCL between GPUs. ``cuda_ipc``, with
+    devices.placement=colocated: memory of the GPUs that learner and engine share."""
     lora: Literal["merged", "adapter"] = "merged"
     """What travels where ``model.lora`` is set. ``merged``: all weights, each time. ``adapter``, with generator=vllm:
     the frozen weights once, then LoRA's tensors alone, which the engine applies beside its matrices."""
@@ -39,3 +43,40 @@ class WeightSyncConfig(Config):
     probe_tolerance: float | None = Field(None, gt=0)
     """Largest mean difference of log-probs; by default 1e-3 where generator and learner compute in float32 or finer,
     0.25 where one of them computes in bfloat16."""
+
+    def problems(
+        self, generator: GeneratorConfig | None, lora: LoraSettings | None, devices: DevicesConfig
+    ) -> Iterator[str]:
+        """Name what does not go together with the rest of a recipe. ``generator`` is None where nothing samples,
+        ``lora`` where the whole model is trained."""
+        if self.lora == "adapter":
+            yield from self._problems_of_adapter(generator, lora)
+        if generator is not None and generator.in_process and self.transport is not None:
+            yield (
+                f"weights.transport = {self.transport} carries weights to an engine in other processes, and this "
+                "generator computes in the run's own; leave it out"
+            )
+        elif generator is not None and self.transport == "cuda_ipc":
+            yield from self._problems_of_shared_gpus(generator, devices)
+
+    def _problems_of_adapter(self, generator: GeneratorConfig | None, lora: LoraSettings | None) -> Iterator[str]:
+        what = "weights.lora = adapter sends what LoRA trains to an engine that applies it"
+        if lora is None:
+            yield f"{what}, and model.lora is not set; set it, or leave weights.lora out"
+        elif generator is None or generator.in_process:
+            yield f"{what}, which needs generator = vllm; choose that, or leave weights.lora out"
+        elif reason := generator.cannot_adapt(lora.rank):
+            yield f"{what}, and model.lora.rank is {lora.rank}: {reason}; lower it, or set weights.lora=merged"
+
+    def _problems_of_shared_gpus(self, generator: GeneratorConfig, devices: DevicesConfig) -> Iterator[str]:
+        what = "weights.transport = cuda_ipc goes through the memory of GPUs that learner and engine share"
+        if devices.placement != "colocated":
+            yield (
+                f"{what}, and devices.placement = {devices.placement} gives each its own; set "
+                "devices.placement=colocated, or weights.transport=collective or shared_memory"
+            )
+        if not generator.gpus:
+            yield f"{what}, one rank of each on a GPU, and generator.devices doesn't say which ones; set it"
+        elif len(set(generator.gpus)) < len(generator.gpus):
+            named = ",".join(generator.gpus)
+            yield f"{what}, one rank of each on a GPU, and generator.devices = {named!r} names one twice"

@@ -195,14 +195,14 @@ class EngineSync:
         self, source: WeightSource, engines: Sequence[Engine], content: Content
     ) -> tuple[WeightSource, Opening]:
         """Begin, over what lies between the learner and here."""
-        config = self.config
+        config, transport = self.config, self.config.transport or "shared_memory"
         if isinstance(self._sender, Relay) and self._sender.source is source:
             source = self._sender
         sending = Sending(
             dtype=engines[0].dtype,
             bucket_bytes=int(config.bucket_mb * 2**20),
             digest=config.digest,
-            transport=config.transport,
+            transport=transport,
             known=self._known if self._sender is source else None,
             takers=sum(engine.ranks for engine in engines),
             folder=config.folder,
@@ -210,12 +210,12 @@ class EngineSync:
             content=content,
         )
         opening = await source.begin_weights(sending)
-        if config.transport == "cuda_ipc" and opening.machine != machine():
+        if transport == "cuda_ipc" and opening.machine != machine():
             raise ConfigError(
                 "weights.transport=cuda_ipc shares the memory of this machine's GPUs, and the learner is on another "
                 "one; set weights.transport=collective or shared_memory"
             )
-        if config.transport == "shared_memory" and opening.machine != machine():
+        if transport == "shared_memory" and opening.machine != machine():
             await source.end_weights()
             source = Relay(source)
             opening = await source.begin_weights(sending)

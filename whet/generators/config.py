@@ -1,0 +1,115 @@
+"""The settings that every generator has, and what a recipe asks of them. Recipes are read with this: no torch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from whet.cluster.cores import part
+from whet.config import Config
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from whet.generators.base import Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """The shape of the LoRA adapter that will be published to an engine, one at a time."""
+
+    rank: int
+    modules: tuple[str, ...]  # the ends of the names of those it is applied to
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """How one run uses a generator."""
+
+    cores: Sequence[int] | None = None  # the numbers of those that it is bound to; None: to none
+    gpus: tuple[str, ...] = ()  # its own, as CUDA_VISIBLE_DEVICES names them; empty: those that the process sees
+    sleeps: bool = False  # it makes room on its GPUs while the learner computes
+    adapter: Adapter | None = None  # published beside frozen weights; None: weights come merged
+
+
+class GeneratorConfig(Config, ABC):
+    """What samples, and how. Derive your own generator's settings from it and name the class in ``generator.type``."""
+
+    in_process: ClassVar[bool] = False
+    """Whether it computes in the run's own process, where weights are copied to it."""
+
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "bfloat16"
+    max_batch: int = Field(default=64, ge=1)
+    """Completions decoded side by side; more requests wait in a queue."""
+    max_context: int = Field(default=4096, ge=2)
+    """Most tokens of prompt and completion together."""
+    replicas: int = Field(default=1, ge=1)
+    """Engines with the same weights; the samples of one prompt meet on one of them."""
+    slack: int = Field(default=16, ge=0)
+    """With ``replicas``: a request goes where its prompt is known, unless that replica has this many more requests
+    under way than the least busy one."""
+    deadline: float = Field(default=300.0, gt=0)
+    """Seconds without progress after which a wait is an error."""
+
+    @property
+    def ranks(self) -> int:
+        """Processes that share the model of one replica."""
+        return 1
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The GPUs of all replicas, as CUDA_VISIBLE_DEVICES names them; empty where the settings name none."""
+        return ()
+
+    def cannot_run(self, model: "PretrainedConfig") -> str | None:
+        """Return why an engine can't run a model, in words."""
+        return None
+
+    def cannot_adapt(self, rank: int) -> str | None:
+        """Return why an engine can't apply LoRA of this rank beside its matrices, in words."""
+        return "this generator takes merged weights only"
+
+    def memory(self, weights: int) -> dict[str, int]:
+        """Return the bytes, by kind, that each rank of an engine in other processes holds of a model of ``weights``
+        bytes."""
+        return {"weights": weights // self.ranks}
+
+    def build(
+        self,
+        model: "PretrainedConfig",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        deployment: Deployment | None = None,
+    ) -> "Generator":
+        """Return a generator for models of a transformers config, whose weights are still to be published."""
+        deployment = deployment or Deployment()
+        each = len(self.gpus) // self.replicas
+        engines = []
+        for number in range(self.replicas):
+            own = None if deployment.cores is None else part(deployment.cores, number, self.replicas)
+            gpus = self.gpus[number * each : (number + 1) * each]
+            engines.append(self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus)))
+        if len(engines) == 1:
+            return engines[0]
+        from whet.generators.router import Router
+
+        return Router(engines, self.slack)
+
+    @abstractmethod
+    def build_replica(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> "Generator":
+        """Return one engine. ``deployment`` has the cores and GPUs that are its own."""
+
+
+class RouterConfig(GeneratorConfig):
+    """Refuses what recipes used to say."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, settings: object) -> object:
+        raise ValueError("there is no type router: set replicas of the engine itself, as in {type: vllm, replicas: 2}")
+
+    def build_replica(self, *_: object) -> "Generator":
+        raise NotImplementedError
