@@ -58,7 +58,7 @@ def test_a_conversation_appended_turn_by_turn_is_what_the_template_would_write()
 
 def test_what_comes_next_is_the_same_whether_or_not_the_reply_ended_itself(renderer):
     prompt = renderer.render_prompt([user("question")])
-    sampled = renderer._encode("some <think>thoughts</think> reply ")
+    sampled = renderer.tokenizer.encode("some <think>thoughts</think> reply ", add_special_tokens=False)
     cut = prompt + sampled
     ended = [*cut, END]
     assert cut + renderer.render_next(cut, [user("next")]) == ended + renderer.render_next(ended, [user("next")])
@@ -91,7 +91,7 @@ def test_stop_tokens_are_the_end_of_turn_and_the_end_of_text():
 
 def test_special_tokens_inside_a_reply_stay_visible():
     renderer = Renderer(tiny_tokenizer())
-    tokens = renderer._encode("a<|im_start|>b<|im_end|>")
+    tokens = renderer.tokenizer.encode("a<|im_start|>b<|im_end|>", add_special_tokens=False)
     assert renderer.parse_reply(tokens) == assistant("a<|im_start|>b")
 
 

@@ -50,7 +50,7 @@ def _reply(retold: Retold, reply: Span, tokenizer: Any, renderer: Renderer) -> l
     while end and reply.tokens[end - 1] in ending:
         end -= 1
     text, our_ends = text_ends(reply.tokens[:end], _decode(tokenizer))
-    written: list[int] = renderer.tokenizer.encode(text, add_special_tokens=False)
+    written = renderer.encode_text(text)
     closing = list(renderer.closing) if end < len(reply.tokens) else []
     if reply.trained:
         their_text, their_ends = text_ends(written, _decode(renderer.tokenizer))

@@ -3,13 +3,16 @@
 A conversation is rendered once, by appending: ``render_prompt`` gives the first tokens, the model samples a reply, and
 ``render_next`` gives only what comes after it. Tokens that were seen or sampled are never rendered again, because a
 template may write earlier turns differently when later ones exist (dropped thinking, moved system prompts).
+Texts are rendered hidden (``control_tokens.py``), so that none of them can write a control token.
 Knows no model and no environment.
 """
 
 import contextlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.data.control_tokens import ControlTokens
 from whet.errors import ConfigError, DataError
 from whet.types import Message
 
@@ -18,7 +21,8 @@ PLAIN = (
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
 _EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
-_REPLY = "whetreplywhet"  # stands for a reply in conversations rendered only to see what surrounds it
+# Stand for a question and a reply in conversations that are rendered only to see what surrounds them.
+_QUESTION, _REPLY = "whetaskswhet", "whetreplywhet"
 
 
 class Renderer:
@@ -42,8 +46,9 @@ class Renderer:
             )
         if self.template == PLAIN and not tokenizer.eos_token:
             raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
+        self._control = ControlTokens(tokenizer, self.template, self._marks())
         self._closing = self._check()
-        closing = self._encode(self._closing)
+        closing = self._control.encode(self._closing)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_of_turn: int | None = closing[0] if closing and closing[0] in special else None
         self.closing = tuple(closing) if self.end_of_turn is None else (self.end_of_turn,)  # what a reply ends with
@@ -53,35 +58,40 @@ class Renderer:
 
     def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Tokens up to where the assistant's reply begins."""
-        return self._encode(self._render(messages, generate=True, tools=tools))
+        return self._control.encode(self._render(messages, generate=True, tools=tools))
 
     def render_reply(
         self, messages: Sequence[Message], reply: Message, tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """What a model has to sample after ``render_prompt(messages)`` to give ``reply``, with the end of its turn."""
-        prompt = self._render(messages, generate=True, tools=tools)
+        show = self._control.show
+        prompt = show(self._render(messages, generate=True, tools=tools))
         whole = self._render([*messages, reply], tools=tools)
-        if whole.startswith(prompt) and whole.endswith(self._closing):
+        if show(whole).startswith(prompt) and show(whole).endswith(self._closing):
             text = whole[len(prompt) : len(whole) - len(self._closing)]
         else:  # the prompt opens what the template leaves out of finished replies, such as a <think> tag
             if reply.get("tool_calls"):
                 raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
-            text = reply["content"]
+            text = self._control.hide(reply["content"])
         if self.end_of_turn is None:
-            return self._encode(text + self._closing)
-        return [*self._encode(text), self.end_of_turn]
+            return self._control.encode(text + self._closing)
+        return [*self._control.encode(text), self.end_of_turn]
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text, none of them a control token."""
+        return self._control.encode(self._control.hide(text))
 
     def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """A finished conversation, as plain ``apply_chat_template`` gives it: what a reward model reads."""
-        return self._encode(self._render(messages, tools=tools))
+        return self._control.encode(self._render(messages, tools=tools))
 
     def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """The tokens to append to ``history``, which ends in a sampled reply: the end of the assistant's turn, if the
         reply lacks it, the new messages, and the beginning of the next reply."""
         before, after = self._around([{"role": "user", "content": "x"}], messages, generate=True)
-        head = self._encode(before + _REPLY)
-        whole = self._encode(before + _REPLY + after)
-        tokens = whole[len(head) :] if whole[: len(head)] == head else self._encode(after)
+        head = self._control.encode(before + _REPLY)
+        whole = self._control.encode(before + _REPLY + after)
+        tokens = whole[len(head) :] if whole[: len(head)] == head else self._control.encode(after)
         if history and history[-1] in self.stop_token_ids and tokens[:1] == [self.end_of_turn]:
             return tokens[1:]
         return tokens
@@ -91,8 +101,8 @@ class Renderer:
         other than system, user and assistant. None where nothing is lost."""
         if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
             return None
-        whole = self._render(messages, tools=tools)
-        if tools and self._render(messages) == whole:
+        whole = self._apply(messages, tools)
+        if tools and self._apply(messages) == whole:
             return "the tools"
         for index, message in enumerate(messages):
             without: list[Message] = [*messages]
@@ -105,7 +115,7 @@ class Renderer:
             else:
                 continue
             with contextlib.suppress(DataError):  # it can't even be rendered otherwise
-                if self._render(without, tools=tools) == whole:
+                if self._apply(without, tools) == whole:
                     return what
         return None
 
@@ -136,14 +146,38 @@ class Renderer:
         self, messages: Sequence[Message], following: Sequence[Message], generate: bool = False
     ) -> tuple[str, str]:
         """What the template writes before and after a reply that stands between the messages."""
+        text = _REPLY
+        while text in repr((messages, following)):
+            text += _REPLY
+        reply: Message = {"role": "assistant", "content": text}
+        hidden = self._render([*messages, reply, *following], generate=generate)
+        before, *after = self._control.show(hidden).split(text)
+        if len(after) != 1:
+            raise ConfigError(f"the chat template writes a reply {len(after)} times instead of once")
+        return hidden[: len(before)], hidden[len(hidden) - len(after[0]) :]
+
+    def _marks(self) -> set[str]:
+        """The added tokens by which the template marks turns: before a question, before its reply, and after that."""
+        asked: Message = {"role": "user", "content": _QUESTION}
         reply: Message = {"role": "assistant", "content": _REPLY}
-        parts = self._render([*messages, reply, *following], generate=generate).split(_REPLY)
-        if len(parts) != 2:
-            raise ConfigError(f"the chat template writes a reply {len(parts) - 1} times instead of once")
-        return parts[0], parts[1]
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        first, _, rest = self._apply([asked, reply, asked]).partition(_QUESTION)
+        opening, _, closing = rest.rpartition(_QUESTION)[0].partition(_REPLY)
+        found = re.compile("|".join(map(re.escape, added)) or "(?!)").findall
+        return {*found(first)[-1:], *found(opening)[:1], *found(closing)}
 
     def _render(
         self, messages: Sequence[Message], generate: bool = False, tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The rendering, hidden (see ``control_tokens.py``)."""
+
+        def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
+            return self._apply(messages, tools, generate)
+
+        return self._control.render(apply, messages, tools)
+
+    def _apply(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False
     ) -> str:
         from jinja2 import TemplateError
 
@@ -159,6 +193,3 @@ class Renderer:
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as problem:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(f"the chat template can't render messages of the roles {roles}: {problem}") from problem
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)

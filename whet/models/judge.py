@@ -4,11 +4,13 @@ which knows no torch. Answers to one prompt are one forest, so that the prompt i
 
 import json
 import traceback
+from functools import partial
 from typing import Any
 
 import torch
 
 from whet.batch import Batch
+from whet.data.control_tokens import ControlTokens
 from whet.environments.child_process import to_parent
 from whet.errors import DataError, WhetError
 from whet.models.config import ModelConfig
@@ -48,6 +50,7 @@ class Judge:
             raise WhetError(f"{folder} is no reward model: its head must be one linear map, 'score', to one number")
         if not self.tokenizer.chat_template:
             raise WhetError(f"{folder}: the tokenizer has no chat template, so conversations can't be written for it")
+        self.control = ControlTokens(self.tokenizer, self.tokenizer.chat_template)
         text = self.model.config.get_text_config()
         self.padding: int | None = text.pad_token_id
         self.longest: int | None = getattr(text, "max_position_embeddings", None)
@@ -77,7 +80,8 @@ class Judge:
         from jinja2 import TemplateError
 
         try:
-            tokens: list[int] = self.tokenizer.apply_chat_template(messages, tools=tools, return_dict=False)
+            write = partial(self.tokenizer.apply_chat_template, tokenize=False)
+            tokens = self.control.encode(self.control.render(write, messages, tools))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
         if self.longest is not None and len(tokens) > self.longest:
