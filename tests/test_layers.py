@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "whet"
 
 # From the ground up. A module may import from its own floor and from those below it.
 FLOORS = [
-    {"closing", "errors", "seeds", "types", "lazy"},
+    {"closing", "errors", "seeds", "types", "lazy", "visible"},
     {"config", "run_folder"},
     {"metrics", "batch", "packing"},
     {"losses", "environments", "data"},
@@ -24,7 +24,7 @@ FLOORS = [
     {"train", "evaluate"},
     {"feed"},
     {"recipe"},
-    {"run", "plan", "agreement"},
+    {"run", "plan", "agreement", "show"},
     {"cli", "recipes", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -29,15 +29,12 @@ from whet.learner.base import Learner
 from whet.learner.state import FACTS
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
-from whet.metrics.report import write_report
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
-from whet.metrics.sinks.jsonl import FILE
-from whet.metrics.summary import print_summary
-from whet.metrics.visible import visible
 from whet.recipe import Recipe
 from whet.run_folder import create
 from whet.types import Distribution, Group
+from whet.visible import visible
 
 log = logging.getLogger(__name__)
 
@@ -82,9 +79,6 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
         for warning in recipe.warnings():
             log.warning(warning)
         asyncio.run(go())
-        if (folder / FILE).exists():  # no report without the sink that it is made from
-            write_report(folder)
-            print_summary(folder)
     return folder
 
 
@@ -144,7 +138,7 @@ class Run:
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it."""
         self.behind.check()
-        self._log(step, batch)
+        times = self._log(step, batch)
         self.feed.record(self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
@@ -155,6 +149,9 @@ class Run:
         if step == steps:
             async with self.phase("checkpoint"):
                 await self.behind.finish()
+        for name, seconds in self.clock.lap().items():  # what was done since belongs to this step, not to the next
+            times[name] = times.get(name, 0.0) + seconds
+        self.sinks.write(step, times)
         crash_point("step.done")
 
     async def save(self, step: int, metric: float | None) -> None:
@@ -193,7 +190,8 @@ class Run:
         self.start = checkpoint.step
         self.source.load_state(checkpoint.state["source"], self.start)
 
-    def _log(self, step: int, batch: Batch) -> None:
+    def _log(self, step: int, batch: Batch) -> dict[str, float]:
+        """Write what the step came to. Returns its seconds by phase so far."""
         tally, timing = self.source.tally()
         values: dict[str, Any] = tally.merge(self.metrics).result()
         self.metrics = Metrics()
@@ -204,9 +202,10 @@ class Run:
             lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
         values["batch/tokens"] = len(batch)
-        lap["time/tokens_per_second"] = self.pace.tokens_per_second()
-        lap["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
+        values["time/tokens_per_second"] = self.pace.tokens_per_second()
+        values["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
         self.sinks.write(step, values | lap)
+        return lap
 
     async def _evaluate(self, step: int) -> float | None:
         if not self.recipe.evaluation.enabled:

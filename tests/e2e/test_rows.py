@@ -21,7 +21,7 @@ from whet.data.renderer import Renderer
 from whet.errors import ConfigError, WhetError
 from whet.feed import RowsFeed, measure_rows
 from whet.learner.worker import LearnerWorker
-from whet.metrics.summary import commands
+from whet.show.summary import commands
 
 NO_CHECKPOINTS = {"every": 0}
 

@@ -15,8 +15,8 @@ from whet.cli.main import main
 from whet.errors import ConfigError, WhetError
 from whet.evaluate import evaluate
 from whet.learner.learner import WorkerLearner
-from whet.metrics.report import write_report
 from whet.metrics.rollout_file import read_rollouts
+from whet.show.report import write_report
 from whet.types import Task
 
 

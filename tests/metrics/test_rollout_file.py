@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from tests.metrics.conftest import HOSTILE, record
+from tests.show.runs import HOSTILE, record
 from whet.errors import DataError
 from whet.metrics.rollout_file import (
     RolloutRecord,

@@ -7,14 +7,14 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.metrics.conftest import evaluation_values, train_values
+from tests.show.runs import evaluation_values, train_values
 from whet.errors import WhetError
 from whet.metrics.registry import SINKS
-from whet.metrics.sinks import OpenSinks, SinkConfig
-from whet.metrics.sinks.console import ConsoleSink, ConsoleWriter
+from whet.metrics.sinks import OpenSinks, Sink, SinkConfig
 from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics
 from whet.metrics.sinks.tensorboard import TensorBoardSink
 from whet.metrics.sinks.wandb import WandbSink
+from whet.show.console import ConsoleSink, ConsoleWriter
 
 
 def test_every_registered_name_leads_to_a_sink():
@@ -70,7 +70,7 @@ def test_wandb_works_offline_without_login_and_keeps_its_run_when_resumed(tmp_pa
 def test_all_sinks_are_written_and_closing_closes_the_rest_when_one_fails(tmp_path):
     closed = []
 
-    class Broken:
+    class Broken(Sink):
         def write(self, step, values, kind="train"): ...
 
         def close(self):
@@ -94,7 +94,9 @@ def test_sinks_that_opened_are_closed_when_a_later_one_does_not_open(tmp_path):
 
     class Good(SinkConfig):
         def open(self, folder, recipe, resume_step=None):
-            class Opened:
+            class Opened(Sink):
+                def write(self, step, values, kind="train"): ...
+
                 def close(self):
                     closed.append(True)
 

@@ -28,8 +28,7 @@ def train(
     from whet import run
 
     session.run = folder if folder is not None else run.new_folder(loaded.value, name=loaded.path.stem)
-    done = run.start(loaded.value, session.run)
-    print(f"finished: {done}")
+    _finish(run.start(loaded.value, session.run))
 
 
 def resume(run: RunArgument, overrides: Overrides = None) -> None:
@@ -38,5 +37,17 @@ def resume(run: RunArgument, overrides: Overrides = None) -> None:
 
     from whet import run as runs
 
-    done = runs.resume(session.run, overrides or [])
-    print(f"finished: {done}")
+    _finish(runs.resume(session.run, overrides or []))
+
+
+def _finish(folder: Path) -> None:
+    """Write the report of a run that ended well, and say what it amounts to."""
+    from whet.metrics.sinks.jsonl import FILE
+
+    if (folder / FILE).exists():  # no report without the sink that it is made from
+        from whet.show.report import write_report
+        from whet.show.summary import print_summary
+
+        write_report(folder)
+        print_summary(folder)
+    print(f"finished: {folder}")

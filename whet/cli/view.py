@@ -38,10 +38,10 @@ def view(
 ) -> None:
     """Read the answers that were sampled in a step of a run."""
     if html:
-        from whet.metrics.report import write_report
+        from whet.show.report import write_report
 
         print(f"written: {write_report(run_folder(run))}")
         return
-    from whet.metrics.view import view as show
+    from whet.show.view import view as show
 
     show(run_folder(run), step=step, n=n or None, sort=sort.value, only=only.value if only else None)

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from whet.config import Config
 
@@ -18,16 +18,18 @@ Value = float | int | str
 Kind = Literal["train", "evaluation"]
 
 
-class Sink(Protocol):
+class Sink(ABC):
     """An open destination of metrics."""
 
+    @abstractmethod
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        """Take the numbers of one step, by metric name."""
-        ...
+        """Take the numbers of one step, by metric name. What is told of a step a second time replaces the first."""
 
-    def close(self) -> None:
+    def status(self, text: str) -> None:  # noqa: B027, most sinks have nowhere to show it
+        """Show what is being done now."""
+
+    def close(self) -> None:  # noqa: B027
         """Write what is buffered."""
-        ...
 
 
 class SinkConfig(Config, ABC):
@@ -65,10 +67,8 @@ class OpenSinks:
             sink.write(step, values, kind)
 
     def status(self, text: str) -> None:
-        """Tell the sinks that show it what is being done now."""
         for sink in self._sinks:
-            if hasattr(sink, "status"):
-                sink.status(text)
+            sink.status(text)
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:

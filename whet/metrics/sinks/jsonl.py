@@ -14,10 +14,10 @@ from typing import Any
 
 from whet.errors import DataError
 from whet.metrics.atomic import sync_folder, write_atomically
-from whet.metrics.sinks.base import Kind, SinkConfig, Value
+from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
 FILE = "metrics.jsonl"
-_RESERVED = ("step", "kind", "not_finite")
+RESERVED = ("step", "kind", "not_finite")
 
 
 class JSONLSink(SinkConfig):
@@ -32,7 +32,7 @@ class JSONLSink(SinkConfig):
         return JSONLWriter(path)
 
 
-class JSONLWriter:
+class JSONLWriter(Sink):
     """See ``JSONLSink``."""
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +57,7 @@ def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
     line: dict[str, Any] = {"step": int(step), "kind": kind}
     broken = []
     for name, value in values.items():
-        if name in _RESERVED:
+        if name in RESERVED:
             raise ValueError(f"a metric can't be called {name!r}")
         if not isinstance(value, str | int):  # float(): also numpy's and torch's scalars
             value = float(value)

@@ -28,7 +28,7 @@ class TensorBoardSink(SinkConfig):
         return _Writer(writer)
 
 
-class _Writer:
+class _Writer(Sink):
     def __init__(self, writer: Any) -> None:
         self._writer = writer
 

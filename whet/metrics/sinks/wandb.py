@@ -54,7 +54,7 @@ class WandbSink(SinkConfig):
         return _Writer(run)
 
 
-class _Writer:
+class _Writer(Sink):
     def __init__(self, run: Any) -> None:
         self._run = run
 

@@ -2,6 +2,7 @@
 terminal, the report and docs/metrics.md, so that they call a thing by one name."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,19 +57,20 @@ CATALOG = (
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
 
-# The owner's phases of a step (see clock.py) that are told apart; all else is "other". Colours: (dark, light).
+# The owner's phases of a step (see whet/metrics/clock.py) that are told apart; all else is "other". Colours are those
+# of the terminal; the report's are in assets/report.css.
 PHASES = {
-    "generate": ("#5b9cf5", "#2f6fd0"),
-    "grade": ("#e8b04b", "#c98a12"),
-    "learn": ("#a98bf0", "#7a55d6"),
-    "publish": ("#4fc3a1", "#17936d"),
-    "evaluate": ("#f08bb4", "#cf4a85"),
-    "checkpoint": ("#c0a58a", "#94724f"),
-    "other": ("#6b7280", "#a3a9b3"),
+    "generate": "#5b9cf5",
+    "grade": "#e8b04b",
+    "learn": "#a98bf0",
+    "publish": "#4fc3a1",
+    "evaluate": "#f08bb4",
+    "checkpoint": "#c0a58a",
+    "other": "#6b7280",
 }
 
 
-def phases(line: dict[str, Any]) -> dict[str, float]:
+def phases(line: Mapping[str, Any]) -> dict[str, float]:
     """Seconds by phase of one train line; they add up to its ``time/step``. Phases that took no time are left out."""
     found = {name: float(line.get(f"time/{name}") or 0.0) for name in PHASES if name != "other"}
     rest = float(line.get("time/step") or 0.0) - sum(found.values())

@@ -1,15 +1,16 @@
 import io
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.metrics.conftest import evaluation_values, train_values
-from whet.metrics.catalog import CATALOG, show
-from whet.metrics.console import Dashboard
-from whet.metrics.curves import Curve, plot
-from whet.metrics.sinks.console import ConsoleSink, ConsoleWriter
-from whet.metrics.summary import print_summary
+from tests.show.runs import evaluation_values, train_values
+from whet.show.catalog import CATALOG, PHASES, show
+from whet.show.console import ConsoleSink, ConsoleWriter
+from whet.show.curves import Curve, plot
+from whet.show.dashboard import Dashboard
+from whet.show.summary import print_summary
 
 
 def drawn(dashboard, width, height):
@@ -38,7 +39,7 @@ def test_the_display_fills_the_terminal_but_for_one_line_and_never_wraps(tmp_pat
 
 
 def test_the_display_says_what_is_trained_and_how_it_goes(tmp_path):
-    dashboard = dashboard_after(tmp_path, 5, **{"run/device": "cpu", "run/parameters": 1_000_000})
+    dashboard = dashboard_after(tmp_path, 5, **{"run/device": "cpu", "run/parameters": 1_000_000, "time/eta": 82.0})
     dashboard.add(5, evaluation_values(0.5), "evaluation")
     text = "\n".join(drawn(dashboard, 100, 30))
     for words in ("tiny", "Tiny-1M", "1.0M parameters", "cpu", "step 5/20", "evaluation 50.0%", "800 tokens/s"):
@@ -66,7 +67,7 @@ def test_a_run_without_rewards_shows_the_curves_it_has(tmp_path):
 def test_a_resumed_run_draws_its_curves_from_the_beginning(run_folder):
     console = Console(file=io.StringIO(), width=80, height=24)
     writer = ConsoleWriter(ConsoleSink(live=False), console, run_folder, {}, resume_step=4)
-    assert "step 4" in "\n".join(drawn(writer._dashboard, 80, 24))
+    assert "step 4" in "\n".join(drawn(writer.dashboard, 80, 24))
     writer.close()
 
 
@@ -117,3 +118,9 @@ def test_the_summary_of_a_run_that_did_nothing_can_be_printed(tmp_path):
 def test_every_metric_that_people_are_shown_is_explained():
     text = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     assert [entry.key for entry in CATALOG if f"`{entry.key}`" not in text] == []
+
+
+def test_a_phase_has_one_colour_in_the_terminal_and_in_a_dark_report():
+    style = (Path(__file__).parents[2] / "whet/show/assets/report.css").read_text()
+    for name, colour in PHASES.items():
+        assert re.search(rf"--p-{name}: light-dark\(#\w+, {colour}\)", style), name

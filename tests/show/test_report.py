@@ -1,42 +1,61 @@
 import base64
 import hashlib
+import os
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from tests.metrics.conftest import record
+from tests.show.runs import record, run_of_everything
 from whet.errors import DataError
-from whet.metrics.report import rollouts as rollouts_part
-from whet.metrics.report import write_report
 from whet.metrics.rollout_file import rollout_path, write_rollouts
 from whet.metrics.sinks.jsonl import JSONLSink
+from whet.show import rollouts as rollouts_part
+from whet.show.report import write_report
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page, as a browser would see them."""
+    """Tags, attributes and text of a page, as a browser would see them; ``events`` are all of it, line by line."""
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.names, self.text, self.open = [], set(), [], []
+        self.tags, self.names, self.text, self.open, self.events = [], set(), [], [], []
         self.feed(html)
         self.close()
 
     def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        self.names |= {name for name, _ in attributes}
+        self.handle_startendtag(tag, attributes)
         if tag not in ("meta", "br"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
         self.tags.append(tag)
         self.names |= {name for name, _ in attributes}
+        self.events.append(" ".join([f"<{tag}", *(f"{name}={value!r}" for name, value in sorted(attributes))]))
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
+        self.events.append(f"</{tag}")
 
     def handle_data(self, data):
         self.text.append(data)
+        if data.strip() and self.open[-1] not in ("style", "script"):
+            self.events.append(repr(data if "pre" in self.open or "details" in self.open else data.strip()))
+
+
+GOLDEN = Path(__file__).with_name("report_of_everything.txt")
+
+
+def test_the_page_is_what_it_was(tmp_path, monkeypatch):
+    """All but style and script. A change that is meant is written down by WHET_GOLDEN=1 pytest, and looked at."""
+    monkeypatch.setattr(rollouts_part, "MOST_TOKENS", 12)
+    monkeypatch.setattr(rollouts_part, "MOST_CHARACTERS", 200)
+    page = Page(write_report(run_of_everything(tmp_path / "everything")).read_text())
+    now = [event for event in page.events if "Content-Security-Policy" not in event]
+    if os.environ.get("WHET_GOLDEN"):
+        GOLDEN.write_text("\n".join(now) + "\n")
+    assert now == GOLDEN.read_text().splitlines()
 
 
 @pytest.fixture

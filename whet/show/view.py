@@ -13,10 +13,10 @@ from rich.rule import Rule
 from rich.text import Text
 
 from whet.errors import DataError
-from whet.metrics.catalog import show
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
-from whet.metrics.visible import visible
+from whet.show.facts import rollout_rows
 from whet.types import Status
+from whet.visible import visible
 
 Sort = Literal["order", "reward", "advantage", "length", "mismatch"]
 Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
@@ -86,32 +86,24 @@ def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | 
 
 def render(record: RolloutRecord) -> RenderableType:
     """One rollout: its head, the prompt, and the answer with each token coloured by learner - sampler log-prob."""
-    verdict = {True: ("correct", "bold green"), False: ("wrong", "bold red"), None: ("", "")}[record.correct]
-    head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), verdict)
-    bad_end = record.status != Status.COMPLETED
-    facts = [
-        None if record.reward is None else f"reward {show(record.reward)}",
-        None if record.advantage is None else f"advantage {record.advantage:+.2f}",
-        f"{len(record.tokens)} tokens",
-        None if record.mismatch is None else f"largest difference {show(record.mismatch)}",
-        *(
-            f"{visible(name)} {show(value)}"
-            for name, value in record.scores.items()
-            if name not in ("correct", "reward")
-        ),
-    ]
-    line = Text("   ".join(fact for fact in facts if fact), style="dim")
-    if bad_end:
+    said = verdict(record)
+    style = {"correct": "bold green", "wrong": "bold red", "": ""}[said]
+    head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), (said, style))
+    rows = [row for rows in rollout_rows(record) for row in rows]
+    line = Text("   ".join(f"{visible(name)} {value}" for name, value in rows), style="dim")
+    if record.status != Status.COMPLETED:
         line.append(f"   {visible(record.status)}", style="not dim bold yellow")
     parts: list[RenderableType] = [Rule(head, align="left", style="bright_black"), line, Text()]
-    parts += [
-        _indented("prompt", Text(visible(record.prompt), style="dim")),
-        Text(),
-        _indented("answer", _answer(record)),
-    ]
+    parts += [_indented("prompt", Text(visible(record.prompt), style="dim")), Text()]
+    parts += [_indented("answer", _answer(record))]
     if record.error:
         parts += [Text(), Text(f"error: {visible(record.error)}", style="bold red")]
     return Lines(*parts, Text())
+
+
+def verdict(record: RolloutRecord) -> str:
+    """ "correct", "wrong", or nothing where it was not graded."""
+    return {True: "correct", False: "wrong", None: ""}[record.correct]
 
 
 def level(difference: float | None) -> int:

@@ -4,11 +4,11 @@ import unicodedata
 import pytest
 from rich.console import Console
 
-from tests.metrics.conftest import record
+from tests.show.runs import record
 from whet.errors import DataError
 from whet.metrics.rollout_file import RolloutRecord
-from whet.metrics.view import level, select, view
-from whet.metrics.visible import visible
+from whet.show.view import level, select, view
+from whet.visible import visible
 
 BIDI_CONTROLS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 

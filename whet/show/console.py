@@ -1,0 +1,108 @@
+"""The console sink: a live display where there is a terminal, otherwise one plain line per step (in a log, a pipe, a dumb
+terminal). ``NO_COLOR`` is respected by rich."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
+from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
+from whet.show.catalog import CATALOG, duration, show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class ConsoleSink(SinkConfig):
+    """Show the run while it runs. ``live``: None decides by looking at the terminal."""
+
+    live: bool | None = None
+    refresh_per_second: float = 2.0
+
+    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "ConsoleWriter":
+        from rich.console import Console
+
+        return ConsoleWriter(self, Console(), folder, recipe, resume_step)
+
+
+class ConsoleWriter(Sink):
+    """See ``ConsoleSink``. ``status`` says what is being done until the next step is complete."""
+
+    def __init__(
+        self,
+        config: ConsoleSink,
+        console: "Console",
+        folder: Path,
+        recipe: Mapping[str, Any],
+        resume_step: int | None = None,
+    ) -> None:
+        from rich.live import Live
+
+        from whet.show.dashboard import Dashboard
+
+        self._console = console
+        self.dashboard = Dashboard(folder, recipe)
+        self._live: Live | None = None
+        for line in read_metrics(folder / FILE) if resume_step is not None else []:  # curves from their beginning
+            if line["step"] <= (resume_step or 0):
+                values = {k: v for k, v in line.items() if k not in RESERVED and v is not None}
+                self.dashboard.add(line["step"], values, line.get("kind", "train"))
+        if config.live if config.live is not None else _can_draw(console):
+            rate = config.refresh_per_second
+            self._live = Live(self.dashboard, console=console, refresh_per_second=rate, vertical_overflow="crop")
+            self._live.start()
+
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        self.dashboard.add(step, values, kind)
+        if self._live:
+            self._live.refresh()
+        elif any(not name.startswith(("run/", "time/")) for name in values):
+            line = plain_line(step, self.dashboard.facts.steps, values, kind)
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def status(self, text: str) -> None:
+        self.dashboard.status = text
+
+    def close(self) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+
+def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: Kind = "train") -> str:
+    """One step in one line, for logs: no colour, nothing but ASCII."""
+    head = f"step {step}/{steps}" if steps else f"step {step}"
+    return "  ".join([head, *(_plain_evaluation(values) if kind == "evaluation" else _plain_train(values))])
+
+
+def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
+    for entry in CATALOG:
+        if entry.plotted and not isinstance(value := values.get(entry.key), str | None):
+            yield f"{entry.label} {entry.text(value)}{' (!)' if entry.worrying(value) else ''}"
+    found = numbers(values)
+    if "time/step" in found:
+        yield duration(found["time/step"])
+    if "time/tokens_per_second" in found:
+        yield f"{show(found['time/tokens_per_second'], 'count')} tokens/s"
+    if "time/eta" in found:
+        yield f"{duration(found['time/eta'])} left"
+
+
+def _plain_evaluation(values: Mapping[str, Value]) -> Iterator[str]:
+    found = {name.removeprefix("evaluation/"): value for name, value in numbers(values).items()}
+    if "accuracy" in found:
+        interval = ""
+        if {"n", "low", "high"} <= found.keys():
+            interval = f" (n={found['n']:.0f}, 95% {100 * found['low']:.1f}-{100 * found['high']:.1f}%)"
+        yield f"evaluation: accuracy {show(found['accuracy'], 'percent')}{interval}"
+    else:
+        yield "evaluation:"
+    rest = found.keys() - {"accuracy", "n", "low", "high"}
+    yield from (f"{name} {show(value)}" for name, value in found.items() if name in rest)
+
+
+def _can_draw(console: "Console") -> bool:
+    if not console.is_terminal or console.is_dumb_terminal or os.environ.get("TERM", "") in ("", "dumb"):
+        return False
+    return console.encoding.startswith("utf") and console.width >= 60 and console.height >= 18

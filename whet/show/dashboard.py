@@ -1,0 +1,173 @@
+"""The live display of a run in a terminal. Gathers what the console sink is told and draws it at any size.
+
+Drawing is a pure function of what was gathered, the size and the time; the thread and the terminal are the sink's.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.layout import Layout
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from whet.metrics.sinks.base import Kind, Value, numbers
+from whet.show.catalog import CATALOG, ENTRIES, PHASES, Entry, duration, phases, show
+from whet.show.curves import Curve, Plot
+from whet.show.facts import RunFacts
+
+_TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
+
+
+class Dashboard:
+    """A rich renderable that fills the terminal it is drawn in, but for one line; at least 60 x 18."""
+
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
+        self._folder, self._recipe, self._now = folder, recipe, now
+        self._history: dict[str, tuple[list[float], list[float]]] = {}
+        self._last: dict[str, Any] = {}
+        self._split: dict[str, float] = {}
+        self._broken: set[str] = set()
+        self._lock = threading.Lock()  # the display is drawn by another thread than the one that adds
+        self._since = now()
+        self.step = 0
+        self.facts = RunFacts.of(folder, recipe)
+        self.status = ""  # what is being done now; anybody may set it
+
+    def add(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        """Take the numbers of a step. A second time they replace those of the first."""
+        with self._lock:
+            self._last.update(values)
+            found = numbers(values)
+            told = {n for n, value in values.items() if not isinstance(value, str) and not n.startswith("run/")}
+            self._broken = (self._broken - values.keys()) | (told - found.keys())
+            for name in found.keys() & {*ENTRIES, "evaluation/accuracy"}:
+                xs, ys = self._history.setdefault(name, ([], []))
+                xs.append(step)
+                ys.append(found[name])
+            if any(name.startswith("run/") for name in values):
+                self.facts = RunFacts.of(self._folder, self._recipe, self._last)
+            if kind == "train":
+                self.step, self._since = max(self.step, step), self._now()
+                self._split = phases(found)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = (options.height or console.size.height) - 1
+        with self._lock:
+            drawn = list(console.render(self._layout(options.max_width, height), options.update(height=height)))
+        yield from drawn
+
+    def _layout(self, width: int, height: int) -> Layout:
+        across, down = 3 if width >= 120 else 2, 2 if height >= 31 else 1
+        shown = self._chosen(across * down)
+        rows = [shown[i : i + across] for i in range(0, len(shown), across)]
+        whole = Layout()
+        whole.split_column(
+            Layout(self._header(), size=1),
+            Layout(Text(f" {self.facts.line()}", style="dim", no_wrap=True, overflow="ellipsis"), size=1),
+            *(Layout(name=f"plots {i}", minimum_size=3) for i in range(len(rows))),
+            Layout(self._time(), size=4),
+            Layout(self._values((width - 4) // 18, shown), size=4),
+            Layout(self._progress(width), size=1),
+        )
+        for i, row in enumerate(rows):
+            cells = [self._plot(entry) for entry in row] + [Text()] * (min(across, len(shown)) - len(row))
+            whole[f"plots {i}"].split_row(*(Layout(cell) for cell in cells))
+        return whole
+
+    def _header(self) -> Table:
+        line = Table.grid(expand=True)
+        line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        line.add_column(justify="right", no_wrap=True)
+        steps = f"{self.step}/{self.facts.steps}" if self.facts.steps else str(self.step)
+        name = Text.assemble((" whet ", "bold black on #4fc3a1"), "  ", (self.facts.name, "bold"))
+        line.add_row(name, Text.assemble(("step ", "dim"), (steps, "bold"), " "))
+        return line
+
+    def _chosen(self, most: int) -> list[Entry]:
+        """The plots with something to show; before the first step those that most runs have."""
+        known = [entry for entry in CATALOG if entry.plotted and self._curves(entry)]
+        return (known or [ENTRIES["reward/mean"], ENTRIES["accuracy"]])[:most]
+
+    def _curves(self, entry: Entry) -> list[tuple[str, Curve]]:
+        """Each with what is said of it in the title."""
+        keys = [(entry.key, "", _TRAIN, "")]
+        if entry.key == "accuracy":
+            keys.append(("evaluation/accuracy", "◆ evaluation ", _EVALUATION, "◆"))
+        return [
+            (name, Curve(*self._history[key], colour, mark)) for key, name, colour, mark in keys if key in self._history
+        ]
+
+    def _plot(self, entry: Entry) -> Panel:
+        curves = self._curves(entry)
+        title = Text(entry.label, style="bold")
+        for name, curve in curves:
+            value = None if entry.key in self._broken else curve.y[-1]
+            title.append(f"  {name}{entry.text(value)}", style="bold red" if entry.worrying(value) else curve.style)
+        return _panel(Plot([curve for _, curve in curves], entry.style), title)
+
+    def _time(self) -> Panel:
+        total = sum(self._split.values())
+        rate = self._last.get("time/tokens_per_second")
+        title = Text.assemble(("time of a step", "bold"), f"  {duration(total)}" if total else "")
+        if isinstance(rate, int | float):
+            title.append(f"  {show(rate, 'count')} tokens/s", style=_EVALUATION)
+        return _panel(TimeBar(self._split), title)
+
+    def _values(self, per_row: int, skip: Sequence[Entry]) -> Panel:
+        """The last values of what isn't drawn as a curve."""
+        known = [e for e in CATALOG if e.key in self._last and e not in skip][: per_row * 2]
+        table = Table.grid(expand=True)
+        for _ in range(per_row):
+            table.add_column(ratio=1, no_wrap=True)
+        for r in range(0, len(known), per_row):
+            table.add_row(*(self._value(e) for e in known[r : r + per_row]))
+        return _panel(table, Text("last step", style="bold"))
+
+    def _value(self, entry: Entry) -> Text:
+        value = None if entry.key in self._broken else self._last[entry.key]
+        cell = Text(entry.short.ljust(9) + " ", style="dim")
+        return cell.append(entry.text(value), style="not dim bold red" if entry.worrying(value) else "not dim bold")
+
+    def _progress(self, width: int) -> Text:
+        waited = self._now() - self._since
+        left = self._last.get("time/eta")
+        now = f"{self.status or 'working'} {duration(waited)}"
+        right = f"{duration(max(0.0, left - waited))} left" if isinstance(left, int | float) else ""
+        room = max(10, width - len(now) - len(right) - 6)
+        line = Text(" ", no_wrap=True, overflow="crop")
+        if self.facts.steps:
+            full = round(min(1.0, self.step / self.facts.steps) * room)
+            line.append("━" * full, style=_EVALUATION).append("━" * (room - full), style="bright_black")
+        return line.append(f"  {now}", style="dim").append(f"  {right}", style="bold")
+
+
+class TimeBar:
+    """A bar divided as the seconds of the phases are, and its legend."""
+
+    def __init__(self, split: Mapping[str, float]) -> None:
+        self._split = split
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        total, width = sum(self._split.values()), options.max_width
+        if not total:
+            yield Text("nothing yet".center(width), style="dim")
+            return
+        bar, legend = Text(no_wrap=True), Text(no_wrap=True, overflow="ellipsis")
+        passed = 0.0
+        for name, seconds in self._split.items():
+            passed += seconds
+            bar.append("█" * (round(passed / total * width) - len(bar)), style=PHASES[name])
+            legend.append("■ ", style=PHASES[name]).append(f"{name} ", style="dim")
+            legend.append(f"{100 * seconds / total:.0f}%   ")
+        yield bar
+        yield legend
+
+
+def _panel(content: RenderableType, title: Text) -> Panel:
+    return Panel(content, title=title, title_align="left", box=box.ROUNDED, border_style="bright_black")

@@ -1,0 +1,175 @@
+"""What is told of a run wherever people look at it, as rows of (label, text): in the terminal, the summary, the report
+and ``whet view``. Reads the recipe as plain data and takes what is there, so that folders of other versions open, too.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from whet.metrics.rollout_file import RolloutRecord
+from whet.metrics.statistics import newcombe, wilson
+from whet.show.catalog import duration, show
+
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """Who is trained on what. Empty or None where neither recipe nor metrics say."""
+
+    name: str
+    model: str = ""
+    parameters: float | None = None
+    task: str = ""
+    algorithm: str = ""
+    device: str = ""
+    steps: int | None = None
+
+    @classmethod
+    def of(cls, folder: Path, recipe: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Self:
+        """Metrics such as ``run/model`` and ``run/device`` win over the recipe: they say what was really loaded."""
+        known = {k.removeprefix("run/"): v for k, v in (values or {}).items() if k.startswith("run/")}
+
+        def text(name: str, *paths: str) -> str:
+            return str(known.get(name) or _first(recipe, *paths) or "")
+
+        model = text("model", "model.path", "model.name", "model")
+        steps = known.get("steps") or _first(recipe, "steps")
+        parameters = known.get("parameters")
+        return cls(
+            name=text("name", "name") or folder.resolve().name,
+            model=Path(model).name or model,  # neither the owner nor a path on a disk is worth the room
+            parameters=float(parameters) if isinstance(parameters, int | float) else None,
+            task=text("task", "data.type", "data"),
+            algorithm=text("algorithm", "algorithm.type", "algorithm"),
+            device=text("device"),
+            steps=int(steps) if isinstance(steps, int | float) else None,
+        )
+
+    def rows(self) -> Rows:
+        """The facts that are known."""
+        size = show(self.parameters, "count") if self.parameters else ""
+        known = {
+            "model": self.model, "parameters": size, "task": self.task, "algorithm": self.algorithm,
+            "device": self.device,
+        }  # fmt: skip
+        return [(name, text) for name, text in known.items() if text]
+
+    def line(self) -> str:
+        """The same in one line."""
+        return " · ".join(f"{text} parameters" if name == "parameters" else text for name, text in self.rows())
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """An accuracy, of ``n`` answers, with its 95% interval. ``n`` is 0 and the interval (0, 1) where n is unknown."""
+
+    step: int
+    accuracy: float
+    n: int
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Self | None:
+        """From an evaluation line; Wilson's interval where the line has none. None without an accuracy."""
+        accuracy = line.get("evaluation/accuracy")
+        if accuracy is None:
+            return None
+        n = int(line.get("evaluation/n") or 0)
+        low, high = wilson(min(n, max(0.0, accuracy * n)), n)
+        told = line.get("evaluation/low"), line.get("evaluation/high")
+        return cls(line["step"], accuracy, n, low if told[0] is None else told[0], high if told[1] is None else told[1])
+
+    @property
+    def interval(self) -> str:
+        return f"{100 * self.low:.1f} to {100 * self.high:.1f}%"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A difference of two accuracies with its 95% interval, as if on different tasks (wider than need be)."""
+
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def style(self) -> str:
+        """ "up", "down", or nothing where it may be chance."""
+        return "up" if self.low > 0 else "down" if self.high < 0 else ""
+
+    @property
+    def points(self) -> str:
+        return f"{100 * self.mean:+.1f} points"
+
+    @property
+    def interval(self) -> str:
+        return f"{100 * self.low:+.1f} to {100 * self.high:+.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run amounts to so far. ``before`` is the first evaluation, ``after`` the last one, if it is another."""
+
+    steps: int
+    seconds: float  # of all steps, with their evaluations and checkpoints
+    tokens_per_second: float | None  # the median
+    before: Measured | None
+    after: Measured | None
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
+        """From the lines of a metrics file (see ``read_metrics``)."""
+        train = [line for line in lines if line.get("kind", "train") == "train"]
+        measured = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line))]
+        rates = sorted(line["time/tokens_per_second"] for line in train if line.get("time/tokens_per_second"))
+        return cls(
+            steps=max((line["step"] for line in train), default=0),
+            seconds=sum(line.get("time/step") or 0.0 for line in train),
+            tokens_per_second=rates[len(rates) // 2] if rates else None,
+            before=measured[0] if measured else None,
+            after=measured[-1] if len(measured) > 1 else None,
+        )
+
+    def change(self) -> Change | None:
+        """From before to after; None where the numbers of answers aren't known."""
+        if not (self.before and self.after and self.before.n and self.after.n):
+            return None
+        a, b = self.before, self.after
+        return Change(*newcombe(a.accuracy * a.n, a.n, b.accuracy * b.n, b.n))
+
+    def rows(self, steps: int | None) -> Rows:
+        """How far it is of ``steps``, and how fast it went."""
+        rows = [("steps", f"{self.steps} of {steps}" if steps else str(self.steps))]
+        if self.seconds:
+            rows.append(("training time", duration(self.seconds)))
+        if self.tokens_per_second:
+            rows.append(("tokens per second", f"{show(self.tokens_per_second, 'count')} (median)"))
+        return rows
+
+
+def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
+    """What is told of an answer at its head, and below it."""
+    head = [("reward", show(record.reward))] if record.reward is not None else []
+    if record.advantage is not None:
+        head.append(("advantage", f"{record.advantage:+.2f}"))
+    head.append(("tokens", str(len(record.tokens))))
+    more = [(name, show(value)) for name, value in record.scores.items()]
+    if record.versions:
+        more.append(("weights", " to ".join(str(version) for version in sorted(set(record.versions)))))
+    if record.mismatch is not None:
+        more.append(("largest disagreement", show(record.mismatch)))
+    return head, more
+
+
+def _first(recipe: Mapping[str, Any], *paths: str) -> Any:
+    """What stands at the first of the dotted paths that leads to a text or a number."""
+    for path in paths:
+        here: Any = recipe
+        for key in path.split("."):
+            here = here.get(key) if isinstance(here, Mapping) else None
+        if isinstance(here, str | int | float) and here != "":
+            return here
+    return None

@@ -1,0 +1,151 @@
+"""Writes ``report.html``: a run on one page that opens anywhere. All of it is in the file: no network, no server.
+
+It is made from ``recipe.yaml``, ``metrics.jsonl`` and ``rollouts/`` of a run folder; only the metrics are required. The
+page is ``assets/report.html.j2``. Every text that the template puts in passes through ``visible`` and is escaped.
+"""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from whet.errors import DataError
+from whet.metrics.atomic import write_atomically
+from whet.metrics.sinks.jsonl import FILE, read_metrics
+from whet.show import charts
+from whet.show.catalog import CATALOG, PHASES, Entry, duration, phases, show
+from whet.show.charts import Chart, Line, line_chart, stacked_chart
+from whet.show.facts import Measured, RunFacts, Summary
+from whet.show.rollouts import cards, sample_rollouts
+from whet.visible import visible
+
+_ASSETS = Path(__file__).parent / "assets"
+_Lines = Sequence[Mapping[str, Any]]
+
+
+def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
+    """Write ``report.html`` into the run folder and return its path. Raises DataError where there are no metrics."""
+    lines = read_metrics(run_folder / FILE)
+    if not lines:
+        raise DataError(f"No metrics in {run_folder / FILE}. Is {run_folder} the folder of a run that has started?")
+    recipe_file = run_folder / "recipe.yaml"
+    recipe = recipe_file.read_text("utf-8", "replace") if recipe_file.exists() else ""
+    told = {key: value for line in lines for key, value in line.items() if key.startswith("run/")}
+    facts, summary = RunFacts.of(run_folder, _parsed(recipe), told), Summary.of(lines)
+    train = [line for line in lines if line.get("kind", "train") == "train"]
+    evaluations = [line for line in lines if line.get("kind") == "evaluation"]
+    style, script = ((_ASSETS / name).read_text("utf-8") for name in ("report.css", "report.js"))
+    records = sample_rollouts(run_folder, most_rollouts)
+    templates = _templates()
+    rollouts = cards(records, templates.get_template("rollout.html.j2"))
+    time, shares = _time(train)
+    page = templates.get_template("report.html.j2").render(
+        facts=facts,
+        rows=facts.rows() + summary.rows(facts.steps),
+        summary=summary,
+        change=summary.change(),
+        headline=_headline(train),
+        warnings=_warnings(train),
+        learning=_learning(train, evaluations),
+        time=time,
+        shares=shares,
+        cards=rollouts,
+        steps=sorted({record.step for record in records[: len(rollouts)]}),
+        recipe=recipe,
+        size=charts,
+        style=Markup(style),
+        script=Markup(script),
+        policy=Markup(f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'"),
+    )
+    path = run_folder / "report.html"
+    write_atomically(path, page.encode("utf-8", "replace"))
+    return path
+
+
+def _templates() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )
+    found.filters |= {"g": lambda value: f"{value:g}", "percent": lambda value: show(value, "percent")}
+    return found
+
+
+def _headline(train: _Lines) -> dict[str, str] | None:
+    """The first metric of the catalog that this run reports, for runs that evaluate nothing."""
+    for entry in CATALOG:
+        if values := [line[entry.key] for line in train if line.get(entry.key) is not None]:
+            return {"label": entry.label, "first": entry.text(values[0]), "last": entry.text(values[-1])}
+    return None
+
+
+def _warnings(train: _Lines) -> list[tuple[str, str]]:
+    """What was out of bounds, and when."""
+    found = []
+    for entry in CATALOG:
+        odd = [line for line in train if entry.key in line and entry.worrying(line[entry.key])]
+        if odd:
+            last = odd[-1]["step"]
+            when = f"at step {last}" if len(odd) == 1 else f"in {len(odd)} steps, last at step {last}"
+            found.append((entry.label, f"{when}: {entry.text(odd[-1][entry.key])}"))
+    return found
+
+
+def _learning(train: _Lines, evaluations: _Lines) -> list[tuple[Entry, Chart | None, float | None, list[Line]]]:
+    """A chart for each metric that was reported, with its last value and its curves."""
+    found = []
+    for entry in CATALOG:
+        lines = [_line(train, entry.key)]
+        if entry.key == "accuracy":
+            lines.append(_evaluation(evaluations))
+        lines = [line for line in lines if len(line.x) or line.broken]
+        if entry.plotted and any(len(line.x) for line in lines):
+            limits = [limit for limit in (entry.low, entry.high) if limit is not None]
+            last = lines[-1].y[-1] if len(lines[-1].y) else None
+            found.append((entry, line_chart(lines, entry.text, limits, entry.style), last, lines))
+    return found
+
+
+def _line(train: _Lines, key: str) -> Line:
+    found = [line for line in train if line.get(key) is not None]
+    broken = [line["step"] for line in train if key in line and line[key] is None]
+    steps, values = [line["step"] for line in found], [float(line[key]) for line in found]
+    return Line("training", steps, values, "c1", smooth=True, broken=broken)
+
+
+def _evaluation(evaluations: _Lines) -> Line:
+    found = [m for line in evaluations if (m := Measured.of(line))]
+    band = [(m.low, m.high) for m in found] if all(m.n for m in found) else None
+    return Line("evaluation", [m.step for m in found], [m.accuracy for m in found], "c2", band=band, dots=True)
+
+
+def _time(train: _Lines) -> tuple[Chart | None, list[tuple[str, str, str]]]:
+    """Where the seconds of each step went, and of all steps: (phase, share, seconds)."""
+    timed = [(line["step"], phases(line)) for line in train if line.get("time/step")]
+    layers = {name: [split.get(name, 0.0) for _, split in timed] for name in PHASES}
+    layers = {name: seconds for name, seconds in layers.items() if any(seconds)}
+    sums = {name: sum(seconds) for name, seconds in layers.items()}
+    total = sum(sums.values()) or 1.0
+    shares = [(name, f"{100 * seconds / total:.0f}%", duration(seconds)) for name, seconds in sums.items()]
+    return stacked_chart([step for step, _ in timed], layers), shares
+
+
+def _parsed(recipe: str) -> Mapping[str, Any]:
+    try:
+        found = yaml.safe_load(recipe)
+    except yaml.YAMLError:
+        return {}  # the page still shows the text
+    return found if isinstance(found, Mapping) else {}
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,82 @@
+"""The rollouts of a report: a bounded sample of a run's answers, each token coloured by how much the sampler and the
+learner disagree about it."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from jinja2 import Template
+from markupsafe import Markup
+
+from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
+from whet.show.facts import rollout_rows
+from whet.show.view import level, select, verdict
+
+MOST_TOKENS = 1200  # per answer
+MOST_CHARACTERS = 6000  # per prompt, or answer without tokens
+MOST_BYTES = 4_000_000  # of all rollouts together
+_PIECE = 200  # characters per token
+
+_T = TypeVar("_T")
+
+
+def sample_rollouts(run_folder: Path, most: int = 60, steps: int = 10) -> list[RolloutRecord]:
+    """At most ``most`` rollouts from at most ``steps`` steps spread over the run, the first and last among them.
+
+    Of each step, from the best to the worst at equal distances, and the one that sampler and learner agree on least."""
+    chosen: list[RolloutRecord] = []
+    picked = _spread(rollout_steps(run_folder), min(steps, most))
+    for step in picked:
+        records = select(read_rollouts(run_folder, step), "reward")
+        found = _spread(records, most // len(picked))
+        strangest = select(records, "mismatch")[:1]
+        if strangest and strangest[0].mismatch is not None and not any(r is strangest[0] for r in found):
+            found[len(found) // 2] = strangest[0]
+        chosen += found
+    return chosen
+
+
+def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
+    """One foldable card per rollout, as many as ``MOST_BYTES`` has room for; the first one is open."""
+    made: list[Markup] = []
+    size = 0
+    for record in records:
+        head, more = rollout_rows(record)
+        order = {
+            "reward": record.reward,
+            "advantage": record.advantage,
+            "length": len(record.tokens),
+            "mismatch": record.mismatch,
+        }
+        tokens = list(_tokens(record)) if len(record.texts) == len(record.tokens) else []
+        card = template.render(
+            record=record, head=head, more=more, order=order, tokens=tokens, verdict=verdict(record),
+            opened=not made, most_characters=MOST_CHARACTERS,
+        )  # fmt: skip
+        size += len(card.encode("utf-8", "replace"))
+        if size > MOST_BYTES and made:
+            break
+        made.append(Markup(card))  # the template has escaped it
+    return made
+
+
+def _tokens(record: RolloutRecord) -> Iterator[tuple[str, str, str]]:
+    """(colour, "id|sampler|learner", text) of the first tokens; the colours are classes of the style sheet."""
+    learner = record.learner_logprobs or []
+    for i, (piece, token, difference) in enumerate(zip(record.texts, record.tokens, record.differences, strict=True)):
+        if i == MOST_TOKENS:
+            return
+        told = [_number(values[i]) if i < len(values) else "" for values in (record.logprobs, learner)]
+        depth = level(difference)
+        colour = f"{'u' if (difference or 0) > 0 else 'd'}{depth}" if depth else ""
+        yield colour, "|".join([str(token), *told]), piece[:_PIECE]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _spread(items: Sequence[_T], most: int) -> list[_T]:
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)] if most > 1 else [items[-1]]

@@ -1,0 +1,67 @@
+"""Prints what a finished run amounts to: accuracy before and after, the time it took, and what to do next. Reads the
+run folder, so that it can be printed again at any time."""
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from whet.metrics.rollout_file import rollout_steps
+from whet.metrics.sinks.jsonl import FILE, read_metrics
+from whet.show.catalog import duration, show
+from whet.show.facts import Change, Measured, Summary
+
+
+def commands(run_folder: Path) -> dict[str, str]:
+    """What one can do with a run folder, as shell commands that can be pasted."""
+    folder = shlex.quote(str(run_folder))
+    out = shlex.quote(str(run_folder / "export"))
+    sampled = bool(rollout_steps(run_folder))
+    measured = any(line.get("kind") == "evaluation" for line in read_metrics(run_folder / FILE))
+    found = {"resume": f"whet resume {folder}"}
+    if sampled or measured:  # rows of which none is held out can't be measured
+        found["evaluate"] = f"whet eval {folder}"
+    if sampled:
+        found["view"] = f"whet view {folder}"
+    return found | {"export": f"whet export {folder} --out {out}"}
+
+
+def print_summary(
+    run_folder: Path, console: Console | None = None, next_steps: Mapping[str, str] | None = None
+) -> None:
+    """Print the panel that ends a run. ``next_steps`` are commands by name, by default those of ``commands``.
+
+    The commands are printed unboxed and unwrapped, so that they can be copied whole."""
+    console = console or Console()
+    summary = Summary.of(read_metrics(run_folder / FILE))
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    table.add_row("run folder", Text(str(run_folder), style="bold", overflow="fold"))
+    table.add_row("trained", f"{summary.steps} steps in {duration(summary.seconds)}")
+    if summary.before:
+        table.add_row("accuracy before" if summary.after else "accuracy", _measured(summary.before))
+    if summary.after:
+        table.add_row("accuracy after", Text(_measured(summary.after), style="bold"))
+    if change := summary.change():
+        table.add_row("difference", _change(change))
+    console.print(Panel(table, title="whet", title_align="left", box=box.ROUNDED, border_style="#4fc3a1"))
+    for name, command in (next_steps or commands(run_folder)).items():
+        line = Text.assemble((f"  {name:<10}", "dim"), command)
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _measured(one: Measured) -> str:
+    size = f" of {one.n}" if one.n else ""
+    return f"{show(one.accuracy, 'percent')}{size}   95%: {one.interval}"
+
+
+def _change(change: Change) -> Text:
+    style = {"up": "bold green", "down": "bold red", "": ""}[change.style]
+    text = Text(f"{change.points}   95%: {change.interval}", style=style)
+    return text if change.style else text.append("   (may be chance)", style="dim")
