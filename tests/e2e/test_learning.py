@@ -69,7 +69,7 @@ def test_in_step_sampler_and_learner_agree_in_float32(tiny_model: Path, tmp_path
 def test_a_run_folder_holds_what_people_look_for(tiny_model: Path, tmp_path: Path) -> None:
     folder = run.start(toy_recipe(tiny_model, steps=2), tmp_path / "run")
     there = {path.name for path in folder.iterdir()}
-    assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "report.html", "log.txt"} <= there
+    assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "log.txt"} <= there
     first = json.loads((folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()[0])
     assert first["learner_logprobs"] == pytest.approx(first["logprobs"], abs=1e-4)
     assert len(first["tokens"]) == len(first["texts"]) == len(first["logprobs"]) > 0
@@ -81,3 +81,16 @@ def test_dynamic_sampling_fills_the_step_with_groups_that_have_spread(tiny_model
     trained = lines(folder, "train")[1:]
     assert all(line["groups/kept"] == 3 for line in trained)
     assert sum(line["groups/dropped"] for line in trained) > 0
+
+
+def test_an_evaluation_and_a_checkpoint_are_charged_to_the_step_that_they_follow(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    changes = {"evaluation": {"every": 2, "limit": 2}, "checkpoints": {"every": 2}}
+    train = lines(run.start(toy_recipe(tiny_model, steps=3, **changes), tmp_path / "run"), "train")
+    for phase in ("time/evaluate", "time/checkpoint"):
+        assert [line["step"] for line in train if line.get(phase)] == [2, 3]
+    for line in train[1:]:
+        parts = [v for k, v in line.items() if k.startswith("time/") and "overlap" not in k]
+        outside = sum(line[f"time/{name}"] for name in ("step", "tokens_per_second", "eta", "written"))
+        assert sum(parts) - outside == pytest.approx(line["time/step"], abs=1e-6)

@@ -70,7 +70,7 @@ def test_a_relative_run_folder_stays_where_it_was_when_the_working_folder_change
     data = {"type": "tests.e2e.test_run_folder:Elsewhere", "folder": str(other)}
     run.start(toy_recipe(tiny_model, steps=1, data=data), Path("run"))
     assert (tmp_path / "run/checkpoints/step-000001/policy/learner.json").is_file()
-    assert (tmp_path / "run/report.html").is_file()
+    assert (tmp_path / "run/metrics.jsonl").is_file()
     assert list(other.iterdir()) == []
 
 

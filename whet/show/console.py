@@ -1,4 +1,4 @@
-"""The console sink: a live display where there is a terminal, otherwise one plain line per step (in a log, a pipe, a dumb
+"""The console sink: a live display where there is a terminal, otherwise one plain line per step (a log, a pipe, a dumb
 terminal). ``NO_COLOR`` is respected by rich."""
 
 import os
