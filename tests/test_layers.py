@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "whet"
 
 # From the ground up. A module may import from its own floor and from those below it.
 FLOORS = [
-    {"closing", "errors", "seeds", "types", "lazy", "visible"},
+    {"closing", "errors", "files", "seeds", "types", "lazy", "visible"},
     {"config", "run_folder"},
     {"metrics", "batch", "packing"},
     {"losses", "environments", "data"},

@@ -15,8 +15,7 @@ from typing import Any
 from whet.batch import Batch
 from whet.checkpoint.behind import Behind
 from whet.checkpoint.crash_points import crash_point
-from whet.checkpoint.files import atomic_write_text
-from whet.checkpoint.lock import RunLock
+from whet.checkpoint.lock import run_lock
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import Checkpoint, CheckpointStore
 from whet.closing import Closing
@@ -25,6 +24,7 @@ from whet.config import dump_yaml, load
 from whet.data.source import Source
 from whet.errors import ConfigError
 from whet.feed import Feed, build_feed
+from whet.files import write_atomically
 from whet.learner.base import Learner
 from whet.learner.state import FACTS
 from whet.metrics import Metrics
@@ -54,7 +54,7 @@ def start(recipe: Recipe, folder: Path) -> Path:
     """Train from the beginning into a new ``folder``. Returns it."""
     create(folder)
     folder = folder.absolute()  # workers may have other working folders, and this process's may change
-    atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))
+    write_atomically(folder / "recipe.yaml", dump_yaml(recipe))
     return _train(recipe, folder, resuming=False)
 
 
@@ -72,10 +72,10 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
         async with open_run(recipe, folder, resuming=resuming) as run:
             if run.start > recipe.steps:
                 raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
-            atomic_write_text(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
+            write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
             await train(run)
 
-    with RunLock(folder), _logging_to(folder):
+    with run_lock(folder), _logging_to(folder):
         for warning in recipe.warnings():
             log.warning(warning)
         asyncio.run(go())
@@ -272,12 +272,19 @@ class _Screen(logging.Handler):
         print(f"{record.levelname.lower()}: {visible(record.getMessage())}", file=sys.stderr)
 
 
+class _File(logging.FileHandler):
+    """Says nothing where it can't write: on a full disk the next file that matters is an error, with its name."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+
 @contextmanager
 def _logging_to(folder: Path) -> Iterator[None]:
     """What ``whet`` logs goes to ``log.txt``; warnings are for people to see at once."""
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
-    file, screen = logging.FileHandler(folder / "log.txt", encoding="utf-8"), _Screen(logging.WARNING)
+    file, screen = _File(folder / "log.txt", encoding="utf-8"), _Screen(logging.WARNING)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     for handler in (file, screen):
         logger.addHandler(handler)

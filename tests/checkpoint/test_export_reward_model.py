@@ -13,12 +13,12 @@ from tests.checkpoint.without_whet import run_without_whet
 from tests.tiny import VOCAB, tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.batch import Batch
 from whet.checkpoint.export import export
-from whet.checkpoint.files import load_tensors
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
 from whet.data.examples import judged
 from whet.data.renderer import Renderer
 from whet.errors import ConfigError, WhetError
+from whet.files import load_tensors
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.forward import forward
 from whet.learner.worker import LearnerWorker, WorkerConfig

@@ -5,17 +5,24 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from whet.checkpoint.lock import RunLock
+from whet.checkpoint.lock import run_lock
 from whet.errors import WhetError
 
 HOLD = (
-    "import sys, time; from pathlib import Path; from whet.checkpoint.lock import RunLock\n"
-    "lock = RunLock(Path(sys.argv[1])).acquire(); print('held', flush=True); time.sleep(60)"
+    "import sys, time; from pathlib import Path; from whet.checkpoint.lock import run_lock\n"
+    "with run_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
 )
+
+
+def assert_refused(folder: Path, words: str) -> None:
+    for _ in range(2):  # who asks must not wipe out who holds it
+        with pytest.raises(WhetError, match=words), run_lock(folder):
+            pass
 
 
 def test_a_second_process_is_told_who_holds_the_run_and_a_kill_frees_it(tmp_path: Path) -> None:
@@ -23,48 +30,45 @@ def test_a_second_process_is_told_who_holds_the_run_and_a_kill_frees_it(tmp_path
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(WhetError, match=f"in use by process {holder.pid} on "):
-            RunLock(tmp_path).acquire()
+        assert_refused(tmp_path, f"in use by process {holder.pid} on ")
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-    with RunLock(tmp_path):
+    with run_lock(tmp_path):
         assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_a_second_lock_in_the_same_process_is_refused_until_the_first_is_released(tmp_path: Path) -> None:
-    with RunLock(tmp_path / "run"):
-        with pytest.raises(WhetError, match=f"process {os.getpid()}"):
-            RunLock(tmp_path / "run").acquire()
-        with RunLock(tmp_path / "other"):
+    with run_lock(tmp_path / "run"):
+        assert_refused(tmp_path / "run", f"process {os.getpid()}")
+        with run_lock(tmp_path / "other"):
             pass
-    with RunLock(tmp_path / "run") as lock:
-        lock.release()
-        lock.release()
+    with run_lock(tmp_path / "run"):
+        pass
 
 
-def test_a_lock_taken_twice_is_a_mistake(tmp_path: Path) -> None:
-    with RunLock(tmp_path) as lock, pytest.raises(RuntimeError, match="already held"):
-        lock.acquire()
+def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    assert_refused(tmp_path, r"can't be locked: .*Is a directory: .*\.lock")
 
 
 def test_a_forked_child_does_not_keep_the_run(tmp_path: Path) -> None:
-    lock = RunLock(tmp_path).acquire()
     told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
+    with ExitStack() as holding:
+        holding.enter_context(run_lock(tmp_path))
+        child = os.fork()
+        if child == 0:
+            try:
+                os.write(tell, b"x")
+                time.sleep(60)
+            finally:
+                os._exit(0)
         try:
-            os.write(tell, b"x")
-            time.sleep(60)
+            assert os.read(told, 1) == b"x"  # the child runs, so it has let go
+            assert_refused(tmp_path, "in use")  # the child's start released nothing
+            holding.close()
+            with run_lock(tmp_path):
+                pass
         finally:
-            os._exit(0)
-    try:
-        assert os.read(told, 1) == b"x"  # the child runs, so it has let go
-        with pytest.raises(WhetError):
-            RunLock(tmp_path).acquire()  # the child's start released nothing
-        lock.release()
-        with RunLock(tmp_path):
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

@@ -17,6 +17,7 @@ from tests.checkpoint.writer import Save, assert_whole, contents, save_all, writ
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
+from whet.errors import WhetError
 
 
 def store_with(folder: Path, saves: list[Save], **settings: object) -> CheckpointStore:
@@ -173,6 +174,44 @@ def test_a_pointer_that_makes_no_sense_is_passed_over(tmp_path: Path, caplog: py
     assert "names no checkpoint" in caplog.text
     (tmp_path / "latest").unlink()
     assert store.load("latest").step == 20
+
+
+def test_a_folder_in_the_place_of_the_pointer_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = store_with(tmp_path, [(10, None, 1)])
+    (tmp_path / "latest").unlink()
+    (tmp_path / "latest").mkdir()
+    assert store.load("latest").step == 10
+    assert f"{tmp_path}/latest can't be read" in caplog.text
+    with pytest.raises(WhetError, match=r"latest can't be written: .*Is a directory"):
+        asyncio.run(store.save(20, lambda folder: write_contents(folder, 2), {"seed": 2}))
+    assert_whole(store.load(10))
+
+
+def test_a_file_in_the_place_of_a_checkpoint_is_a_damaged_one(tmp_path: Path) -> None:
+    store = store_with(tmp_path, [(10, None, 1)])
+    (tmp_path / "step-000020").write_text("?")
+    (tmp_path / "latest").unlink()
+    assert store.load("latest").step == 10
+    with pytest.raises(CheckpointError, match=r"step-000020.* can't be read"):
+        store.load(20)
+
+
+def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
+    store = store_with(folder, [(10, None, 1)], keep_last=1)
+    (folder / "step-000010").rename(elsewhere)
+    (folder / "step-000010").symlink_to(elsewhere)
+    assert_whole(store.load(10))
+    (folder / ".staging-step-000005-1").symlink_to(tmp_path)
+    asyncio.run(store.save(20, lambda staging: write_contents(staging, 2), {"seed": 2}))
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-000020"]
+    assert (elsewhere / "manifest.json").exists()
+
+
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 1 can't be written: .*run/checkpoints"):
+        asyncio.run(CheckpointStore(tmp_path / "run" / "checkpoints").save(1, lambda folder: None, {}))
 
 
 def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:

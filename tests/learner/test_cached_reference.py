@@ -9,7 +9,7 @@ import torch
 
 from tests.learner.parts import PolicyGradient, some_batch
 from tests.learner.test_learner import config, with_learner
-from whet.checkpoint.files import load_tensors, save_tensors
+from whet.files import load_tensors, save_tensors
 from whet.learner import cached_reference
 from whet.learner.cached_reference import CachedReference
 from whet.learner.learner import WorkerLearner

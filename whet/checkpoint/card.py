@@ -1,4 +1,5 @@
-"""The README.md of an exported model: what it is, where it comes from, how good it is, how to load it."""
+"""The README.md of an exported model: what it is, where it comes from, how good it is, how to load it. The text is in
+``card.md.jinja``."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -8,41 +9,20 @@ from whet.metrics.sinks.jsonl import FILE as METRICS
 from whet.metrics.sinks.jsonl import read_metrics
 
 Kind = Literal["policy", "adapter", "reward model"]
-
-_USE: dict[Kind, str] = {
-    "policy": """```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
-```
-""",
-    "adapter": """```python
-from transformers import AutoTokenizer
-from peft import AutoPeftModelForCausalLM
-
-model = AutoPeftModelForCausalLM.from_pretrained("path/to/this/folder")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
-```
-""",
-    "reward model": """```python
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-model = AutoModelForSequenceClassification.from_pretrained("path/to/this/folder")
-tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
-conversation = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}]
-tokens = tokenizer.apply_chat_template(conversation, return_tensors="pt")
-score = model(**tokens).logits[0, 0]
-```
-
-The score is read at the last token of the whole conversation, as the chat template writes it.
-""",
-}
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+_ORIGIN = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
 
 
 def model_card(run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: str, dtype: str, kind: Kind) -> str:
-    """Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data."""
-    what = {"policy": "Trained from", "adapter": "A LoRA adapter for", "reward model": "A reward model trained from"}
+    """Return Markdown with the front matter that the Hugging Face Hub reads. ``recipe`` is the run's, as plain data."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    data = ModelCardData(
+        base_model=base if "/" in base and not Path(base).expanduser().exists() else None,
+        library_name="peft" if kind == "adapter" else "transformers",
+        pipeline_tag="text-classification" if kind == "reward model" else "text-generation",
+        tags=["whet"],
+    )
     facts = {
         "run": run.resolve().name,
         "recipe": recipe.get("description") or "see recipe.yaml of the run",
@@ -51,35 +31,32 @@ def model_card(run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: 
         "step": f"{checkpoint.step} of {recipe.get('steps', '?')}",
         "type": dtype,
     }
-    rows = "\n".join(f"| {name} | {_cell(value)} |" for name, value in facts.items())
-    hub = f"base_model: {base}\n" if "/" in base and not Path(base).expanduser().exists() else ""
-    library = "peft" if kind == "adapter" else "transformers"
-    task = "text-classification" if kind == "reward model" else "text-generation"
-    return (
-        f"---\nlibrary_name: {library}\n{hub}pipeline_tag: {task}\ntags:\n- whet\n---\n\n"
-        f"# {facts['run']}, step {checkpoint.step}\n\n{what[kind]} `{base}` with whet.\n\n"
-        f"| | |\n|---|---|\n{rows}\n\n{_evaluation(run, checkpoint)}## Use\n\n{_USE[kind]}"
+    card: ModelCard = ModelCard.from_template(
+        data,
+        template_str=_TEMPLATE.read_text(encoding="utf-8"),
+        run=facts["run"],
+        step=checkpoint.step,
+        origin=_ORIGIN[kind],
+        base=base,
+        facts=facts,
+        measured=_measured(run, checkpoint.step),
+        kind=kind,
     )
+    return f"{card}\n"
 
 
-def _evaluation(run: Path, checkpoint: Checkpoint) -> str:
-    """The evaluation at the checkpoint's step, if there was one; beside it that of the untrained model, if known."""
-    lines = {m["step"]: m for m in read_metrics(run / METRICS) if m.get("kind") == "evaluation"}
-    after, before = lines.get(checkpoint.step), lines.get(0)
-    if after is None:
-        return "Not evaluated at this step.\n\n"
-    rows = ""
-    for name, value in after.items():
-        if name.startswith("evaluation/") and isinstance(value, int | float):
-            start = before.get(name) if before is not None else None
-            shown = f"{start:.4g}" if isinstance(start, int | float) else "-"
-            rows += f"| {name.removeprefix('evaluation/')} | {shown} | {value:.4g} |\n"
-    return f"## Evaluation\n\n| measure | step 0 | step {checkpoint.step} |\n|---|---|---|\n{rows}\n"
+def _measured(run: Path, step: int) -> dict[str, tuple[float | None, float]] | None:
+    """Return each measure of the evaluation at ``step``, beside that of the untrained model where it is known; None
+    where there was no evaluation."""
+    lines = {line["step"]: line for line in read_metrics(run / METRICS) if line.get("kind") == "evaluation"}
+    if step not in lines:
+        return None
+    return {
+        name.removeprefix("evaluation/"): (lines.get(0, {}).get(name), after)
+        for name, after in lines[step].items()
+        if name.startswith("evaluation/") and isinstance(after, int | float)
+    }
 
 
 def _type(component: Any) -> str:
     return str(component.get("type", "?")) if isinstance(component, dict) else str(component)
-
-
-def _cell(value: str) -> str:
-    return value.replace("|", "\\|").replace("\n", " ")

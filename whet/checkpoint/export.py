@@ -4,9 +4,6 @@ The run's recipe names the base model, the checkpoint holds what training change
 adapter. A reward model becomes a sequence classifier. The folder appears whole or not at all.
 """
 
-import contextlib
-import os
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +15,7 @@ from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config.tree import Origin, to_plain
 from whet.config.yaml_text import parse_yaml
 from whet.errors import ConfigError, WhetError
-from whet.metrics.atomic import sync_folder
+from whet.files import replacing
 
 if TYPE_CHECKING:
     from whet.models.config import ModelConfig
@@ -55,10 +52,8 @@ def export(
     if judges and adapter_only:
         raise ConfigError(f"{run} trained a reward model, whose head is no part of an adapter; export the whole model")
 
-    staging = out.with_name(f".{out.name}.{os.getpid()}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging.mkdir()
-    try:
+    with replacing(out) as staging:
+        staging.mkdir()
         padding = _write_tokenizer(config, recipe.get("chat_template"), staging, judges)
         model = load_reward_model(checkpoint.folder, config) if judges else load_policy(checkpoint, config)
         if padding is not None:
@@ -67,10 +62,6 @@ def export(
         kind: Kind = "reward model" if judges else "adapter" if adapter_only else "policy"
         card = model_card(run, recipe, checkpoint, config.path, saved_as, kind)
         (staging / "README.md").write_text(card, encoding="utf-8")
-        _flush(staging)
-        _put(staging, out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return checkpoint
 
 
@@ -125,27 +116,3 @@ def _recipe(run: Path) -> dict[str, Any]:
     if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
         raise WhetError(f"{path} has no section 'model', so the base model is unknown")
     return recipe
-
-
-def _flush(folder: Path) -> None:
-    for below, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            with (Path(below) / name).open("rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(Path(below))
-
-
-def _put(staging: Path, out: Path) -> None:
-    """Give the finished folder its name; what had the name before goes afterwards."""
-    aside = out.with_name(f".{out.name}.{os.getpid()}.before")
-    if out.exists():
-        out.rename(aside)
-    try:
-        staging.rename(out)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.rename(out)
-        raise
-    sync_folder(out.parent)
-    if aside.exists():
-        shutil.rmtree(aside)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from whet.errors import WhetError
-from whet.metrics.atomic import sync_folder
+from whet.files import sync_folder
 
 FILE = "manifest.json"
 _FORMAT = 1
@@ -81,6 +81,8 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         what = "is missing" if folder.is_dir() else "is missing, as is its whole folder"
         raise CheckpointError(f"checkpoint is damaged: {path} {what}") from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoint is damaged: {path} can't be read ({error})") from error
     try:
         value = json.loads(data)
         if value["format"] != _FORMAT:

@@ -1,5 +1,6 @@
 """From a checkpoint to the policy in it, by copying its tensors into the model that the recipe names."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,8 @@ if TYPE_CHECKING:
 
 
 def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
-    """The checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` where LoRA was trained).
-
-    Raises ``CheckpointError`` where its tensors are not those of the model."""
+    """Return the checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` where LoRA was
+    trained). Raises ``CheckpointError`` where its tensors are not those of the model."""
     import torch
 
     from whet.learner.state import load_weights
@@ -29,20 +29,18 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
     return model.eval()
 
 
-def copy_into(model: Any, tensors: "dict[str, Tensor]", path: Path, *, partial: bool) -> None:
+def copy_into(model: Any, tensors: "Mapping[str, Tensor]", path: Path, *, partial: bool) -> None:
     """Copy by name. What is frozen (``partial``) or tied to something copied need not be there."""
     import torch
 
+    from whet.models.fit import match
+
     own = model.state_dict()
-    unknown = sorted(tensors.keys() - own.keys())
-    there = {own[name].data_ptr() for name in tensors if name in own}
-    wanted = {name for name, p in model.named_parameters() if p.requires_grad} if partial else own.keys()
-    missing = sorted(name for name in wanted if name not in tensors and own[name].data_ptr() not in there)
-    shapes = sorted(name for name in tensors.keys() & own.keys() if tensors[name].shape != own[name].shape)
-    if unknown or missing or shapes:
-        words = (("unknown", unknown), ("missing", missing), ("of another shape", shapes))
-        what = "; ".join(f"{len(names)} {word}, such as {names[0]}" for word, names in words if names)
-        raise CheckpointError(f"{path} does not fit the model that the run's recipe names: {what}")
+    copied = {own[name].data_ptr() for name in tensors if name in own}
+    needed = {name for name, p in model.named_parameters() if p.requires_grad} if partial else own.keys()
+    wanted = {name: t for name, t in own.items() if name in needed and t.data_ptr() not in copied}
+    if mismatch := match(tensors, wanted | {name: own[name] for name in tensors if name in own}, types=False):
+        raise CheckpointError(f"{path} does not fit the model that the run's recipe names: {mismatch}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             own[name].copy_(tensor)

@@ -21,10 +21,9 @@ from typing import Any, Literal
 
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import crash_point
-from whet.checkpoint.files import atomic_write_bytes, atomic_write_text
 from whet.checkpoint.manifest import FILE as MANIFEST
 from whet.checkpoint.manifest import CheckpointError, Manifest, check, read_manifest, seal
-from whet.metrics.atomic import sync_folder
+from whet.files import remove, sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +87,8 @@ class CheckpointStore:
                 shutil.rmtree(staging, ignore_errors=True)
                 if _disk_is_full(error):
                     raise self._no_room(step, expected, error) from error
+                if isinstance(error, OSError):
+                    raise CheckpointError(f"the checkpoint of step {step} can't be written: {error}") from error
                 raise
 
     def clean(self) -> None:
@@ -99,15 +100,12 @@ class CheckpointStore:
             if path.name.startswith(_REPLACED):
                 original = self.folder / path.name.removeprefix(_REPLACED)
                 if original.exists():
-                    shutil.rmtree(path)
+                    remove(path)
                 else:
                     path.rename(original)
             elif _LEFTOVER.fullmatch(path.name):
                 log.info("removing %s, left by a process that was killed", path)
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
+                remove(path)
         sync_folder(self.folder)
 
     def _stage(self, staging: Path, step: int) -> int:
@@ -125,7 +123,7 @@ class CheckpointStore:
         (staging / STATE).write_bytes(state)
         manifest = seal(staging, step, self.config.best_metric, metric)
         crash_point("checkpoint.before_manifest")
-        atomic_write_bytes(staging / MANIFEST, manifest.encode())
+        write_atomically(staging / MANIFEST, manifest.encode())
         crash_point("checkpoint.before_rename")
         target = self.folder / _name(step)
         aside = self.folder / f"{_REPLACED}{target.name}"
@@ -142,11 +140,10 @@ class CheckpointStore:
         sync_folder(self.folder)
         self._damaged.discard(step)
         crash_point("checkpoint.before_pointer")
-        atomic_write_text(self.folder / POINTER, f"{target.name}\n")
+        write_atomically(self.folder / POINTER, f"{target.name}\n")
         crash_point("checkpoint.before_prune")
         try:
-            if aside.exists():
-                shutil.rmtree(aside)
+            remove(aside)
             self._prune(step)
         except OSError as error:
             log.warning("an old checkpoint in %s could not be removed: %s", self.folder, error)
@@ -163,7 +160,7 @@ class CheckpointStore:
                 doomed = self.folder / f".removed-{_name(step)}-{os.getpid()}"
                 (self.folder / _name(step)).rename(doomed)
                 crash_point("checkpoint.mid_prune")
-                shutil.rmtree(doomed)
+                remove(doomed)
         sync_folder(self.folder)
 
     def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
@@ -191,11 +188,15 @@ class CheckpointStore:
 
     def latest(self) -> int | None:
         """The step that ``latest`` names, else the highest. None where there is no checkpoint."""
-        with contextlib.suppress(FileNotFoundError):
-            match = _STEP.fullmatch((self.folder / POINTER).read_text(errors="replace").strip())
-            if match:
+        pointer = self.folder / POINTER
+        try:
+            if match := _STEP.fullmatch(pointer.read_text(errors="replace").strip()):
                 return int(match[1])
-            log.warning("%s names no checkpoint; going by the highest step", self.folder / POINTER)
+            log.warning("%s names no checkpoint; going by the highest step", pointer)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("%s can't be read (%s); going by the highest step", pointer, error)
         return max(self.steps(), default=None)
 
     def load_latest(self) -> Checkpoint | None:

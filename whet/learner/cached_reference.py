@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from whet.batch import Batch
-from whet.checkpoint.files import load_tensors, save_tensors
 from whet.errors import WhetError
+from whet.files import load_tensors, save_tensors
 from whet.learner.base import Learner, Top, Update
 from whet.losses.base import Loss
 from whet.models.config import ModelConfig

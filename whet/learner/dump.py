@@ -2,8 +2,6 @@
 can't run code. Knows batches and files, no model."""
 
 import json
-import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,46 +11,44 @@ from torch import Tensor
 
 from whet.batch import Batch
 from whet.errors import WhetError
-from whet.metrics.atomic import sync_folder, write_atomically
+from whet.files import load_tensors, replacing, save_tensors, write_atomically
 from whet.packing import MicroBatch
 from whet.types import Distribution
 
 _FACTS = "dump.json"
+_SCORE = "scores/"
 
 
-def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[str, Any]) -> Path:
-    """Write all of it beside ``folder``, then rename; an older dump there is replaced. ``facts`` are JSON values."""
-    from safetensors.torch import save
-
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    rest = []
-    for index, micro in enumerate(micro_batches):
-        tensors, other = _to_plain(micro.batch)
-        write_atomically(staging / _file(index), save({**tensors, "whole_batch_tokens": micro.tokens.cpu()}))
-        rest.append(other)
-    write_atomically(staging / _FACTS, json.dumps({**facts, "micro_batches": rest}, indent=1).encode())
-    staging.chmod(0o755)
-    if folder.exists():
-        shutil.rmtree(folder)
-    staging.rename(folder)
-    sync_folder(folder.parent)
-    return folder
+def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[str, Any]) -> None:
+    """Write ``folder`` as a whole; an older dump there is replaced. ``facts`` are JSON values."""
+    with replacing(folder) as staging:
+        for index, micro in enumerate(micro_batches):
+            save_tensors(staging / _file(index), _tensors(micro.batch) | {"whole_batch_tokens": micro.tokens})
+        others = [
+            {"group_uids": micro.batch.group_uids, "distribution": asdict(micro.batch.distribution)}
+            for micro in micro_batches
+        ]
+        write_atomically(staging / _FACTS, json.dumps(facts | {"micro_batches": others}, indent=1))
 
 
 def read_dump(folder: Path) -> tuple[list[MicroBatch], dict[str, Any]]:
-    """The micro-batches and the facts. Raises ``WhetError`` where ``folder`` holds no dump."""
-    from safetensors.torch import load_file
-
+    """Return the micro-batches and the facts. Raises ``WhetError`` where ``folder`` holds no dump."""
     try:
         facts = json.loads((folder / _FACTS).read_text())
     except (OSError, ValueError) as error:
         raise WhetError(f"{folder} holds no dump of a skipped step: {error}") from error
     micro_batches = []
     for index, other in enumerate(facts.pop("micro_batches")):
-        tensors = load_file(folder / _file(index))
-        whole = tensors.pop("whole_batch_tokens")
-        micro_batches.append(MicroBatch(_from_plain(tensors, other), whole))
+        columns: dict[str, Any] = load_tensors(folder / _file(index))
+        whole = columns.pop("whole_batch_tokens")
+        scores = {name: columns.pop(name) for name in list(columns) if name.startswith(_SCORE)}
+        batch = Batch(
+            **columns,
+            scores={name.removeprefix(_SCORE): values for name, values in scores.items()},
+            group_uids=tuple(other["group_uids"]),
+            distribution=Distribution(**other["distribution"]),
+        )
+        micro_batches.append(MicroBatch(batch, whole))
     return micro_batches, facts
 
 
@@ -60,20 +56,8 @@ def _file(index: int) -> str:
     return f"micro-batch-{index:05d}.safetensors"
 
 
-def _to_plain(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors = {f"scores/{name}": value.cpu().contiguous() for name, value in batch.scores.items()}
-    for column in fields(batch):
-        if isinstance(value := getattr(batch, column.name), Tensor):
-            tensors[column.name] = value.detach().cpu().contiguous().clone()
-    return tensors, {"group_uids": list(batch.group_uids), "distribution": asdict(batch.distribution)}
-
-
-def _from_plain(tensors: dict[str, Tensor], other: dict[str, Any]) -> Batch:
-    scores = {name.removeprefix("scores/"): value for name, value in tensors.items() if name.startswith("scores/")}
-    columns: dict[str, Any] = {name: value for name, value in tensors.items() if not name.startswith("scores/")}
-    return Batch(
-        **columns,
-        scores=scores,
-        group_uids=tuple(other["group_uids"]),
-        distribution=Distribution(**other["distribution"]),
-    )
+def _tensors(batch: Batch) -> dict[str, Tensor]:
+    columns = {column.name: getattr(batch, column.name) for column in fields(batch)}
+    return {name: value for name, value in columns.items() if isinstance(value, Tensor)} | {
+        f"{_SCORE}{name}": values for name, values in batch.scores.items()
+    }

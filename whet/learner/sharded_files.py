@@ -26,8 +26,8 @@ def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
 
 
-def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and type of every tensor in the folder's files, by name. Raises ``WhetError`` where it is not whole."""
+def described(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the folder's files by name, on ``meta``. Raises ``WhetError`` where it is not whole."""
     from safetensors import SafetensorError
 
     try:
@@ -40,7 +40,7 @@ def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
         if there != tensor.size.numel():  # or torch would leave the rest as it is
             raise WhetError(f"{folder} is incomplete: {there} of the {tensor.size.numel()} numbers of {name} are there")
-    return {name: (tensor.size, tensor.properties.dtype) for name, tensor in metadata.items()}
+    return {name: torch.empty(t.size, dtype=t.properties.dtype, device="meta") for name, t in metadata.items()}
 
 
 def fill(wanted: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.checkpoint.files import save_tensors
 from whet.errors import DeadlineError, WhetError
+from whet.files import save_tensors, write_atomically
 from whet.learner.sharded_files import described, fill, write_pieces
-from whet.metrics.atomic import write_atomically
+from whet.models.fit import match
 from whet.parallel.mesh import Ranks
 
 FACTS = "learner.json"
@@ -159,8 +159,8 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     """The whole tensors of a saved learner, without its optimizer's."""
     found = described(folder)
     weights = {
-        name: torch.empty(shape, dtype=dtype)
-        for name, (shape, dtype) in found.items()
+        name: torch.empty_like(tensor, device="cpu")
+        for name, tensor in found.items()
         if name.partition("/")[0] not in _KINDS
     }
     fill(weights, folder)
@@ -183,7 +183,11 @@ def _check_state(
             if tensor.requires_grad:
                 moments[f"step/{name}"] = torch.zeros((), device=tensor.device)
                 moments |= {f"{kind}/{name}": torch.zeros_like(tensor.detach()) for kind in _KINDS[1:]}
-    _check(folder, found, {**tensors, **moments}, everywhere)
+    if mismatch := match(found, {**tensors, **moments}, everywhere):
+        raise WhetError(
+            f"{folder} does not fit this learner: {mismatch}. Resume with the model, LoRA and precision settings that "
+            "it was saved with"
+        )
     return facts, moments
 
 
@@ -211,23 +215,3 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | N
         if tensor in optimizer.state
         for kind, value in optimizer.state[tensor].items()
     }
-
-
-def _check(
-    folder: Path,
-    found: Mapping[str, tuple[torch.Size, torch.dtype]],
-    expected: Mapping[str, Tensor],
-    everywhere: Set[str],
-) -> None:
-    wrong = [f"{name} is missing" for name in expected if name not in found]
-    wrong += [f"{name} is not of this model" for name in found if name not in everywhere]
-    for name in found.keys() & expected.keys():
-        (shape, dtype), want = found[name], expected[name]
-        if shape != want.shape or dtype != want.dtype:
-            wrong.append(f"{name} is {dtype} {list(shape)}, not {want.dtype} {list(want.shape)}")
-    if wrong:
-        raise WhetError(
-            f"{folder} does not fit this learner: {'; '.join(sorted(wrong)[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}. "
-            "Resume with the model, LoRA and precision settings that it was saved with"
-        )

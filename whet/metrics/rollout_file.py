@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from whet.errors import DataError
-from whet.metrics.atomic import sync_folder, write_atomically
+from whet.files import sync_folder, write_atomically
 from whet.types import Message, Status
 
 

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from whet.errors import DataError
-from whet.metrics.atomic import write_atomically
+from whet.files import write_atomically
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
 from whet.show.catalog import CATALOG, PHASES, Entry, duration, phases, show

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import DataError
-from whet.metrics.atomic import sync_folder, write_atomically
+from whet.files import naming, sync_folder, write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
 FILE = "metrics.jsonl"
@@ -36,15 +36,18 @@ class JSONLWriter(Sink):
     """See ``JSONLSink``."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        sync_folder(path.parent)
+        self._path = path
+        with naming(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            sync_folder(path.parent)
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         data = encode_line(step, {**values, "time/written": time.time()}, kind)
-        while data:  # a write may be cut short; the tail must still land right behind it
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        with naming(self._path):
+            while data:  # a write may be cut short; the tail must still land right behind it
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
 
     def close(self) -> None:
         if self._file >= 0:

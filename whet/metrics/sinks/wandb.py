@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet.errors import WhetError
-from whet.metrics.atomic import write_atomically
+from whet.files import write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 

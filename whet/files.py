@@ -1,0 +1,126 @@
+"""Files and folders that are there completely or not at all: what is written is made beside its place, flushed to the
+disk and renamed. So a reader, or the next start after a kill, sees either the old content or all of the new. Imports
+torch only where tensors are meant."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from whet.errors import WhetError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a file or folder to be made; at the end it takes the place of ``path``, and if anything fails
+    it is removed. Makes missing folders. Raises ``WhetError`` that names ``path`` where the system refuses.
+
+    >>> with replacing(folder) as staging:
+    ...     staging.mkdir()
+    """
+    staging = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield staging
+            _flush(staging)
+            _rename_over(staging, path)
+        finally:
+            with suppress(OSError):
+                remove(staging)
+        sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise ``WhetError`` that names ``path`` where the system refuses what is done with it inside (a full disk, one
+    that can only be read, a folder in the place of a file)."""
+    try:
+        yield
+    except OSError as error:
+        raise WhetError(f"{path} can't be written: {error}") from error
+
+
+def write_atomically(path: Path, data: bytes | str) -> None:
+    """Write ``path`` with ``replacing``; text in UTF-8."""
+    with replacing(path) as staging:
+        staging.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush a folder's list of names, so that a rename or a deletion survives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder with all that is in it, or a link (not what it points to), if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
+    """Write a safetensors file with ``replacing``. Tensors may be on any device, strided, or share memory: each is
+    written whole."""
+    from safetensors.torch import save_file
+
+    seen: set[int] = set()
+    plain: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != own.nbytes:
+            own = own.clone()
+        seen.add(own.untyped_storage().data_ptr())
+        plain[name] = own
+    with replacing(path) as staging:
+        save_file(plain, staging, {"format": "pt"})
+        staging.chmod(0o644)  # safetensors' 0600 would lock out whoever shares the run folder
+
+
+def load_tensors(path: Path) -> "dict[str, Tensor]":
+    """Return the tensors of a safetensors file, by name, on the CPU. Raises ``WhetError`` where it is missing or
+    damaged."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise WhetError(f"{path} can't be read as safetensors: {error}. Load another checkpoint") from error
+
+
+def _flush(path: Path) -> None:
+    if not path.is_dir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        return
+    for each in path.iterdir():
+        _flush(each)
+    sync_folder(path)
+
+
+def _rename_over(staging: Path, path: Path) -> None:
+    """Put a file in the place of another; put a folder in the place of another, which goes afterwards."""
+    if not (staging.is_dir() and path.exists()):
+        staging.replace(path)
+        return
+    aside = staging.with_name(f"{staging.name}.before")
+    path.rename(aside)
+    try:
+        staging.rename(path)
+    except OSError:
+        aside.rename(path)
+        raise
+    remove(aside)
