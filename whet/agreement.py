@@ -5,8 +5,11 @@ disagree, experiments tell the likely cause. Trains nothing and writes nothing.
 
 import tempfile
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from whet.batch import Batch
 from whet.build import build_renderer, open_learners
@@ -14,6 +17,7 @@ from whet.closing import Closing
 from whet.errors import RefitError
 from whet.feed import SampledFeed
 from whet.losses.off_policy import mismatch, mismatch_metrics
+from whet.processes.compute import compute
 from whet.types import Distribution, Group
 
 if TYPE_CHECKING:
@@ -63,11 +67,10 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
 async def compare(groups: list[Group], learner: "Learner", recipe: "Recipe") -> Agreement:
     """The learner's opinion of sampled groups, and why it differs."""
     shared = learner.describe().get("forest", True)
-    batch = Batch.from_groups(groups, share_prompts=shared, distribution=recipe.sampling.distribution)
+    layout = partial(Batch.from_groups, share_prompts=shared, distribution=recipe.sampling.distribution)
+    batch: Batch = await compute(layout, groups)
     found = await _errors(batch, learner)
-    tokens = int(batch.trained.sum())
-    stopped = 1.0 - float(batch.truncated.double().mean())
-    result = Agreement(found["error"], found["largest"], tokens, stopped)
+    result = Agreement(found["error"], found["largest"], *await compute(_counts, batch))
     if found["error"] > ALARM:
         result.cause = await _cause(batch, learner, recipe, found)
     return result
@@ -75,6 +78,15 @@ async def compare(groups: list[Group], learner: "Learner", recipe: "Recipe") -> 
 
 async def _errors(batch: Batch, learner: "Learner") -> dict[str, float]:
     said = (await learner.score(batch, {"logprobs"}))["logprobs"]
+    return await compute(_errors_of, said, batch)
+
+
+def _counts(batch: Batch) -> tuple[int, float]:
+    """Trained tokens, and the share of the answers that ended by themselves."""
+    return int(batch.trained.sum()), 1.0 - float(batch.truncated.double().mean())
+
+
+def _errors_of(said: Tensor, batch: Batch) -> dict[str, float]:
     assert batch.rollout_logprobs is not None
     metrics = mismatch_metrics(said, batch.rollout_logprobs, batch).result()
     trained = mismatch(said, batch.rollout_logprobs, batch)[batch.trained]

@@ -33,9 +33,9 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
 
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
     """A generator whose weights are still to be written."""
-    from whet.cluster.cores import divide
     from whet.generators.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
+    from whet.processes.cores import divide
 
     devices, lora, adapter = recipe.devices, recipe.model.lora, None
     if recipe.weights.lora == "adapter" and lora is not None:
@@ -89,7 +89,7 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "Named":
 async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
     """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
     All are closed at the end, and where one can't be built."""
-    from whet.cluster.cores import divide
+    from whet.processes.cores import divide
 
     recipe.algorithm.check_models(recipe.model)
     async with Closing() as closing:

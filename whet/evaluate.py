@@ -16,6 +16,7 @@ from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
+from whet.processes.compute import compute, run_computing
 from whet.rollouts.episode import Sampling, play
 from whet.seeds import derive_seed
 from whet.types import Status, Task, Trajectory
@@ -192,7 +193,8 @@ def evaluate(
             renderer = build_renderer(settings)
             generator = build_generator(settings, renderer)
             closing.closes("the generator", generator.close)
-            await build_sync(settings, [0, 0]).load(trained_weights(settings, run), generator, 0)
+            weights = await compute(trained_weights, settings, run)
+            await build_sync(settings, [0, 0]).load(weights, generator, 0)
             tasks = taskset.tasks(config.split)[: config.limit]
             return await evaluate_tasks(
                 tasks,
@@ -204,4 +206,4 @@ def evaluate(
                 seed=recipe.seed,
             )
 
-    return asyncio.run(go())
+    return run_computing(go())

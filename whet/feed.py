@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from torch import Tensor
+
 from whet.algorithms.annotate import annotate
 from whet.batch import Batch, ModelOutput
 from whet.build import build_generator, build_sync
@@ -22,6 +24,7 @@ from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
 from whet.models.loading import fingerprint
+from whet.processes.compute import compute
 from whet.rollouts.filters import Filter
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.source import RolloutSource
@@ -174,7 +177,7 @@ class RowsFeed:
             for step in range(version, recipe.steps):
                 tell(f"reference {step - version}/{recipe.steps - version}")
                 groups = await steps.next_groups()
-                await annotate(self._batch(groups, learners), algorithm, learners, groups)
+                await annotate(await compute(self._batch, groups, learners), algorithm, learners, groups)
         await cached.finish()
         return learners
 
@@ -207,8 +210,8 @@ class RowsFeed:
             groups = self._groups()
             if not groups:
                 return None
-            batch = self._batch(groups, learners)
-            self._held_out = algorithm.weigh(batch, self.recipe.sampling.max_new_tokens), groups
+            batch = await compute(self._batch, groups, learners)
+            self._held_out = await compute(algorithm.weigh, batch, self.recipe.sampling.max_new_tokens), groups
         batch, groups = self._held_out
         return await annotate(batch, algorithm, learners, groups)
 
@@ -274,9 +277,7 @@ async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, flo
     ``evaluation/margin``."""
     own = {"values"} if "values" in loss.needs else {"logprobs"} | (set(loss.needs) & {"entropy", "topk"})
     said = await learner.score(batch, own)
-    if "logprobs" not in said:
-        said["logprobs"] = said["values"].new_zeros(len(batch))
-    _, metrics = loss(ModelOutput(**said), batch)
+    metrics = await compute(_loss_metrics, loss, said, batch)
     found, n = metrics.result(), len(batch.group_uids)
     values = {"evaluation/loss": found["loss"], "evaluation/n": float(n)}
     if "preference/accuracy" in found:
@@ -286,3 +287,9 @@ async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, flo
     if "preference/margin" in found:
         values["evaluation/margin"] = found["preference/margin"]
     return values
+
+
+def _loss_metrics(loss: "Loss", said: dict[str, Tensor], batch: Batch) -> Metrics:
+    if "logprobs" not in said:
+        said["logprobs"] = said["values"].new_zeros(len(batch))
+    return loss(ModelOutput(**said), batch)[1]

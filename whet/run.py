@@ -31,6 +31,7 @@ from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
+from whet.processes.compute import compute, run_computing
 from whet.recipe import Recipe
 from whet.run_folder import create
 from whet.types import Distribution, Group
@@ -78,7 +79,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
     with run_lock(folder), _logging_to(folder):
         for warning in recipe.warnings():
             log.warning(warning)
-        asyncio.run(go())
+        run_computing(go())
     return folder
 
 
@@ -139,7 +140,7 @@ class Run:
         """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it."""
         self.behind.check()
         times = self._log(step, batch)
-        self.feed.record(self.folder, step, groups, batch)
+        await compute(self.feed.record, self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         metric = await self._evaluate(step) if step == steps or (every and step % every == 0) else None

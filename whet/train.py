@@ -1,13 +1,14 @@
 """THE loop. Groups come from a source, become one batch, are learned from, and the new weights are published; then the
 permits return. Every algorithm runs through here, in step or asynchronously."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from whet.algorithms.annotate import annotate
 from whet.batch import Batch
 from whet.checkpoint.crash_points import crash_point
+from whet.processes.compute import compute
 from whet.seeds import derive_seed
+from whet.types import Group
 
 if TYPE_CHECKING:
     from whet.run import Run
@@ -23,10 +24,10 @@ async def train(run: "Run") -> None:
                 groups = await run.source.next_groups()
             crash_point("step.generated")
             async with run.phase("learn", "learning"):
-                batch = Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
+                batch = await compute(_batch, groups, run)
                 batch = await annotate(batch, algorithm, run.learners, groups)
-                run.metrics.merge(algorithm.report(batch))
-                for minibatch in _minibatches(batch, run, step):
+                run.metrics.merge(await compute(algorithm.report, batch))
+                for minibatch in await compute(_minibatches, batch, run, step):
                     for role, loss in algorithm.losses_at(step).items():
                         update = await run.learners[role].update(minibatch, loss)
                         run.metrics.merge(update.metrics, prefix="" if role == algorithm.main_role else f"{role}/")
@@ -39,10 +40,15 @@ async def train(run: "Run") -> None:
             await run.housekeeping(step + 1, groups, batch)
 
 
-def _minibatches(batch: Batch, run: "Run", step: int) -> Iterator[Batch]:
-    """Each with its weights set."""
-    algorithm = run.recipe.algorithm
-    for epoch in range(algorithm.epochs):
-        seed = derive_seed(run.recipe.seed, "minibatches", step, epoch)
-        for minibatch, _ in batch.minibatches(algorithm.minibatches, seed):
-            yield algorithm.weigh(minibatch, run.recipe.sampling.max_new_tokens)
+def _batch(groups: list[Group], run: "Run") -> Batch:
+    return Batch.from_groups(groups, share_prompts=run.share_prompts, distribution=run.distribution)
+
+
+def _minibatches(batch: Batch, run: "Run", step: int) -> list[Batch]:
+    """Of all epochs, each with its weights set."""
+    algorithm, seed = run.recipe.algorithm, run.recipe.seed
+    return [
+        algorithm.weigh(minibatch, run.recipe.sampling.max_new_tokens)
+        for epoch in range(algorithm.epochs)
+        for minibatch, _ in batch.minibatches(algorithm.minibatches, derive_seed(seed, "minibatches", step, epoch))
+    ]

@@ -12,8 +12,8 @@ import pytest
 from tests.cluster.workers import Choir, Talker, alive
 from tests.contracts.cluster_contract import Counter, CounterConfig, in_event_loop
 from whet.cluster.base import Cluster, Placement
-from whet.cluster.cores import divided_cores
 from whet.errors import DeadlineError, WorkerError
+from whet.processes.cores import divided_cores
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 15.0) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from whet.algorithms.base import Algorithm
 from whet.batch import Batch
 from whet.learner.base import Learner
+from whet.processes.compute import compute
 from whet.types import Group
 
 
@@ -24,6 +25,6 @@ async def annotate(
             setattr(batch, column, scored[said])
     await algorithm.consult(batch, groups, learners)
     if algorithm.estimator is not None:
-        credit = algorithm.estimator(batch)
+        credit = await compute(algorithm.estimator, batch)
         batch.advantages, batch.returns = credit.advantages, credit.returns
     return batch

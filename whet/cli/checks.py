@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from whet.cluster.cores import cores
+from whet.processes.cores import cores
 
 State = Literal["good", "advice", "broken"]
 

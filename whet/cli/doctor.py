@@ -48,8 +48,6 @@ def doctor(
 
 def _agreement(recipe: str | None) -> Iterator[checks.Finding]:
     """Samples a few answers and has them scored, where there is a recipe and it samples at all."""
-    import asyncio
-
     from whet.config import load
     from whet.errors import ConfigError, WhetError
     from whet.recipe import Recipe
@@ -61,9 +59,10 @@ def _agreement(recipe: str | None) -> Iterator[checks.Finding]:
     if wanted is None or not wanted.algorithm.samples_per_task:
         return
     from whet.agreement import measure_agreement
+    from whet.processes.compute import run_computing
 
     try:
-        found = asyncio.run(measure_agreement(wanted))
+        found = run_computing(measure_agreement(wanted))
     except WhetError as error:
         yield checks.Finding("agreement", f"can't be measured: {error}", "broken")
         return

@@ -91,15 +91,14 @@ def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
 
 def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
     """Rows are not answered, but read by what was trained on such rows."""
-    import asyncio
-
     from whet.errors import ConfigError
     from whet.feed import measure_rows
+    from whet.processes.compute import run_computing
 
     if refused:
         raise ConfigError(f"{refused[0]}: this recipe learns from rows, and no model answers them")
     evaluation = settings.evaluation.model_copy(update=asked)
-    return _measures(asyncio.run(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
+    return _measures(run_computing(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
 
 
 def _measures(values: dict[str, float]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """A group of workers, wherever they are: what is waited for, for how long, and what is said when it fails.
 
 Who waits for whom: each worker has a thread in this process, which hands it one call at a time and waits for the answer
-through a ``Link``. The event loop waits for those threads through futures and is never blocked by them.
+through a ``Link``; workers of this process share its compute thread. The event loop waits for those threads through
+futures and is never blocked by them.
 """
 
 import asyncio
@@ -9,11 +10,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from queue import SimpleQueue
+from functools import partial
 from typing import Any, Protocol
 
 from whet.cluster.base import Placement
 from whet.errors import DeadlineError, WhetError, WorkerError
+from whet.processes.threads import JobThread
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,11 @@ class Call:
 
 class Link(Protocol):
     """The way to one worker. One thread builds and calls; ``end`` may come from another at any time."""
+
+    @property
+    def thread(self) -> JobThread | None:
+        """The thread that builds and calls, where others use it, too; None: one of its own."""
+        ...
 
     @property
     def where(self) -> str:
@@ -110,7 +117,7 @@ class LinkedGroup:
 
     async def _run(self, calls: list[Call], deadline: float | None) -> list[Any]:
         seconds = self.placement.deadline if deadline is None else deadline
-        busy = [rank.doing for rank in self._ranks]
+        busy = [rank.busy for rank in self._ranks]
         futures = [rank.submit(call) for rank, call in zip(self._ranks, calls, strict=True)]
         waits = [asyncio.wrap_future(future) for future in futures]
         try:
@@ -159,54 +166,57 @@ class LinkedGroup:
 
 
 class _Rank:
-    """One worker's queue of calls, and the thread that serves it."""
+    """One worker, and the thread that its calls wait for."""
 
     def __init__(self, name: str, link: Link) -> None:
         self.doing: str | None = "its construction"  # the method that runs now
-        self._link = link
-        self._calls: SimpleQueue[tuple[Future[Any], Call] | None] = SimpleQueue()
+        self._link, self._thread = link, link.thread or JobThread(name)
         self._failure: BaseException | None = None  # what building it raised, or what says that it is gone
-        # A daemon: a worker that hangs must not keep the process from ending.
-        threading.Thread(target=self._loop, name=name, daemon=True).start()
+        self._unfinished: set[Future[Any]] = set()
+        self._submit(self._build, "its construction")
 
     @property
     def where(self) -> str:
         return self._link.where
 
+    @property
+    def busy(self) -> str | None:
+        """What a call made now would wait for."""
+        return self.doing or self._thread.doing
+
     def submit(self, call: Call) -> Future[Any]:
-        future: Future[Any] = Future()
-        self._calls.put((future, call))
-        return future
+        return self._submit(partial(self._serve, call), call.method)
 
     def end(self) -> None:
-        """End the worker at once, and the thread after the calls that are queued."""
-        self._calls.put(None)
+        """End the worker at once, whatever it is doing."""
         self._link.end()
+        if self._link.thread is None:
+            self._thread.end()
+        else:
+            self._thread.give_up(tuple(self._unfinished))
 
-    def _loop(self) -> None:
+    def _submit(self, work: Callable[[], Any], name: str) -> Future[Any]:
+        future = self._thread.submit(work, name=name)
+        self._unfinished.add(future)
+        future.add_done_callback(self._unfinished.discard)
+        return future
+
+    def _build(self) -> None:
         try:
             self._link.build()
         except BaseException as error:
             self._failure = error
         self.doing = None
-        while (item := self._calls.get()) is not None:
-            self._serve(*item)
-            del item  # a finished call must not keep its arguments alive
 
-    def _serve(self, future: Future[Any], call: Call) -> None:
-        if not future.set_running_or_notify_cancel():
-            return
+    def _serve(self, call: Call) -> Any:
         self.doing = call.method
         try:
-            result = self._call(call)
-        except BaseException as error:
-            if isinstance(error, WorkerError):
-                self._failure = error
+            return self._call(call)
+        except WorkerError as error:
+            self._failure = error
+            raise
+        finally:
             self.doing = None
-            future.set_exception(error)
-        else:
-            self.doing = None
-            future.set_result(result)
 
     def _call(self, call: Call) -> Any:
         if self._failure is None:

@@ -1,4 +1,4 @@
-"""The cluster without a cluster: workers are objects of this process, each with a thread of its own. Arguments and
+"""The cluster without a cluster: workers are objects of this process, which work on its compute thread. Arguments and
 results are passed, not copied."""
 
 from collections.abc import Callable
@@ -9,6 +9,7 @@ from whet.cluster.base import Placement, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup, call_method
 from whet.cluster.rendezvous import LOOPBACK, Reservation, seats
 from whet.config import Config
+from whet.processes.compute import COMPUTE
 
 
 class LocalCluster:
@@ -27,6 +28,7 @@ class _Object:
     """The link to a worker in this process."""
 
     where = ""
+    thread = COMPUTE
 
     def __init__(self, make: Callable[[], Any], meeting: Reservation) -> None:
         self._make, self._meeting = make, meeting

@@ -17,12 +17,12 @@ from queue import SimpleQueue
 from typing import Any
 
 from whet.cluster.base import Placement, Seat, WorkerGroup
-from whet.cluster.cores import bind, divided_cores, part
 from whet.cluster.group import Call, LinkedGroup
 from whet.cluster.host import Host, Reply, die_with_parent, failed
 from whet.cluster.rendezvous import LOOPBACK, Reservation, seats
 from whet.config import Config
 from whet.errors import WhetError, WorkerError
+from whet.processes.cores import bind, divided_cores, part
 
 
 class ProcessCluster:
@@ -51,6 +51,8 @@ class ProcessCluster:
 
 class _Process:
     """The link to a worker in a process."""
+
+    thread = None
 
     def __init__(
         self,

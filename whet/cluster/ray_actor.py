@@ -4,9 +4,9 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from whet.cluster.cores import bind, cores
 from whet.cluster.host import Host, Reply, die_with_parent
 from whet.cluster.rendezvous import Reservation
+from whet.processes.cores import bind, cores
 
 
 @dataclass(slots=True, frozen=True)

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from whet.cluster.base import Placement, Seat, WorkerGroup
-from whet.cluster.cores import part
 from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
 from whet.cluster.host import Reply
 from whet.cluster.ray_actor import Home, RayHost
@@ -22,6 +21,7 @@ from whet.cluster.ray_connection import connect
 from whet.cluster.rendezvous import seats
 from whet.config import Config
 from whet.errors import DeadlineError, WhetError, WorkerError
+from whet.processes.cores import part
 
 if TYPE_CHECKING:
     from whet.cluster.config import RayClusterConfig
@@ -223,6 +223,8 @@ class _Team:
 
 class _Actor:
     """The link to a worker in an actor."""
+
+    thread = None
 
     def __init__(self, team: _Team, rank: int) -> None:
         self._team, self._rank = team, rank

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from whet.cluster.cores import part
 from whet.config import Config
+from whet.processes.cores import part
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -87,7 +87,9 @@ class GeneratorConfig(Config, ABC):
         each = len(self.gpus) // self.replicas
         engines = []
         for number in range(self.replicas):
-            own = None if deployment.cores is None else part(deployment.cores, number, self.replicas)
+            own = deployment.cores  # in this process all replicas share one compute thread
+            if own is not None and not self.in_process:
+                own = part(own, number, self.replicas)
             gpus = self.gpus[number * each : (number + 1) * each]
             engines.append(self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus)))
         if len(engines) == 1:

@@ -23,11 +23,18 @@ class TorchGeneratorConfig(GeneratorConfig):
     prefix_tokens: int = Field(default=8192, ge=0)
     """Prompt tokens whose keys and values are kept for later requests."""
     threads: int | None = Field(default=None, ge=1)
-    """Of the engine's matrix products; None leaves torch's choice."""
+    """Of this process's compute thread, which learners of ``cluster=local`` share; None leaves torch's choice."""
     fuse: bool = True
     """Compute q, k, v and gate, up as joint products."""
 
     def build_replica(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> "TorchGenerator":
+        from whet.processes.compute import compute_now
+
+        return compute_now(self._build, model, tokenizer, deployment)
+
+    def _build(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "TorchGenerator":
         import torch
@@ -36,6 +43,5 @@ class TorchGeneratorConfig(GeneratorConfig):
         from whet.generators.torch_generator import TorchGenerator
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-        generator = TorchGenerator(self, build_engine_model(model, None, getattr(torch, self.dtype), device), tokenizer)
-        generator.cores = deployment.cores
-        return generator
+        engine = build_engine_model(model, None, getattr(torch, self.dtype), device)
+        return TorchGenerator(self, engine, tokenizer, deployment.cores)

@@ -1,9 +1,9 @@
-"""The in-process generator: a transformers model sampled by one engine thread, awaited from asyncio.
+"""The in-process generator: a transformers model sampled on the process's compute thread, awaited from asyncio.
 
-Who waits for what: ``sample`` puts a request into the inbox and awaits its future. The engine thread (started with the
-first request) takes the inbox, runs one decoder step at a time, and hands finished completions back to the loop.
-``pause`` awaits the end of the step under way; while paused the thread touches neither weights nor rows. Every wait has
-the config's deadline. If the engine thread fails, every request under way and every later one fails with its error.
+Who waits for what: ``sample`` puts a request into the inbox and awaits its future. Each decoder step is a turn of the
+compute thread, and asks for the next one at its end while there is something to sample. ``pause`` awaits the end of the
+step under way; while paused no step touches weights or rows. Every wait has the config's deadline. If a step fails,
+every request under way and every later one fails with its error.
 """
 
 import asyncio
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whet.cluster.cores import bind
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.decoder import Counters, Decoder, Request
 from whet.generators.engine_model import EngineModel, Loading, named_weights
 from whet.generators.torch_config import TorchGeneratorConfig
+from whet.processes.compute import COMPUTE, compute
+from whet.processes.cores import bind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -33,24 +34,29 @@ class TorchGenerator:
     """
 
     def __init__(
-        self, config: TorchGeneratorConfig, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None" = None
+        self,
+        config: TorchGeneratorConfig,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        cores: Sequence[int] | None = None,
     ) -> None:
+        """``cores``: those that the compute thread is bound to with the first step; None: to none."""
         if model.dtype != getattr(torch, config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer
         self.engine = EngineModel(model, config.fuse)
-        self.cores: Sequence[int] | None = None  # that its engine thread is bound to
+        self.cores = cores
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
-        self._changed = threading.Condition()  # guards the fields below
+        self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []
         self._futures: dict[Request, asyncio.Future[Completion]] = {}
-        self._paused = self._stepping = self._closed = False
+        self._paused = self._stepping = self._closed = False  # stepping: a step is under way, or asked for
         self._failure: BaseException | None = None
         self._weights_complete = True
         self._loading: Loading | None = None  # weights that are coming: no step until they are complete
         self._progress = time.monotonic()  # when a step last began or ended
-        self._thread: threading.Thread | None = None
+        self._placed = False
         self._gathering: list[Request] = []  # requests of the present tick of the loop
 
     @property
@@ -108,14 +114,11 @@ class TorchGenerator:
     def _submit(self) -> None:
         """Runs in the loop, once per tick that brought requests."""
         requests, self._gathering = self._gathering, []
-        with self._changed:
+        with self._lock:
             error = self._unusable()
             if error is None:
                 self._inbox += requests
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="whet-generator", daemon=True)
-                    self._thread.start()
-                self._changed.notify_all()
+                self._ask_for_step()
         if error is not None:
             for request in requests:
                 self._settle(request, error)
@@ -140,48 +143,54 @@ class TorchGenerator:
             future.set_exception(outcome)
 
     def _check_progress(self) -> None:
-        with self._changed:
+        with self._lock:
             idle = time.monotonic() - self._progress
             if not self._paused and idle > self.config.deadline:
                 raise DeadlineError(
                     f"the torch generator has made no progress for {idle:.0f} s (generator.deadline is "
-                    f"{self.config.deadline:g} s): a step takes too long for this machine, or the engine is stuck"
+                    f"{self.config.deadline:g} s): a step takes too long for this machine, or something is stuck"
                 )
 
-    # The engine thread
+    # On the compute thread
 
-    def _run(self) -> None:
-        try:
-            if self.cores is not None:
-                bind(self.cores)
-            threads = self.config.threads or (len(self.cores) if self.cores else None)
-            if threads is not None:
-                torch.set_num_threads(threads)
-            while self._await_work():
-                ended = self._decoder.step()
-                with self._changed:
-                    self._stepping = False
-                    self._progress = time.monotonic()
-                    self._changed.notify_all()
-                self._report([(request, request.completion(self.version)) for request in ended])
-        except BaseException as failure:
-            with self._changed:
-                self._failure, self._stepping = failure, False
-                self._changed.notify_all()
-            self._report([(request, _engine_error(failure)) for request in list(self._futures)])
-
-    def _await_work(self) -> bool:
-        """Wait for something to do, and mark a step as under way. False: the generator was closed."""
-        with self._changed:
-            while not self._closed and (self._resting or not (self._inbox or self._decoder.busy)):
-                self._changed.wait()
-            if self._closed:
-                return False
-            self._decoder.queue.extend(self._inbox)
-            self._inbox.clear()
+    def _ask_for_step(self) -> None:
+        """Called with the lock, from any thread."""
+        rests = self._paused or self._closed or self._loading or self._failure
+        if not (self._stepping or rests) and (self._inbox or self._decoder.busy):
             self._stepping = True
+            COMPUTE.submit(self._step, name="a decode step", turn=True)
+
+    def _step(self) -> None:
+        with self._lock:
             self._progress = time.monotonic()
-            return True
+            rests = self._paused or self._closed
+            if not rests:
+                self._decoder.queue.extend(self._inbox)
+                self._inbox.clear()
+        outcomes: list[tuple[Request, Completion | Exception]]
+        try:
+            self._place()
+            ended = [] if rests else self._decoder.step()
+            outcomes = [(request, request.completion(self.version)) for request in ended]
+        except BaseException as failure:
+            self._failure = failure
+            outcomes = [(request, _engine_error(failure)) for request in list(self._futures)]
+        with self._lock:
+            self._stepping = False
+            self._progress = time.monotonic()
+            self._ask_for_step()
+        self._report(outcomes)
+
+    def _place(self) -> None:
+        """Onto the cores and threads that were asked for."""
+        if self._placed:
+            return
+        self._placed = True
+        if self.cores is not None:
+            bind(self.cores)
+        threads = self.config.threads or (len(self.cores) if self.cores else None)
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def _report(self, outcomes: list[tuple[Request, Completion | Exception]]) -> None:
         """Hand results to the loops that wait for them."""
@@ -194,22 +203,20 @@ class TorchGenerator:
 
     async def pause(self) -> None:
         """Return once the engine is between steps and stays there. Raises DeadlineError when a step does not end."""
-        with self._changed:
+        with self._lock:
             self._paused = True
-        await asyncio.to_thread(self._await_standstill)
+        await self._standstill()
+        if self._failure is not None:
+            raise _engine_error(self._failure)
 
-    def _await_standstill(self) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: not self._stepping, self.config.deadline):
-                raise DeadlineError(
-                    f"the torch generator's step did not end within {self.config.deadline:g} s (generator.deadline)"
-                )
-            if self._failure is not None:
-                raise _engine_error(self._failure)
+    async def _standstill(self) -> None:
+        """Return when the step under way has ended; the caller has seen to it that there is no next one."""
+        if self._stepping:
+            await compute(_nothing, deadline=self.config.deadline, turn=True)  # after the step, which is a turn, too
 
     async def resume(self, version: int) -> None:
         """Go on with weights ``version``. Prompts computed under older weights are not used for new requests."""
-        with self._changed:
+        with self._lock:
             if self._stepping:
                 raise WhetError("resume without pause: the engine is in the middle of a step")
             self._decoder.forget_prefixes()
@@ -217,7 +224,7 @@ class TorchGenerator:
             self._decoder.version = version
             self._paused = False
             self._progress = time.monotonic()
-            self._changed.notify_all()
+            self._ask_for_step()
 
     async def sleep(self) -> None:
         """As ``pause``: what it holds stays where it is."""
@@ -225,14 +232,10 @@ class TorchGenerator:
 
     async def wake(self) -> None:
         """Go on where ``sleep`` left off."""
-        with self._changed:
+        with self._lock:
             self._paused = False
             self._progress = time.monotonic()
-            self._changed.notify_all()
-
-    @property
-    def _resting(self) -> bool:
-        return self._paused or self._loading is not None
+            self._ask_for_step()
 
     def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a complete set of weights (Hugging Face names) into the engine, casting to its dtype.
@@ -247,7 +250,7 @@ class TorchGenerator:
     def begin_weights(self) -> None:
         """The same in parts: any number of ``take_weights`` follow, then ``finish_weights``, which raises. Until then
         requests wait."""
-        with self._changed:
+        with self._lock:
             if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
                 raise RefitError("weights were loaded while the generator was sampling: pause it first")
             self._weights_complete = False
@@ -262,7 +265,7 @@ class TorchGenerator:
 
     def finish_weights(self) -> None:
         """The set has to be complete."""
-        with self._changed:
+        with self._lock:
             loading, self._loading = self._loading, None
             assert loading is not None
             try:
@@ -272,7 +275,7 @@ class TorchGenerator:
             finally:
                 waiting = [] if self._weights_complete else list(self._inbox)
                 self._inbox = self._inbox if self._weights_complete else []
-                self._changed.notify_all()
+                self._ask_for_step()
         incomplete = self._unusable()
         self._report([(request, incomplete) for request in waiting if incomplete is not None])
 
@@ -286,22 +289,22 @@ class TorchGenerator:
         One token at a time through cache and decode step, so that stale weights anywhere on that path show. Call it as
         ``load_weights``.
         """
-        with self._changed:
+        with self._lock:
             if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
                 raise RefitError("score_decode was called while the generator was sampling: pause it first")
             return self.engine.score_decode(prompt, tokens)
 
     async def close(self) -> None:
-        """End the engine thread. Requests under way return what they have, with finish reason ``aborted``."""
-        with self._changed:
+        """Requests under way return what they have, with finish reason ``aborted``."""
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, self.config.deadline)
-            if self._thread.is_alive():
-                raise DeadlineError(f"the torch generator did not stop within {self.config.deadline:g} s")
+        await self._standstill()
         for request in list(self._futures):
             self._settle(request, request.completion(self.version))
+
+
+def _nothing() -> None:
+    """What is waited for is what comes before it."""
 
 
 def _engine_error(failure: BaseException) -> WhetError:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whet.cluster.cores import bound, cores
 from whet.generators.config import Adapter, Deployment
 from whet.generators.vllm_config import LORA_RANKS, VllmGeneratorConfig
 from whet.generators.vllm_guard import MARK
+from whet.processes.cores import bound, cores
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM

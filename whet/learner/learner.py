@@ -20,6 +20,7 @@ from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.packing import MicroBatch, pack
+from whet.processes.compute import compute
 from whet.weights.parcel import Opening, Parcel, Sending
 
 _OF_THE_MODEL = frozenset({"entropy", "topk"})  # needs of a loss that the forward pass fills, not a column
@@ -57,15 +58,9 @@ class WorkerLearner:
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """See ``Learner``. 0 where untrained; where nothing is trained, every column is zeros, [N]."""
-        part, kept = trained_only(batch, "token")
-        shards = self._pack(part, "token")
+        shards, kept = await compute(self._pack, batch, "token")
         answers = await self._group.scatter("score", shards, frozenset(columns), top) if shards else []
-        micro = [one for shard in shards for one in shard]
-        scored = [one for answer in answers for one in answer]
-        return {
-            name: _in_order(len(batch), kept, micro, [columns_of[name] for columns_of in scored])
-            for name in sorted(columns)
-        }
+        return await compute(_columns, len(batch), kept, shards, answers, sorted(columns))
 
     async def release_reference(self) -> None:
         await self._group.call("release_reference")
@@ -75,14 +70,9 @@ class WorkerLearner:
         (trained), ``learner/micro_batches``, ``learner/skipped`` (steps). A batch without a trained token changes
         nothing and is counted in ``learner/empty``."""
         self._check(batch, loss)
-        part, kept = trained_only(batch, loss.unit)
-        shards = self._pack(part, loss.unit)
-        if not shards:
-            return Update(Metrics().sum("learner/empty", 1), torch.zeros(len(batch)))
-        answers: list[RankUpdate] = await self._group.scatter("update", shards, loss)
-        micro = [one for shard in shards for one in shard]
-        logprobs = _in_order(len(batch), kept, micro, [one for answer in answers for one in answer.logprobs])
-        return Update(_metrics(answers, int(batch.trained.sum()), len(micro)), logprobs)
+        shards, kept = await compute(self._pack, batch, loss.unit)
+        answers: list[RankUpdate] = await self._group.scatter("update", shards, loss) if shards else []
+        return await compute(_update, batch, kept, shards, answers)
 
     async def begin_weights(self, sending: Sending) -> Opening:
         """See ``Learner``. A tied head is among them."""
@@ -134,11 +124,12 @@ class WorkerLearner:
         """Facts for people, as of the last ``launch`` or ``load``."""
         return dict(self._facts)
 
-    def _pack(self, batch: Batch, unit: Unit) -> list[list[MicroBatch]]:
-        """[shard][micro-batch], or nothing where nothing is trained."""
-        if not bool(batch.trained.any()):
-            return []
-        return pack(batch, self._group.placement.shards, self._config.learner.max_tokens, unit)
+    def _pack(self, batch: Batch, unit: Unit) -> tuple[list[list[MicroBatch]], Tensor]:
+        """[shard][micro-batch], or nothing where nothing is trained; the indices of what is packed, [n]."""
+        part, kept = trained_only(batch, unit)
+        if not bool(part.trained.any()):
+            return [], kept
+        return pack(part, self._group.placement.shards, self._config.learner.max_tokens, unit), kept
 
     def _check(self, batch: Batch, loss: Loss) -> None:
         if batch.weight is None:
@@ -165,10 +156,29 @@ def trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:
     return batch.select(trains.nonzero().squeeze(1))
 
 
-def _in_order(size: int, kept: Tensor, micro_batches: Iterable[MicroBatch], parts: list[Tensor]) -> Tensor:
-    """The column of a whole batch of ``size`` tokens from those of its micro-batches."""
+def _columns(
+    size: int,
+    kept: Tensor,
+    shards: list[list[MicroBatch]],
+    answers: list[list[dict[str, Tensor]]],
+    names: Iterable[str],
+) -> dict[str, Tensor]:
+    """Columns of a whole batch of ``size`` tokens from those of its micro-batches."""
+    scored = [one for answer in answers for one in answer]
+    return {name: _in_order(size, kept, shards, [one[name] for one in scored]) for name in names}
+
+
+def _update(batch: Batch, kept: Tensor, shards: list[list[MicroBatch]], answers: list[RankUpdate]) -> Update:
+    """What the ranks say about a step, as one; without answers nothing was trained."""
+    logprobs = _in_order(len(batch), kept, shards, [one for answer in answers for one in answer.logprobs])
+    if not answers:
+        return Update(Metrics().sum("learner/empty", 1), logprobs)
+    return Update(_metrics(answers, int(batch.trained.sum()), sum(map(len, shards))), logprobs)
+
+
+def _in_order(size: int, kept: Tensor, shards: list[list[MicroBatch]], parts: list[Tensor]) -> Tensor:
     whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
-    for micro, part in zip(micro_batches, parts, strict=True):
+    for micro, part in zip((one for shard in shards for one in shard), parts, strict=True):
         trained = micro.batch.trained
         whole[kept[micro.tokens[trained]]] = part[trained]
     return whole

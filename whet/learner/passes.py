@@ -14,6 +14,7 @@ from whet.learner.scorer import Scorer
 from whet.models.stages import Passage
 from whet.packing import idle
 from whet.parallel.fsdp import set_last_backward
+from whet.processes.compute import COMPUTE
 
 
 def say(
@@ -33,6 +34,7 @@ def say(
 
     if scorer.pipeline is None:
         for number, batch in enumerate(batches):
+            COMPUTE.let_turns()
             run(number, batch)
     else:
         full = _full(scorer.pipeline.micro_batches(len(batches)), batches)
@@ -63,6 +65,7 @@ def learn(
 
     if scorer.pipeline is None:
         for number, batch in enumerate(batches):
+            COMPUTE.let_turns()
             set_last_backward(scorer, number == len(batches) - 1)
             run(number, batch).backward()
         return

@@ -4,7 +4,6 @@ path. Knows no algorithm.
 
 Who waits for what: the generators are paused before they are written to and go on only after digest and probe agree."""
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ from whet.errors import RefitError
 from whet.generators.base import Generator
 from whet.learner.base import Learner
 from whet.metrics import Metrics
+from whet.processes.compute import compute
 from whet.weights.base import NOBODY_SHARES, of_each, replicas
 from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
@@ -74,10 +74,10 @@ class InProcessSync:
         while (parcel := await source.next_weights()) is not None:
             sent |= parcel.digests
             for generator in generators:
-                await asyncio.to_thread(generator.take_weights, parcel.tensors)
+                await compute(generator.take_weights, parcel.tensors)
             del parcel  # before the next one is made
         await source.end_weights()
-        await of_each(generators, lambda one, _: asyncio.to_thread(self._finish, one, sent))
+        await of_each(generators, lambda one, _: compute(self._finish, one, sent))
 
     def _finish(self, generator: Refittable, sent: dict[str, int]) -> None:
         generator.finish_weights()
@@ -91,5 +91,5 @@ class InProcessSync:
                 )
 
     async def _probe(self, learner: Learner, generator: Refittable) -> Metrics:
-        decoded = await asyncio.to_thread(generator.score_decode, self.prompt, self.tokens)
+        decoded = await compute(generator.score_decode, self.prompt, self.tokens)
         return await compare_decoding(learner, self.prompt, self.tokens, decoded, self.config, dtype=generator.dtype)

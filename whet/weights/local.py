@@ -1,8 +1,8 @@
 """Weights that this process holds, and weights that pass through it, for a sync to take as from a learner."""
 
-import asyncio
 from dataclasses import replace
 
+from whet.processes.compute import compute
 from whet.weights.parcel import Layout, Named, Opening, Parcel, Sending, WeightSource
 from whet.weights.sender import Sender, machine
 from whet.weights.shared_memory import SharedMemory
@@ -17,13 +17,13 @@ class LocalSource:
     async def begin_weights(self, sending: Sending) -> Opening:
         if sending.transport == "cuda_ipc":  # they are not on the engine's devices
             sending = replace(sending, transport="shared_memory")
-        return await asyncio.to_thread(self._sender.begin, sending)
+        return await compute(self._sender.begin, sending)
 
     async def next_weights(self) -> Parcel | None:
-        return await asyncio.to_thread(self._sender.next)
+        return await compute(self._sender.next)
 
     async def end_weights(self) -> None:
-        await asyncio.to_thread(self._sender.end)
+        await compute(self._sender.end)
 
     def close(self) -> None:
         """Let go of what carried them, also in the midst of it."""
@@ -51,7 +51,7 @@ class Relay:
         parcel = await self.source.next_weights()
         if parcel is None:
             return None
-        arguments = await asyncio.to_thread(self._memory.write, self._bucket, parcel.tensors)
+        arguments = await compute(self._memory.write, self._bucket, parcel.tensors)
         self._bucket += 1
         return replace(parcel, method=self._memory.method, arguments=arguments, tensors=[])
 

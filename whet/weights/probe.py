@@ -1,11 +1,13 @@
 """The last proof after a refit: the log-probs that the generator's decode path gives, against the learner's."""
 
 import torch
+from torch import Tensor
 
 from whet.batch import Batch
 from whet.errors import RefitError
 from whet.learner.base import Learner
 from whet.metrics import Metrics
+from whet.processes.compute import compute
 from whet.types import Distribution, Group, Span, Task, Trajectory
 from whet.weights.config import WeightSyncConfig
 
@@ -22,12 +24,9 @@ async def compare_decoding(
 ) -> Metrics:
     """``decoded`` are the generator's log-probs of ``tokens`` after ``prompt``, under ``distribution`` (by default the
     model's own). ``dtype`` is what the generator computes in. Raises ``RefitError`` beyond the config's tolerance."""
-    spans = [Span(prompt, trained=False), Span(tokens, trained=True)]
-    group = Group("probe", Task("probe", []), [Trajectory(spans)])
-    batch = Batch.from_groups([group], distribution=distribution or Distribution())
-    scored = (await learner.score(batch, {"logprobs"}))["logprobs"][batch.trained].double()
-    difference = (torch.tensor(decoded, dtype=torch.float64) - scored).abs()
-    mean, largest = float(difference.mean()), float(difference.max())
+    batch = await compute(_batch, prompt, tokens, distribution or Distribution())
+    scored = (await learner.score(batch, {"logprobs"}))["logprobs"]
+    mean, largest = await compute(_difference, batch, scored, decoded)
     coarse = dtype in (torch.bfloat16, torch.float16) or learner.describe().get("precision") == "bfloat16"
     tolerance = config.probe_tolerance or (0.25 if coarse else 1e-3)
     if not mean <= tolerance:
@@ -37,3 +36,14 @@ async def compare_decoding(
             "caches, another precision, or a head that is not tied as in the learner are the usual causes"
         )
     return Metrics().mean("refit/probe_mean", mean).max("refit/probe_max", largest)
+
+
+def _batch(prompt: list[int], tokens: list[int], distribution: Distribution) -> Batch:
+    spans = [Span(prompt, trained=False), Span(tokens, trained=True)]
+    return Batch.from_groups([Group("probe", Task("probe", []), [Trajectory(spans)])], distribution=distribution)
+
+
+def _difference(batch: Batch, scored: Tensor, decoded: list[float]) -> tuple[float, float]:
+    """Mean and largest absolute difference of log-probs."""
+    difference = (torch.tensor(decoded, dtype=torch.float64) - scored[batch.trained].double()).abs()
+    return float(difference.mean()), float(difference.max())

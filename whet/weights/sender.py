@@ -22,7 +22,7 @@ from torch import Tensor
 
 from whet.errors import RefitError
 from whet.parallel.mesh import Ranks
-from whet.weights.digest import Digests
+from whet.weights.digest import tensor_digest
 from whet.weights.parcel import Layout, Named, Opening, Parcel, Sending, lay_out, payload
 
 
@@ -94,8 +94,8 @@ class Sender:
         if self._bucket == len(self._layout):
             return None
         described, transport = self._layout[self._bucket], self._transport
-        due, arguments, tensors = iter(described), (), []
-        with Digests() as digests, self._in_step(due):
+        due, arguments, tensors, digests = iter(described), (), [], dict[str, int]()
+        with self._in_step(due):
             named = self._cast(due, digests)
             if transport is not None:
                 arguments = transport.write(self._bucket, named)
@@ -105,7 +105,7 @@ class Sender:
         if not self._first:
             return Parcel("", (), {}, 0, [])
         method = transport.method if transport is not None else ""
-        return Parcel(method, arguments, digests.found, payload(described), tensors)
+        return Parcel(method, arguments, digests, payload(described), tensors)
 
     @contextmanager
     def _in_step(self, due: Iterator[Any]) -> Iterator[None]:
@@ -127,7 +127,7 @@ class Sender:
         elif failed is not None:
             raise failed
 
-    def _cast(self, due: Iterator[Any], digests: Digests) -> Iterator[tuple[str, Tensor]]:
+    def _cast(self, due: Iterator[Any], digests: dict[str, int]) -> Iterator[tuple[str, Tensor]]:
         """The bucket's tensors as they are to arrive, each made when it is asked for."""
         assert self._sending is not None
         for name, *_ in due:
@@ -138,7 +138,7 @@ class Sender:
                 raise RefitError(f"the learner's weights changed while they were sent: {found} came for {name}")
             tensor = tensor.to(self._sending.dtype)
             if self._first and self._sending.digest:
-                digests.add(name, tensor)
+                digests[name] = tensor_digest(tensor)
             yield name, tensor
 
     def end(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.cluster import cores
+from whet.processes import cores
 
 
 @pytest.mark.parametrize(

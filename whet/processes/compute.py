@@ -1,0 +1,63 @@
+"""The one thread of a process that computes with torch.
+
+Why one: each thread that calls a parallel operation gets an OpenMP team of its own, and with two teams on the same
+cores every small operation pays for waking sleeping threads (a decode step takes twice as long). So learners and
+generators of this process, digests, probes and whatever the controller does with tensors are jobs of ``COMPUTE``; the
+event loop only awaits them.
+
+    event loop   await compute(Batch.from_groups, ...)   await learner.update(...)      others await generator.sample()
+    COMPUTE      decode, decode, from_groups, decode, [update: micro-batch, decode, decode, micro-batch, decode], decode
+
+Who waits for whom: see ``whet.processes.threads``. Decode steps are its turns, everything else is a job. A caller waits
+no longer than its deadline. A job that hangs is left behind when its owner is closed, or when the run ends.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, TypeVarTuple
+
+from whet.errors import DeadlineError
+from whet.processes.threads import JobThread, named
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+COMPUTE = JobThread("whet-compute")
+DEADLINE = 1800.0  # seconds; as long as a learner's calls may take
+
+
+async def compute(work: Callable[[*Ts], T], *args: *Ts, deadline: float = DEADLINE, turn: bool = False) -> T:
+    """Return ``work(*args)``, run on the compute thread as a job or a ``turn``. Raises ``DeadlineError`` after
+    ``deadline`` seconds."""
+    future = COMPUTE.submit(work, *args, turn=turn)
+    limit = asyncio.timeout(deadline)
+    try:
+        async with limit:
+            return await asyncio.wrap_future(future)
+    except TimeoutError:
+        if not limit.expired():  # the work's own
+            raise
+        raise DeadlineError(
+            f"{named(work)} did not finish within its deadline of {deadline:g} s; the compute thread is busy with "
+            f"{COMPUTE.doing}: look for what hangs there, or raise the deadline if the work is that long"
+        ) from None
+
+
+def compute_now(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """The same where nobody can await it. May be called on the compute thread, too."""
+    return work(*args) if COMPUTE.is_current else COMPUTE.submit(work, *args).result(DEADLINE)
+
+
+def run_computing(main: Coroutine[Any, Any, T]) -> T:
+    """``asyncio.run`` for what computes: with a compute thread that ends with it. What this thread itself does with
+    torch meanwhile (in user code, say) runs on one thread, so that it never makes a second team."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    COMPUTE.submit(torch.set_num_threads, threads)
+    try:
+        return asyncio.run(main)
+    finally:
+        COMPUTE.end()
+        torch.set_num_threads(threads)
