@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
+from ruamel.yaml import YAML
 
 from tests.groups import group
 from tests.test_layers import FLOORS
@@ -177,7 +177,7 @@ def test_recipes_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     snippets += [f"algorithm:\n  type: grpo\n{textwrap.indent(textwrap.dedent(text), '  ')}" for text in indented]
     for number, text in enumerate(snippets):
         file = tmp_path / f"{number}.yaml"
-        file.write_text(text if "extends" in yaml.safe_load(text) else f"extends: quickstart\n{text}")
+        file.write_text(text if "extends" in YAML(typ="safe").load(text) else f"extends: quickstart\n{text}")
         load(Recipe, file)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from whet.cluster.config import RayClusterConfig
 from whet.config import load
@@ -113,7 +113,7 @@ def test_ray_takes_the_options_of_the_slurm_script(tmp_path: Path) -> None:
 
 
 def test_the_manifest_for_kubernetes_has_only_fields_that_exist() -> None:
-    job: dict[str, Any] = yaml.safe_load((EXAMPLES / "kuberay.yaml").read_text())
+    job: dict[str, Any] = YAML(typ="safe").load((EXAMPLES / "kuberay.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     cluster = job["spec"]["rayClusterSpec"]
     parts = {"job": [job["spec"]], "cluster": [cluster], "head": [cluster["headGroupSpec"]]}
@@ -126,7 +126,7 @@ def test_the_manifest_for_kubernetes_has_only_fields_that_exist() -> None:
 
 
 def test_the_pods_of_the_manifest_share_image_and_folder() -> None:
-    cluster = yaml.safe_load((EXAMPLES / "kuberay.yaml").read_text())["spec"]["rayClusterSpec"]
+    cluster = YAML(typ="safe").load((EXAMPLES / "kuberay.yaml").read_text())["spec"]["rayClusterSpec"]
     pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
     assert len({pod["containers"][0]["image"] for pod in pods}) == 1
     assert all(pod["volumes"] == pods[0]["volumes"] for pod in pods)

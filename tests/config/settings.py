@@ -18,7 +18,8 @@ class Optimizer(Config):
     """How weights move."""
 
     lr: float = Field(default=1e-6, gt=0, description="Learning rate.")
-    beta: float = 0.9  # decay of the first moment
+    beta: float = 0.9
+    """Decay of the first moment."""
     warmup: int = 3
     """Steps until the full rate."""
 

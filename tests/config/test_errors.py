@@ -45,7 +45,7 @@ CASES = {
     "section for a number": ("steps: {a: 1}", "steps: expected a whole number, got a mapping"),
     "number for a list": ("losses: 3", "losses: expected a list"),
     "short list": ("sizes: [1]", "sizes.1: is missing"),
-    "long list": ("sizes: [1, 2, 3]", "sizes: expected a list of at most 2, got a list of 3"),
+    "long list": ("sizes: [1, 2, 3]", "sizes: expected a list of 2: a whole number, a whole number, got a list of 3"),
     "wrong item": ("sizes: [1, x]", "r.yaml:1: sizes.1: expected a whole number, got text 'x'"),
     "wrong value of a mapping": ("numbers:\n  a: 1\n  b: x", "r.yaml:3: numbers.b: expected a number, got text 'x'"),
     "choice": ("loss: {type: pair, reduce: meen}", "expected 'mean' or 'sum', got text 'meen'. Did you mean 'mean'?"),

@@ -124,7 +124,7 @@ def test_explain_says_everything_about_one_key():
     text = explain(loaded("name: x", "optimizer.lr=1e-6"), "optimizer.lr")
     for part in ("a number", "greater than 0", "0.001", "1e-06", "override", "Learning rate."):
         assert part in text
-    assert "decay of the first moment" in explain(loaded("name: x"), "optimizer.beta")
+    assert "Decay of the first moment." in explain(loaded("name: x"), "optimizer.beta")
     assert "Steps until the full rate." in explain(loaded("name: x"), "optimizer.warmup")
     assert "A clipped loss." in explain(loaded("name: x"), "loss")
     with pytest.raises(RecipeError, match=r"optimizer\.lrr: unknown key\. Did you mean 'lr'\?"):

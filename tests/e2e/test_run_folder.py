@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 from tests.toy import Lowercase, toy_recipe
 from whet import run
@@ -32,7 +32,7 @@ def test_a_folder_whose_start_failed_can_be_used_again(tiny_model: Path, tmp_pat
 def test_overrides_of_a_resume_are_kept(tiny_model: Path, tmp_path: Path) -> None:
     folder = run.start(toy_recipe(tiny_model, steps=1), tmp_path / "run")
     run.resume(folder, ["steps=2", "optimizer.lr=0.5"])
-    kept = yaml.safe_load((folder / "recipe.yaml").read_text())
+    kept = YAML(typ="safe").load((folder / "recipe.yaml").read_text())
     assert (kept["steps"], kept["optimizer"]["lr"]) == (2, 0.5)
     with pytest.raises(ConfigError, match="has done 2 steps already"):
         run.resume(folder, ["steps=1"])

@@ -12,8 +12,7 @@ from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
-from whet.config.tree import Origin, to_plain
-from whet.config.yaml_text import parse_yaml
+from whet.config import parse_mapping
 from whet.errors import ConfigError, WhetError
 from whet.files import replacing
 
@@ -43,10 +42,10 @@ def export(
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
         raise ConfigError(f"{out} exists and is not an empty folder; name another one, or use force to replace it")
     recipe = _recipe(run)
-    config = ModelConfig.model_validate(recipe["model"])
+    config = ModelConfig.from_values(recipe["model"])
     if adapter_only and config.lora is None:
         raise ConfigError(f"{run} was trained without LoRA, so there is no adapter; export the whole model")
-    settings = CheckpointConfig.model_validate(recipe.get("checkpoints", {}))
+    settings = CheckpointConfig.from_values(recipe.get("checkpoints", {}))
     checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
     judges = (checkpoint.folder / ROLE).is_dir()
     if judges and adapter_only:
@@ -111,8 +110,7 @@ def _recipe(run: Path) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{run} is not a run folder: it has no recipe.yaml") from None
-    node = parse_yaml(text, Origin(str(path)), [])
-    recipe = to_plain(node) if node is not None else None
-    if not isinstance(recipe, dict) or not isinstance(recipe.get("model"), dict):
+    recipe = parse_mapping(text, str(path))
+    if not isinstance(recipe.get("model"), dict):
         raise WhetError(f"{path} has no section 'model', so the base model is unknown")
     return recipe

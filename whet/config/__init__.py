@@ -9,7 +9,7 @@ from whet.config.base import Config
 from whet.config.component import Component, component_path
 from whet.config.loading import RECIPES, Loaded, list_recipes, load
 from whet.config.problems import Problem, RecipeError
-from whet.config.yaml_text import dump_yaml
+from whet.config.yaml_text import dump_yaml, parse_mapping
 
 __all__ = [
     "RECIPES",
@@ -22,4 +22,5 @@ __all__ = [
     "dump_yaml",
     "list_recipes",
     "load",
+    "parse_mapping",
 ]

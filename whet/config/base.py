@@ -1,9 +1,34 @@
 """The one base class of everything that can be configured."""
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 
 
 class Config(BaseModel):
-    """Frozen, typed, without unknown keys; numbers must be finite. A component is a Config with one verb."""
+    """Frozen, typed, without unknown keys; numbers must be finite. A component is a Config with one verb.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True)
+    A string below a field documents it: ``whet show --explain`` prints it.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> Self:
+        """Build from values as YAML and JSON have them: a list for a tuple or set, a text for a path or choice."""
+        # The defaults are written out, because pydantic would check a ``Path`` among them as if it came from JSON.
+        return cls.model_validate_json(to_json({**cls.defaults(), **values}, inf_nan_mode="constants"))
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Return the settings that need not be given, in JSON values."""
+        return cls.model_construct().model_dump(mode="json", warnings=False)

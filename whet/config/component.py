@@ -11,12 +11,12 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, GetCoreSchemaHandler, SerializationInfo, ValidationError, ValidationInfo
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo, ValidationError, ValidationInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from whet.config.base import Config
@@ -39,13 +39,16 @@ class Component:
     registry: Mapping[str, str]  # built-in name -> "module:Class"
     base: str | None = None  # "module:Class" checked instead of the annotated type, where importing that would be heavy
 
-    def resolve(self, name: str) -> type[Config]:
-        """The class called ``name``. Raises ComponentError saying why there is none."""
+    @property
+    def names(self) -> str:
+        return ", ".join(self.registry) or "none"
+
+    def resolve(self, name: str, base: object = Config) -> type[Config]:
+        """Return the class called ``name``. Raises ComponentError saying why there is none of this ``base``."""
         dotted = self.registry.get(name, name)
         if dotted == name and "." not in name and ":" not in name:
-            known = ", ".join(self.registry) or "none"
             raise ComponentError(
-                f"unknown type {name!r}.{did_you_mean(name, self.registry)} Known: {known}; "
+                f"unknown type {name!r}.{did_you_mean(name, self.registry)} Known: {self.names}; "
                 "or the dotted path of a class, as in my_module:MyClass"
             )
         found = import_path(dotted)
@@ -53,61 +56,55 @@ class Component:
             raise ComponentError(f"{dotted} is not a class derived from whet.config.Config")
         if "type" in found.model_fields:
             raise ComponentError(f"{dotted} has a field called 'type', which names the class in a recipe; rename it")
+        _check_base(found, base)
+        if inspect.isabstract(found):
+            raise ComponentError(f"{component_path(found)} must define {', '.join(sorted(found.__abstractmethods__))}")
         return found
 
     def name_of(self, cls: type) -> str:
-        """What to write as ``type`` for a class."""
+        """Return what to write as ``type`` for a class."""
         path = component_path(cls)
         return next((name for name, target in self.registry.items() if target == path), path)
 
-    def as_mapping(self, value: BaseModel) -> dict[str, Any]:
-        """The instance as a mapping with ``type``, in JSON values."""
-        return {"type": self.name_of(type(value)), **value.model_dump(mode="json")}
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         return core_schema.with_info_plain_validator_function(
             partial(self._validate, source),
             serialization=core_schema.plain_serializer_function_ser_schema(self._serialise, info_arg=True),
         )
 
-    def _validate(self, source: Any, value: Any, info: ValidationInfo) -> Config:
+    def __get_pydantic_json_schema__(self, core: object, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"component": self.names}
+
+    def _validate(self, source: object, value: object, info: ValidationInfo) -> Config:
         base = import_path(self.base) if self.base else source
         if isinstance(value, Config):
             _check_base(type(value), base)
             return value
-        if isinstance(value, str):
-            name, settings = value, {}
-        elif isinstance(value, Mapping):
-            settings = dict(value)
-            name = settings.pop("type", None)
-        else:
-            name = None
+        settings = dict(value) if isinstance(value, Mapping) else {"type": value}
+        name = settings.pop("type", None)
         if not isinstance(name, str):
-            known = ", ".join(self.registry) or "none"
-            raise PydanticCustomError("component", "{reason}", {"reason": f"'type' is missing; known: {known}"})
+            raise PydanticCustomError("component", "'type' is missing; known: {names}", {"names": self.names})
         try:
-            cls = self.resolve(name)
-            _check_base(cls, base)
-            _check_complete(cls)
+            cls = self.resolve(name, base)
         except ComponentError as error:
             reason = PydanticCustomError("component", "{reason}", {"reason": str(error)})
             details = InitErrorDetails(type=reason, loc=("type",), input=name)
             raise ValidationError.from_exception_data("component", [details]) from None
-        return cls.model_validate(settings, context=info.context)
+        return cls.from_values(settings) if info.mode == "json" else cls.model_validate(settings)
 
-    def _serialise(self, value: Any, info: SerializationInfo) -> Any:
+    def _serialise(self, value: object, info: SerializationInfo) -> object:
         if not isinstance(value, Config):
             return value
         return {"type": self.name_of(type(value)), **value.model_dump(mode=info.mode)}
 
 
 def component_path(cls: type) -> str:
-    """``"module:Class"``, from which the class can be imported again."""
+    """Return ``"module:Class"``, from which the class can be imported again."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def import_path(path: str) -> Any:
-    """What ``"module:name"`` or ``"module.name"`` names. The current folder is importable, after installed packages.
+    """Return what ``"module:name"`` or ``"module.name"`` names, in installed packages or the current folder.
 
     Raises ComponentError with the file and line when the module itself fails.
     """
@@ -119,63 +116,45 @@ def import_path(path: str) -> Any:
         # At the end: a file called random.py in the current folder must not hide a library.
         sys.path.append(here)
         importlib.invalidate_caches()
-    module = _guarded(partial(importlib.import_module, module_name), module_name)
-    found: Any = module
+    try:
+        found = module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise ComponentError(_failure(module_name, error)) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in vars(found) if not name.startswith("_")]
-            where = getattr(module, "__file__", None) or module_name
-            raise ComponentError(f"{module_name} ({where}) has no {part!r}.{did_you_mean(part, public)}")
+            raise ComponentError(f"{module_name} ({module.__file__}) has no {part!r}.{did_you_mean(part, public)}")
         found = getattr(found, part)
     return found
 
 
-def _guarded(importing: Callable[[], Any], module: str) -> Any:
-    try:
-        return importing()
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if module == missing or module.startswith(missing + "."):
-            raise ComponentError(
-                f"there is no module {missing!r}: looked in {os.getcwd()} and in the installed packages"
-            ) from None
-        raise ComponentError(f"module {module!r} needs {missing!r}, which is not installed{_at(error)}") from error
-    except SyntaxError as error:
-        where = f" at {error.filename}:{error.lineno}" if error.filename else ""
-        raise ComponentError(f"module {module!r} can't be imported: {error.msg}{where}") from error
-    except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise ComponentError(f"module {module!r} can't be imported: {reason}{_at(error)}") from error
-
-
-def _at(error: BaseException) -> str:
-    """Where the user's code failed: the last frame outside the import machinery and this file."""
+def _failure(module: str, error: BaseException) -> str:
+    """Say why a module can't be imported, and where: in the last frame outside the import machinery and this file."""
     frames = [
-        frame
+        (frame.filename, frame.lineno)
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename not in (__file__, importlib.__file__)
+        if not frame.filename.startswith("<frozen") and frame.filename not in {__file__, importlib.__file__}
     ]
-    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        frames, reason = [(str(error.filename), error.lineno)], error.msg
+    where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if missing and f"{module}.".startswith(f"{missing}."):
+        return f"there is no module {missing!r}: looked in {os.getcwd()} and in the installed packages"
+    if missing:
+        return f"module {module!r} needs {missing!r}, which is not installed{where}"
+    return f"module {module!r} can't be imported: {reason}{where}"
 
 
-def _check_base(cls: type, base: Any) -> None:
+def _check_base(cls: type[Config], base: object) -> None:
     if not isinstance(base, type):
         return
     if getattr(base, "_is_protocol", False):
-        fields = getattr(cls, "model_fields", {})
-        wanted = {name for name in {**vars(base), **vars(base).get("__annotations__", {})} if _is_member(name)}
-        has = {name for parent in cls.__mro__ for name in vars(parent)} | set(fields)
-        missing = sorted(wanted - has)
+        wanted = {*vars(base), *inspect.get_annotations(base)}
+        has = {name for parent in cls.__mro__ for name in vars(parent)} | set(cls.model_fields)
+        missing = sorted(name for name in wanted - has if name == "__call__" or not name.startswith("_"))
         if missing:
             raise ComponentError(f"{component_path(cls)} is not a {base.__name__}: it lacks {', '.join(missing)}")
     elif not issubclass(cls, base):
         raise ComponentError(f"{component_path(cls)} is not a {base.__name__}: derive it from {component_path(base)}")
-
-
-def _check_complete(cls: type[Config]) -> None:
-    if inspect.isabstract(cls):
-        raise ComponentError(f"{component_path(cls)} must define {', '.join(sorted(cls.__abstractmethods__))}")
-
-
-def _is_member(name: str) -> bool:
-    return name == "__call__" or not name.startswith("_")

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,8 +16,8 @@ import whet
 from whet.config.base import Config
 from whet.config.nearest import did_you_mean
 from whet.config.problems import Problem, RecipeError
-from whet.config.schema import Place, complete, to_values
-from whet.config.tree import Node, Origin, dotted, leaves, merge, nearest_node
+from whet.config.schema import UNRULED, Place, lay
+from whet.config.tree import DEFAULT, Node, dotted, from_plain
 from whet.config.validation import problems_of
 from whet.config.yaml_text import parse_yaml
 
@@ -26,6 +26,8 @@ C_co = TypeVar("C_co", bound=Config, covariant=True)
 
 RECIPES = Path(whet.__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
+
+_MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +47,15 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
     """
     problems: list[Problem] = []
     path = find_recipe(source, search)
-
-    def refuse(node: Node, message: str) -> None:
-        problems.append(Problem("", node.origin.where, message))
-
     tree: Node | None = None
     for layer in [*_read_with_parents(path, search, problems, []), _read_overrides(overrides, problems)]:
-        tree = complete(Place(root), merge(tree, layer, refuse), refuse)
+        tree = lay(Place(root), tree, layer, problems)
     assert tree is not None
-    value = None
     try:
-        value = root.model_validate(to_values(Place(root), tree))
+        value = root.from_values(tree.plain())
     except ValidationError as error:
-        problems += problems_of(error, root, tree)
-    if problems or value is None:
+        raise RecipeError([*problems, *problems_of(error, root, tree)]) from None
+    if problems:
         raise RecipeError(problems)
     return Loaded(value, _origins(value, tree), path)
 
@@ -88,13 +85,12 @@ def recipe_names(search: Path = RECIPES) -> list[str]:
 
 
 def list_recipes(search: Path = RECIPES) -> dict[str, str]:
-    """Each recipe's name and its one-line ``description`` (empty when it has none), without checking the recipes."""
+    """Return each recipe's name and its one-line ``description`` (empty when it has none), without checking them."""
     found = {}
     for name in recipe_names(search):
-        file = search / f"{name}.yaml"
-        node = parse_yaml(_read_text(file, search), Origin(file.name), [])
-        about = node.value.get("description") if node is not None and isinstance(node.value, dict) else None
-        found[name] = " ".join(str(about.value).split()) if about is not None else ""
+        node = parse_yaml(_read_text(search / f"{name}.yaml", search), name, [])
+        about = node.children().get("description") if node else None
+        found[name] = " ".join(str(about.value).split()) if about else ""
     return found
 
 
@@ -113,6 +109,8 @@ def _shown(path: Path, search: Path) -> str:
 
 def _read_text(path: Path, search: Path) -> str:
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise RecipeError([Problem("", _shown(path, search), "more than 1 MB, which is no recipe")])
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
@@ -123,75 +121,64 @@ def _read_text(path: Path, search: Path) -> str:
 
 
 def _read_with_parents(path: Path, search: Path, problems: list[Problem], below: list[Path]) -> list[Node]:
-    """The layers from the oldest parent to the file itself."""
+    """Return the layers from the oldest parent to the file itself."""
     shown = _shown(path, search)
-    node = parse_yaml(_read_text(path, search), Origin(shown), problems)
-    if node is None:
-        raise RecipeError([*problems, Problem("", shown, "the file is empty; a recipe is lines of 'key: value'")])
-    if not isinstance(node.value, dict):
-        kind = "a list" if isinstance(node.value, list) else "a single value"
-        message = f"the file holds {kind}; a recipe is lines of 'key: value'"
-        raise RecipeError([*problems, Problem("", shown, message)])
-    own = Node({key: item for key, item in node.value.items() if key != "extends"}, node.origin)
-    parent = node.value.get("extends")
+    node = parse_yaml(_read_text(path, search), shown, problems)
+    if node is None or not isinstance(node.value, dict):
+        kind = (
+            "is empty" if node is None else "holds a list" if isinstance(node.value, list) else "holds a single value"
+        )
+        raise RecipeError([*problems, Problem("", shown, f"the file {kind}; a recipe is lines of 'key: value'")])
+    parent = node.value.pop("extends", None)
     if parent is None:
-        return [own]
+        return [node]
     if not isinstance(parent.value, str) or not parent.value:
         message = "expected the name of a recipe or a relative path"
-        raise RecipeError([*problems, Problem("extends", parent.origin.where, message)])
+        raise RecipeError([*problems, Problem("extends", parent.where, message)])
     try:
         near = path.parent / parent.value
         target = find_recipe(near if _looks_like_path(parent.value) else parent.value, search)
     except RecipeError as error:
-        wrong = [Problem("extends", parent.origin.where, f"{p.where}: {p.message}") for p in error.problems]
+        wrong = [Problem("extends", parent.where, f"{p.where}: {p.message}") for p in error.problems]
         raise RecipeError([*problems, *wrong]) from None
     chain = [*below, path.resolve()]
     if target.resolve() in chain:
         names = " -> ".join(_shown(file, search) for file in [*chain, target])
-        raise RecipeError([*problems, Problem("extends", parent.origin.where, f"goes round in a circle: {names}")])
-    return [*_read_with_parents(target, search, problems, chain), own]
+        raise RecipeError([*problems, Problem("extends", parent.where, f"goes round in a circle: {names}")])
+    return [*_read_with_parents(target, search, problems, chain), node]
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[Problem]) -> Node:
-    layer = Node({}, Origin("override"))
-
-    def refuse(node: Node, message: str) -> None:
-        problems.append(Problem("", node.origin.where, message))
-
+    layer = Node({}, "override")
     for number, text in enumerate(overrides, 1):
-        origin = Origin("override", override=f"override {number} ({text})")
+        where = f"override {number} ({text})"
         key, equals, written = text.partition("=")
-        keys = key.strip().split(".")
-        if not equals or not all(keys):
-            problems.append(Problem("", origin.where, "expected key.path=value, as in optimizer.lr=1e-6"))
+        path = key.strip().split(".")
+        if not equals or not all(path):
+            problems.append(Problem("", where, "expected key.path=value, as in optimizer.lr=1e-6"))
             continue
         try:
-            node = parse_yaml(written, origin, problems)
+            node = parse_yaml(written, where, problems, numbered=False)
         except RecipeError as error:
-            problems += [Problem(key, p.where, p.message) for p in error.problems]
+            problems += [Problem(key, where, problem.message) for problem in error.problems]
             continue
         if node is None:
             message = f"there is no value; write {key}=null, or {key}='\"\"' for an empty text"
-            problems.append(Problem(key, origin.where, message))
+            problems.append(Problem(key, where, message))
             continue
-        for part in reversed(keys):
-            node = Node({part: node}, origin)
-        layer = merge(layer, node, refuse)
+        for part in reversed(path):
+            node = Node({part: node}, where)
+        layer = lay(UNRULED, layer, node, problems)
     return layer
 
 
 def _origins(value: Config, tree: Node) -> dict[str, str]:
-    plain: dict[str, Any] = value.model_dump(mode="json")
+    plain = from_plain(value.model_dump(mode="json"))
     origins = {}
-    for path in leaves(plain):
-        node, rest = nearest_node(tree, path)
+    for path in plain.leaves():
+        node, rest = tree.find(path)
         # A component given as a bare name stands where its type does.
-        written = not rest or (rest == ("type",) and node.value == _at(plain, path))
-        origins[dotted(path)] = str(node.origin) if written else "default"
+        written = not rest or (rest == ("type",) and node.value == plain.find(path)[0].value)
+        where = "override" if node.where.startswith("override ") else node.where
+        origins[dotted(path)] = where if written else DEFAULT
     return origins
-
-
-def _at(plain: Any, path: tuple[str | int, ...]) -> Any:
-    for key in path:
-        plain = plain[key]
-    return plain

@@ -1,32 +1,11 @@
-"""Settings before they are checked: a tree of plain values, each knowing the file and line or override it came from.
+"""Settings before they are checked: a tree of plain values, each knowing the file and line or override it came from."""
 
-Layers (a parent recipe, its child, the overrides) are merged here. The tree knows no types.
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Path = tuple[str | int, ...]  # where a value stands: ("logging", 0, "project")
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a value was written."""
-
-    source: str  # a file as shown to people, "override" or "default"
-    line: int | None = None  # counted from 1
-    override: str | None = None  # "override 3 (optimizer.lr=1)"
-
-    def __str__(self) -> str:
-        return f"{self.source}:{self.line}" if self.line else self.source
-
-    @property
-    def where(self) -> str:
-        return self.override or str(self)
-
-
-DEFAULT = Origin("default")
+Path = tuple[str, ...]  # where a value stands: ("logging", "0", "project")
+DEFAULT = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,80 +13,50 @@ class Node:
     """One value: a mapping or list of nodes, or a scalar."""
 
     value: Any  # dict[str, Node] | list[Node] | str | int | float | bool | None
-    origin: Origin
-    quoted: bool = False  # a text that was written in quotes
+    where: str  # "quickstart.yaml:12", "override 3 (optimizer.lr=1)" or "default"
+
+    @property
+    def kind(self) -> str | None:
+        """The component that it names: a bare name, or the ``type`` of a mapping."""
+        named = self.value["type"].value if isinstance(self.value, dict) and "type" in self.value else self.value
+        return named if isinstance(named, str) else None
+
+    def children(self) -> dict[str, "Node"]:
+        """Return what stands under each key of a mapping and each index of a list."""
+        if isinstance(self.value, list):
+            return {str(index): item for index, item in enumerate(self.value)}
+        return self.value if isinstance(self.value, dict) else {}
+
+    def find(self, path: Path) -> tuple["Node", Path]:
+        """Return the node at ``path`` or else its closest ancestor, and what of the path was left."""
+        node = self
+        for depth, key in enumerate(path):
+            below = node.children().get(key)
+            if below is None:
+                return node, path[depth:]
+            node = below
+        return node, ()
+
+    def plain(self) -> Any:
+        """Return the values alone."""
+        if isinstance(self.value, dict):
+            return {key: item.plain() for key, item in self.value.items()}
+        return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
+
+    def leaves(self, path: Path = ()) -> Iterator[Path]:
+        """Yield the path of every scalar, empty list and empty mapping."""
+        for key, item in self.children().items():
+            yield from item.leaves((*path, key))
+        if not self.children():
+            yield path
 
 
-def from_plain(value: Any, origin: Origin) -> Node:
-    """A tree of JSON-like values that all came from one place."""
+def from_plain(value: Any, where: str = DEFAULT) -> Node:
+    """Return a tree of JSON-like values that all came from one place."""
     if isinstance(value, dict):
-        return Node({str(key): from_plain(item, origin) for key, item in value.items()}, origin)
-    if isinstance(value, list | tuple):
-        return Node([from_plain(item, origin) for item in value], origin)
-    return Node(value, origin)
-
-
-def to_plain(node: Node) -> Any:
-    if isinstance(node.value, dict):
-        return {key: to_plain(item) for key, item in node.value.items()}
-    return [to_plain(item) for item in node.value] if isinstance(node.value, list) else node.value
-
-
-def merge(below: Node | None, above: Node, refuse: Callable[[Node, str], None]) -> Node:
-    """``above`` laid over ``below``. Mappings merge key by key, everything else replaces.
-
-    A mapping with another ``type`` replaces the whole, because the keys below belong to another class. A mapping over
-    a bare name changes that component's keys. Keys 0, 1, ... over a list change its items. ``refuse(node, message)``
-    is called for what can't be laid.
-    """
-    if below is None or not isinstance(above.value, dict):
-        return above
-    if isinstance(below.value, str) and below.value:
-        below = Node({"type": below}, below.origin)
-    if isinstance(below.value, list) and above.value and all(key.isdecimal() for key in above.value):
-        items = list(below.value)
-        for key, item in above.value.items():
-            if int(key) < len(items):
-                items[int(key)] = merge(items[int(key)], item, refuse)
-            else:
-                refuse(item, f"there is no item {key}: the list has {len(items)}, counted from 0")
-        return Node(items, below.origin)
-    if not isinstance(below.value, dict) or _type_changes(below.value, above.value):
-        return above
-    merged = dict(below.value)
-    for key, item in above.value.items():
-        merged[key] = merge(merged.get(key), item, refuse)
-    return Node(merged, below.origin)
-
-
-def _type_changes(below: dict[str, Node], above: dict[str, Node]) -> bool:
-    return "type" in below and "type" in above and below["type"].value != above["type"].value
-
-
-def nearest_node(root: Node, path: Path) -> tuple[Node, Path]:
-    """The node at ``path`` or else its closest ancestor, and what of the path was left."""
-    node = root
-    for depth, key in enumerate(path):
-        if isinstance(node.value, dict) and key in node.value:
-            node = node.value[str(key)]
-        elif isinstance(node.value, list) and isinstance(key, int) and key < len(node.value):
-            node = node.value[key]
-        else:
-            return node, path[depth:]
-    return node, ()
-
-
-def leaves(value: Any, path: Path = ()) -> Iterator[Path]:
-    """The path of every scalar, empty list and empty mapping of plain data."""
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from leaves(item, (*path, key))
-    elif isinstance(value, list) and value:
-        for index, item in enumerate(value):
-            yield from leaves(item, (*path, index))
-    else:
-        yield path
+        return Node({str(key): from_plain(item, where) for key, item in value.items()}, where)
+    return Node([from_plain(item, where) for item in value] if isinstance(value, list | tuple) else value, where)
 
 
 def dotted(path: Path) -> str:
-    return ".".join(str(part) for part in path)
+    return ".".join(path)

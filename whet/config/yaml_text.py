@@ -1,199 +1,158 @@
-"""YAML text to trees with line numbers and back, by the rules of YAML 1.2.
+"""YAML 1.2 text to trees that know their lines, and back. It knows nothing about recipes.
 
-YAML 1.2 differs from PyYAML's 1.1 where it hurts: ``1e-5`` is a number, ``no`` and ``on`` are texts, ``012`` is twelve
-and ``12:30`` is no number of minutes. It knows nothing about recipes.
+ruamel.yaml reads and writes. Which unquoted words are numbers is decided here, by the core schema of YAML 1.2: ``1e-5``
+is a number, while ``no``, ``12:30`` and ``2024-01-01`` are texts.
 """
 
+import math
 import re
+from io import StringIO
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, ScalarNode
+from ruamel.yaml.nodes import Node as YamlNode
+from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.representer import SafeRepresenter
+from ruamel.yaml.resolver import VersionedResolver
+from ruamel.yaml.tag import Tag
 
 from whet.config.base import Config
 from whet.config.problems import Problem, RecipeError
-from whet.config.tree import Node, Origin, Path, dotted
+from whet.config.tree import Node, Path, dotted
 
-_NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
-_TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
-_SCALARS = (
-    (_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), [*"~nN", ""]),
-    (_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), [*"tTfF"]),
-    (_INT, re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), [*"-+0123456789"]),
-    (
-        _FLOAT,
-        re.compile(
-            r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-        ),
-        [*"-+.0123456789"],
-    ),
-)
-
-
-class _Resolver(yaml.resolver.BaseResolver):
-    """The scalars of YAML 1.2."""
+_MOST_VALUES = 100_000  # each use of an alias counts
+_DEEPEST = 50
+_INT = re.compile(r"[-+]?[0-9]{1,4000}|0o[0-7]{1,4000}|0x[0-9a-fA-F]{1,3000}")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS = {"": None, "~": None, "null": None, "true": True, "false": False, ".nan": math.nan}
+_WORDS |= {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf}
+_BOOLEANS_OF_YAML_1_1 = ("y", "n", "yes", "no", "on", "off")
+_CURES = {
+    "'\\t'": "a tab; YAML allows only spaces for indentation",
+    "mapping values": "a second ': ' on the line, or wrong indentation; put a text that contains ': ' in quotes",
+    "cannot start any token": "{}; put a text that starts with it in quotes",
+    "found another document": "a second document ('---'); a recipe is one document",
+    "maximum depth": f"nested more than {_DEEPEST} deep",
+}
 
 
-for _tag, _pattern, _first in _SCALARS:
-    _Resolver.add_implicit_resolver(_tag, _pattern, _first)
+def plain_value(text: str) -> str | int | float | bool | None:
+    """Return the value of a scalar that is written without quotes."""
+    lower = text.lower()
+    if lower in _WORDS and text in (lower, lower.title(), lower.upper()):
+        return _WORDS[lower]
+    if _INT.fullmatch(text):
+        return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
 
 
-class _Reader(yaml.reader.Reader, yaml.scanner.Scanner, yaml.parser.Parser, yaml.composer.Composer, _Resolver):
-    """PyYAML up to the node graph."""
+def parse_yaml(text: str, source: str, problems: list[Problem], *, numbered: bool = True) -> Node | None:
+    """Return the tree of a YAML text, or None when it is empty.
 
-    def __init__(self, text: str) -> None:
-        yaml.reader.Reader.__init__(self, text)
-        yaml.scanner.Scanner.__init__(self)
-        yaml.parser.Parser.__init__(self)
-        yaml.composer.Composer.__init__(self)
-        _Resolver.__init__(self)
+    Each node stands at ``source:line``, or at ``source`` where lines are not ``numbered``. Duplicate keys, tags and odd
+    keys go to ``problems``. Raises RecipeError when the text can't be parsed, or holds more than 100,000 values.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver, yaml.max_depth = _Unresolved, _DEEPEST
+    reading = _Reading(source, problems, numbered)
+    try:
+        root = yaml.compose(text)
+    except ReaderError as error:
+        where = reading.place(text.count("\n", 0, error.position))
+        raise RecipeError([Problem("", where, f"the character {chr(error.character)!r} is not allowed")]) from None
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise RecipeError([Problem("", reading.place(mark.line), f"not valid YAML: {_cure(error)}")]) from None
+    return None if root is None else reading.convert(root, (), source)
 
 
-class _Writer(yaml.SafeDumper):
-    """Writes what both YAML 1.2 and 1.1 readers understand the same way: a text such as ``no`` is quoted."""
+def parse_mapping(text: str, source: str) -> dict[str, Any]:
+    """Return the plain values of a YAML text; empty when it is no mapping. Raises RecipeError when it can't be parsed."""
+    tree = parse_yaml(text, source, [])
+    return tree.plain() if tree is not None and isinstance(tree.value, dict) else {}
 
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [
-            *_Resolver.yaml_implicit_resolvers.get(first, []),
-            *yaml.SafeDumper.yaml_implicit_resolvers.get(first, []),
-        ]
-        for first in {*_Resolver.yaml_implicit_resolvers, *yaml.SafeDumper.yaml_implicit_resolvers}
-    }
 
-    def ignore_aliases(self, data: Any) -> bool:
+class _Unresolved(VersionedResolver):
+    """Leaves scalars as they are written; the tag says whether one stood in quotes."""
+
+    def resolve(self, kind: type[YamlNode], value: str | None, implicit: tuple[bool, bool]) -> Tag:
+        return Tag(suffix="plain" if kind is ScalarNode and implicit[0] else "")
+
+
+class _Reading:
+    """Turns ruamel's nodes into ours."""
+
+    def __init__(self, source: str, problems: list[Problem], numbered: bool) -> None:
+        self.source, self.problems, self.numbered = source, problems, numbered
+        self.values = 0
+
+    def place(self, line: int) -> str:
+        return f"{self.source}:{line + 1}" if self.numbered else self.source
+
+    def complain(self, path: Path, node: YamlNode, message: str) -> None:
+        self.problems.append(Problem(dotted(path), self.place(node.start_mark.line), message))
+
+    def convert(self, node: YamlNode, path: Path, where: str) -> Node:
+        self.values += 1
+        if self.values > _MOST_VALUES:
+            raise RecipeError([Problem("", self.source, f"more than {_MOST_VALUES:,} values, counting aliases")])
+        if node.tag not in ("", "plain"):
+            self.complain(path, node, f"the tag {node.tag!r} is not allowed in a recipe; remove it")
+        if isinstance(node, ScalarNode):
+            return Node(plain_value(node.value) if node.tag == "plain" else node.value, where)
+        if len(path) > _DEEPEST:  # what was written is less deep
+            raise RecipeError([Problem(dotted(path[:1]), where, "an alias that contains itself")])
+        if isinstance(node, MappingNode):
+            return Node(self.mapping(node, path), where)
+        items = enumerate(node.value)
+        return Node([self.convert(item, (*path, str(i)), self.place(item.start_mark.line)) for i, item in items], where)
+
+    def mapping(self, node: MappingNode, path: Path) -> dict[str, Node]:
+        result: dict[str, Node] = {}
+        for key, value in node.value:
+            where = self.place(key.start_mark.line)
+            if not isinstance(key, ScalarNode):
+                self.complain(path, key, "a key must be a plain word")
+            elif key.value in result:
+                line = result[key.value].where.removeprefix(f"{self.source}:")
+                first = f" (first on line {line})" if self.numbered else ""
+                self.complain((*path, key.value), key, f"the key is given twice{first}; remove one")
+            else:
+                result[key.value] = self.convert(value, (*path, key.value), where)
+        return result
+
+
+def _cure(error: MarkedYAMLError) -> str:
+    problem, mark, context = error.problem or "can't be read", error.problem_mark, error.context_mark
+    more = f", {error.context} on line {context.line + 1}" if mark and context and mark.line != context.line else ""
+    return next((cure.format(problem) for known, cure in _CURES.items() if known in problem), problem + more)
+
+
+class _Representer(SafeRepresenter):
+    """Quotes what a reader of YAML 1.1 or 1.2 might take for something else than a text."""
+
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
-    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        super().increase_indent(flow, False)
+    def represent_str(self, data: str) -> ScalarNode:
+        readable = all(line.isprintable() for line in data.split("\n")) and data == data.rstrip(" ")
+        quoted = plain_value(data) != data or data.lower() in _BOOLEANS_OF_YAML_1_1
+        style = "'" if quoted else '"' if not readable else "|" if "\n" in data else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
-def _write_float(writer: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
-    special = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
-    return writer.represent_scalar(_FLOAT, special.get(repr(value), repr(value)))
-
-
-def _write_text(writer: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
-    if any(separator in value for separator in "\x85\u2028\u2029"):  # line breaks to YAML 1.1, which a reader may fold
-        return writer.represent_scalar(_STR, value, style='"')
-    return writer.represent_scalar(_STR, value, style="|" if "\n" in value else None)
-
-
-_Writer.add_representer(float, _write_float)
-_Writer.add_representer(str, _write_text)
+_Representer.add_representer(str, _Representer.represent_str)
 
 
 def dump_yaml(value: Config | dict[str, Any]) -> str:
-    """The resolved recipe. Loading it gives an equal value; floats keep every bit (``1e-06``)."""
-    plain = value.model_dump(mode="json") if isinstance(value, Config) else value
-    text: str = yaml.dump(plain, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=2**30)
-    return text
-
-
-def parse_number(text: str) -> float | None:
-    """The number that ``text`` is when written without quotes."""
-    for tag, pattern, _ in _SCALARS:
-        if tag in (_INT, _FLOAT) and pattern.match(text):
-            return _scalar(tag, text)
-    return None
-
-
-def parse_yaml(text: str, origin: Origin, problems: list[Problem]) -> Node | None:
-    """The tree of a YAML text, or None when it is empty. Lines are counted when ``origin`` has none of its own.
-
-    Duplicate keys, tags and odd keys go to ``problems``. Raises RecipeError when the text can't be parsed.
-    """
-    try:
-        reader = _Reader(text)
-        root = reader.get_single_node()
-    except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        where = _at(origin, line).where
-        raise RecipeError([Problem("", where, f"the character {chr(error.character)!r} is not allowed")]) from None
-    except yaml.MarkedYAMLError as error:
-        raise RecipeError([_syntax_problem(error, text, origin)]) from None
-    except RecursionError:
-        raise RecipeError([Problem("", origin.where, "nested too deeply")]) from None
-    return None if root is None else _Converter(origin, problems).convert(root, (), origin)
-
-
-class _Converter:
-    def __init__(self, origin: Origin, problems: list[Problem]) -> None:
-        self.origin, self.problems, self.above = origin, problems, set[int]()
-
-    def convert(self, node: Any, path: Path, origin: Origin) -> Node:
-        if id(node) in self.above:
-            self.complain(path, node, "an alias that contains itself")
-            return Node(None, origin)
-        self.above.add(id(node))
-        try:
-            if node.tag not in _TAGS:
-                self.complain(path, node, f"the tag {node.tag!r} is not allowed in a recipe; remove it")
-            if isinstance(node, yaml.MappingNode):
-                return Node(self.mapping(node, path), origin)
-            if isinstance(node, yaml.SequenceNode):
-                items = enumerate(node.value)
-                return Node([self.convert(item, (*path, i), self.at(item)) for i, item in items], origin)
-            try:
-                return Node(_scalar(node.tag, node.value), origin, quoted=bool(node.style))
-            except ValueError:
-                self.complain(path, node, f"{node.value[:40]!r} doesn't fit its tag {node.tag!r}")
-                return Node(None, origin)
-        finally:
-            self.above.discard(id(node))
-
-    def mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Node]:
-        result: dict[str, Node] = {}
-        lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                self.complain(path, key_node, "a key must be a plain word")
-                continue
-            key, line = key_node.value, key_node.start_mark.line + 1
-            if key in result:
-                first = "" if self.origin.override else f" (first on line {lines[key]})"
-                self.complain((*path, key), key_node, f"the key is given twice{first}; remove one")
-                continue
-            lines[key] = line
-            result[key] = self.convert(value_node, (*path, key), self.at(key_node))
-        return result
-
-    def at(self, node: yaml.Node) -> Origin:
-        return _at(self.origin, node.start_mark.line + 1)
-
-    def complain(self, path: Path, node: yaml.Node, message: str) -> None:
-        self.problems.append(Problem(dotted(path), self.at(node).where, message))
-
-
-def _at(origin: Origin, line: int) -> Origin:
-    return origin if origin.override else Origin(origin.source, line)
-
-
-def _scalar(tag: str, text: str) -> Any:
-    if tag == _NULL:
-        return None
-    if tag == _BOOL:
-        return text.lower() == "true"
-    if tag == _INT:
-        return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
-    if tag == _FLOAT:
-        return float(text.replace(".inf", "inf").replace(".nan", "nan") if text[-1].isalpha() else text)
-    return text
-
-
-def _syntax_problem(error: yaml.MarkedYAMLError, text: str, origin: Origin) -> Problem:
-    mark = error.problem_mark or error.context_mark
-    line = mark.line + 1 if mark else None
-    lines = text.splitlines()
-    written = lines[line - 1] if line and line <= len(lines) else ""
-    message = error.problem or "can't be read"
-    if "'\\t'" in message or written.startswith("\t"):
-        message = "a tab; YAML allows only spaces for indentation"
-    elif "mapping values are not allowed" in message:
-        message = "a second ': ' on the line, or wrong indentation; put a text that contains ': ' in quotes"
-    elif "cannot start any token" in message:
-        message += "; put a text that starts with it in quotes"
-    elif "but found another document" in message:
-        message = "a second document ('---'); a recipe is one document"
-    elif error.context and error.context_mark and error.context_mark.line + 1 != line:
-        message += f", {error.context} on line {error.context_mark.line + 1}"
-    where = _at(origin, line).where if line else origin.where
-    return Problem("", where, f"not valid YAML: {message}")
+    """Return the resolved recipe as YAML. Loading it gives an equal value; floats keep every bit (``1e-06``)."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Representer, yaml.width = _Representer, 2**30
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    text = StringIO()
+    yaml.dump(value.model_dump(mode="json") if isinstance(value, Config) else value, text)
+    return text.getvalue()

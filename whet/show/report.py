@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from whet.config import RecipeError, parse_mapping
 from whet.errors import DataError
 from whet.files import write_atomically
 from whet.metrics.sinks.jsonl import FILE, read_metrics
@@ -141,10 +141,9 @@ def _time(train: _Lines) -> tuple[Chart | None, list[tuple[str, str, str]]]:
 
 def _parsed(recipe: str) -> Mapping[str, Any]:
     try:
-        found = yaml.safe_load(recipe)
-    except yaml.YAMLError:
+        return parse_mapping(recipe, "recipe.yaml")
+    except RecipeError:
         return {}  # the page still shows the text
-    return found if isinstance(found, Mapping) else {}
 
 
 def _digest(text: str) -> str:
