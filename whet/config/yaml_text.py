@@ -69,7 +69,7 @@ def parse_yaml(text: str, source: str, problems: list[Problem], *, numbered: boo
 
 
 def parse_mapping(text: str, source: str) -> dict[str, Any]:
-    """Return the plain values of a YAML text; empty when it is no mapping. Raises RecipeError when it can't be parsed."""
+    """Return the plain values of a YAML text, none when it isn't a mapping. Raises RecipeError for invalid YAML."""
     tree = parse_yaml(text, source, [])
     return tree.plain() if tree is not None and isinstance(tree.value, dict) else {}
 

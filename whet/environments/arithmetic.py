@@ -21,10 +21,14 @@ STORIES: dict[str, tuple[str, ...]] = {
 class Arithmetic(BoxedProblems):
     """What is 17 + 4 * 3? Terms follow the usual precedence; stories are read from left to right."""
 
-    operations: str = Field(default="+-", pattern=r"^[-+*]+$")  # the operators that occur, e.g. "+-*"
-    terms: int = Field(default=2, ge=2, le=10)  # numbers per problem
-    digits: int = Field(default=2, ge=1, le=9)  # most digits of a number
-    stories: float = Field(default=0.0, ge=0, le=1)  # share of problems told as a story
+    operations: str = Field(default="+-", pattern=r"^[-+*]+$")
+    """The operators that occur, as in ``+-*``."""
+    terms: int = Field(default=2, ge=2, le=10)
+    """Numbers per problem."""
+    digits: int = Field(default=2, ge=1, le=9)
+    """Digits of the longest number."""
+    stories: float = Field(default=0.0, ge=0, le=1)
+    """Share of problems told as a story."""
     train_size: int = Field(default=2000, ge=1)
     test_size: int = Field(default=200, ge=0)
     seed: int = 0

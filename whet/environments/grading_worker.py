@@ -53,11 +53,16 @@ class GradingCrash(HostileAnswer):
 class GradingLimits(Config):
     """How much one graded answer may cost."""
 
-    workers: int = Field(default=2, ge=1)  # processes, started when first needed
-    cpu_s: int = Field(default=5, ge=1)  # CPU seconds of one call
-    deadline_s: float = Field(default=20.0, gt=0)  # wall clock of one call; generous, for machines that are busy
-    start_s: float = Field(default=120.0, gt=0)  # wall clock until a new worker is ready
-    memory_gib: float = Field(default=4.0, gt=0)  # address space of a worker
+    workers: int = Field(default=2, ge=1)
+    """Processes, started when first needed."""
+    cpu_s: int = Field(default=5, ge=1)
+    """CPU time of one call, in seconds."""
+    deadline_s: float = Field(default=20.0, gt=0)
+    """Wall clock of one call, in seconds; generous, for machines that are busy."""
+    start_s: float = Field(default=120.0, gt=0)
+    """Wall clock until a new worker is ready, in seconds."""
+    memory_gib: float = Field(default=4.0, gt=0)
+    """Address space of a worker."""
 
 
 class GradingPool:

@@ -13,9 +13,12 @@ HUB = "openai/gsm8k"
 class GSM8K(BoxedProblems):
     """Rows of ``question`` and ``answer``; what follows ``####`` in the answer is the number asked for."""
 
-    path: str | None = None  # a JSONL file; None: the Hugging Face dataset, both splits
-    test_path: str | None = None  # a JSONL file; None: test_size rows of ``path`` are held out
-    test_size: int = Field(default=500, ge=0)  # at most so many test problems
+    path: str | None = None
+    """A JSONL file; None: the Hugging Face dataset, both splits."""
+    test_path: str | None = None
+    """A JSONL file; None: test_size rows of ``path`` are held out."""
+    test_size: int = Field(default=500, ge=0)
+    """At most so many test problems."""
 
     def problems(self) -> dict[Split, list[Problem]]:
         train_rows, test_rows = self._rows()

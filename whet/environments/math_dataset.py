@@ -9,9 +9,12 @@ from whet.environments.problems import BoxedProblems, Problem, Split, split_prob
 class Math(BoxedProblems):
     """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, where known, ``difficulty``, a number."""
 
-    path: str  # a JSONL file
-    test_path: str | None = None  # a JSONL file; None: test_size rows of ``path`` are held out
-    test_size: int = Field(default=500, ge=0)  # at most so many test problems
+    path: str
+    """A JSONL file."""
+    test_path: str | None = None
+    """A JSONL file; None: test_size rows of ``path`` are held out."""
+    test_size: int = Field(default=500, ge=0)
+    """At most so many test problems."""
     min_difficulty: float | None = None
     max_difficulty: float | None = None
 

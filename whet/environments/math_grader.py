@@ -26,8 +26,10 @@ _NOISE = re.compile(r"\\?[$%]|\\[!,;: ]")  # currency, percent, maths mode and t
 class MathGrader(Config):
     """Whether an answer equals the known one, mathematically."""
 
-    require_box: bool = True  # off: without a box the last number of the text counts, which rewards guessing aloud
-    max_chars: int = Field(default=1000, ge=1)  # of a boxed answer; longer ones count as none
+    require_box: bool = True
+    """Off: without a box the last number of the text counts, which rewards guessing aloud."""
+    max_chars: int = Field(default=1000, ge=1)
+    """Longest boxed answer that counts."""
     limits: GradingLimits = GradingLimits()
 
     @cached_property

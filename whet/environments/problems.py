@@ -47,10 +47,13 @@ class Example(Config):
 class BoxedProblems(TaskSet, ABC):
     """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
 
-    prompt: str = "{question}\n\n" + BOXED  # what the user says
+    prompt: str = "{question}\n\n" + BOXED
+    """What the user says."""
     system: str | None = None
-    examples: tuple[Example, ...] = ()  # worked before the question, as earlier turns of the conversation
-    limit: int | None = Field(default=None, ge=1)  # at most so many training tasks, the first ones
+    examples: tuple[Example, ...] = ()
+    """Problems solved before the question, as earlier turns of the conversation."""
+    limit: int | None = Field(default=None, ge=1)
+    """At most so many training tasks, the first ones."""
     grader: MathGrader = MathGrader()
 
     @field_validator("prompt")

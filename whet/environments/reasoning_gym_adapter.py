@@ -64,12 +64,16 @@ class ReasoningGym(TaskSet):
     """One generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
 
     dataset: str
-    settings: dict[str, Any] = Field(default_factory=dict)  # the generator's own, but for size and seed
-    train_size: int = Field(default=2000, ge=1)  # generated; repeated and held-out questions are dropped from it
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The generator's own, but for size and seed."""
+    train_size: int = Field(default=2000, ge=1)
+    """Questions to generate; repeated and held-out ones are dropped."""
     test_size: int = Field(default=200, ge=0)
     seed: int = 0
-    answer: AnswerKind = "tag"  # where in the reply the answer stands
-    instruction: str | None = None  # appended to the question; None: what ``answer`` asks for
+    answer: AnswerKind = "tag"
+    """Where in the reply the answer stands."""
+    instruction: str | None = None
+    """Appended to the question; None: what ``answer`` asks for."""
     system: str | None = None
     limits: GradingLimits = GradingLimits()
 

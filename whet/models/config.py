@@ -25,8 +25,10 @@ class ModelConfig(Config):
 
     path: str = BUILT_IN
     lora: LoraSettings | None = None
-    trust_remote_code: bool = False  # lets a model's folder run its own Python code
-    revision: str | None = None  # branch, tag or commit of a Hub id
+    trust_remote_code: bool = False
+    """Lets a model's folder run its own Python code."""
+    revision: str | None = None
+    """Branch, tag or commit of a Hub id."""
 
     @field_validator("path")
     @classmethod

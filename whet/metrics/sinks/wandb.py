@@ -15,7 +15,8 @@ class WandbSink(SinkConfig):
 
     project: str = "whet"
     entity: str | None = None
-    name: str | None = None  # default: the name of the run folder
+    name: str | None = None
+    """Default: the name of the run folder."""
     tags: tuple[str, ...] = ()
     mode: Literal["offline", "online", "disabled"] = "offline"
 
