@@ -33,7 +33,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 ONLY_IN = {
     "ray": ("cluster/",),
     "vllm": ("generators/vllm_",),
-    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/"),
+    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/", "plan/layout"),
 }
 
 

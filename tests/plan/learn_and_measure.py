@@ -13,8 +13,9 @@ from whet.losses.supervised import SFT
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.packing import pack
-from whet.plan.machine import resident
-from whet.plan.memory import Shares, learner_memory
+from whet.parallel.config import ParallelConfig
+from whet.plan.layout import lay_out
+from whet.plan.memory import learner_memory, resident
 from whet.plan.model import activation_bytes, layer_bytes, model_size
 
 
@@ -32,7 +33,8 @@ def main(model: str, precision: str, checkpointing: bool) -> None:
     hf = load_model_config(config)
     kept = activation_bytes(hf, [length] * rows, precision=precision, checkpointing=checkpointing)
     layer = layer_bytes(hf, [length] * rows, precision=precision)
-    planned = learner_memory(model_size(hf), learner, Shares(), activations=kept, layer=layer).peak()
+    here = lay_out(config, ParallelConfig(), learner.precision, train=True)
+    planned = learner_memory(model_size(hf), learner, ParallelConfig(), here, activations=kept, layer=layer).peak()
     before = resident()
     worker = LearnerWorker(WorkerConfig(model=config, learner=learner, optimizer=OptimizerConfig(), steps=3))
     groups = [group(str(i), [1, 2], [[3 + i % 200] * (length - 2)]) for i in range(rows)]

@@ -10,7 +10,9 @@ import pytest
 
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.learner.config import LearnerConfig
-from whet.plan.memory import Memory, Shares, learner_memory
+from whet.parallel.config import ParallelConfig
+from whet.plan.layout import Held
+from whet.plan.memory import Memory, learner_memory
 from whet.plan.model import model_size
 
 
@@ -44,18 +46,18 @@ def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
 
 def test_ranks_divide_what_is_trained():
     size = model_size(tiny_llama().config)
-    alone = learner_memory(size, LearnerConfig(), Shares(), activations=1000)
-    four = learner_memory(size, LearnerConfig(), Shares(dense=4, experts=4, tokens=2), activations=1000)
+    alone = learner_memory(size, LearnerConfig(), ParallelConfig(), Held(4000, 1000), activations=1000)
+    shared = ParallelConfig(fsdp=2, context=2)
+    four = learner_memory(size, LearnerConfig(), shared, Held(1000, 250), activations=1000)
     assert four.always["weights"] == alone.always["weights"] // 4
-    assert four.always["optimizer"] == pytest.approx(alone.always["optimizer"] / 4, abs=8)
+    assert four.always["optimizer"] == alone.always["optimizer"] // 4 == 2000
     assert four.phases["learn"]["activations"] == 500
 
 
 def test_a_model_that_only_scores_has_no_gradients_and_no_optimizer():
     size = model_size(tiny_llama().config)
-    frozen = learner_memory(size, LearnerConfig(), Shares(), activations=1000, trains=False)
-    assert set(frozen.always) == {"weights"}
-    assert not frozen.phases["learn"]
+    frozen = learner_memory(size, LearnerConfig(), ParallelConfig(), Held(4000, 0), activations=1000)
+    assert frozen == Memory({"weights": 4000})
 
 
 def test_models_learn_one_after_another():

@@ -23,7 +23,7 @@ def plan(
 ) -> None:
     """Print what a recipe needs: its ranks, the memory of each, and what a refit moves. Starts nothing."""
     from whet.config import load
-    from whet.plan.machine import resident
+    from whet.plan.memory import resident
     from whet.plan.plan import make_plan
     from whet.recipe import Recipe
 

@@ -1,36 +1,36 @@
-"""A model on the ranks that a recipe asks for: really cut, on tensors without memory, by what will cut it in the run.
-So what torch or ``whet.parallel`` refuse is refused here, but for what takes weights to find out, and each rank's
-part is counted and not guessed."""
+"""One rank of a learner of any size, alone in a process: torch's fake process groups stand in for the other ranks, and
+what is built has no memory. So the real ``parallelize`` cuts the model for a layout of thousands of ranks. What torch
+or ``whet.parallel`` refuse is refused here, but for what takes weights to find out, and what a rank holds is counted."""
 
-from collections import Counter
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from fractions import Fraction
 from functools import partial
 
+import torch
+import torch.distributed as dist
+
+from whet.cluster.base import Seat
+from whet.errors import WhetError
 from whet.learner.config import Precision
 from whet.learner.scorer import build_whole
 from whet.models.config import ModelConfig
+from whet.models.stages import cut_layers
 from whet.parallel.config import ParallelConfig
+from whet.parallel.mesh import Ranks, T, arrange
 from whet.parallel.parallelize import parallelize
-from whet.parallel.rehearsal import Piece, rehearsal
-from whet.plan.memory import Held
+from whet.parallel.parameters import local
 
 
 @dataclass(slots=True, frozen=True)
-class Layout:
-    """The parameters of a model over the ranks of a learner."""
+class Held:
+    """What one rank holds of a model's parameters."""
 
-    config: ParallelConfig
-    pieces: Mapping[Piece, int]  # how many parameters are like this
-
-    def held(self, rank: int = 0) -> Held:
-        """What ``rank`` holds, where its place in a pipeline is the one that was laid out. The first such rank holds
-        the most: of what can't be cut evenly, the last ranks have less."""
-        numbers = {piece: piece.numbers(self.config, rank) * count for piece, count in self.pieces.items()}
-        return Held(
-            sum(own * piece.bytes_each for piece, own in numbers.items()),
-            sum(own for piece, own in numbers.items() if piece.trains),
-        )
+    weights: int  # bytes
+    trained: int  # numbers
 
 
 def lay_out(
@@ -40,11 +40,78 @@ def lay_out(
     *,
     train: bool,
     value_head: bool = False,
-    stage: int = 0,
-) -> Layout:
-    """Cut the model, as a rank at place ``stage`` of a pipeline does. Its config file is enough. Raises ``WhetError``
-    where it can't be cut so."""
-    with rehearsal(parallel, stage * parallel.tensor) as ranks:
+    rank: int = 0,
+) -> Held:
+    """Cut the model as ``rank`` does, and count what it holds. The model's config file is enough. Raises ``WhetError``
+    where it can't be cut so. Of what can't be cut evenly the first ranks hold the most."""
+    with rehearsal(parallel, rank) as ranks:
         build = partial(build_whole, model, precision, train, value_head, 0)
         scorer, _ = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
-        return Layout(parallel, Counter(Piece.of(parameter) for parameter in scorer.parameters()))
+        parts = [(local(parameter), parameter.requires_grad) for parameter in scorer.parameters()]
+    return Held(
+        sum(part.numel() * part.element_size() for part, _ in parts),
+        sum(part.numel() for part, trains in parts if trains),
+    )
+
+
+@contextmanager
+def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
+    """Be ``rank`` of a learner on the device ``meta``. Raises ``WhetError`` in a process that is one of several ranks
+    already."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise WhetError("this process is one of several ranks already, and can't rehearse others")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
+    try:
+        each = config.ranks_per_shard
+        seat = Seat(rank or 1, config.ranks, rank // each, config.ranks // each)  # the first would read the weights
+        everybody = dist.group.WORLD
+        assert everybody is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Set timeout is now only supported")
+            yield arrange(_Alone, config, seat, torch.device("meta"), everybody, everybody, True, timedelta(minutes=1))
+    finally:
+        dist.destroy_process_group()
+
+
+class _Alone(Ranks):
+    """Ranks of which only this one is there."""
+
+    def first(self, value: T) -> T:
+        return value
+
+    @contextmanager
+    def together(self, doing: str) -> Iterator[None]:
+        yield
+
+
+@dataclass(slots=True, frozen=True)
+class Stage:
+    """One kind of rank of a pipeline; of a learner without a pipeline the only one."""
+
+    name: str = ""  # how it goes on after "each rank"
+    rank: int = 0  # the first rank of this kind
+    first: bool = True  # it has the embeddings
+    last: bool = True  # it has the head
+    share: Fraction = Fraction(1)  # of one micro-batch's activations in the whole model, that it keeps at most
+    borders: int = 0  # over which hidden states, or their gradients, come to it
+
+
+def stages(layers: int, parallel: ParallelConfig, micro_batches: int) -> Iterator[Stage]:
+    """The ranks with the first stage, those in between, and those with the last; ``micro_batches`` of a step pass
+    through the pipeline."""
+    ranks, rounds = parallel.pipeline, parallel.stages_per_rank
+    if ranks == 1:
+        yield Stage()
+        return
+    cut = cut_layers(layers, parallel.stages)
+    for rank, name in sorted({0: ", first stage", 1: ", stages between", ranks - 1: ", last stage"}.items()):
+        # How many micro-batches a rank has begun and not ended: 1F1B, or what torch's interleaved schedule begins with.
+        begun = Fraction(ranks - rank)
+        if rounds > 1:
+            begun = Fraction((rounds - 1) * ranks + 2 * (ranks - 1 - rank) + 1, rounds)
+        own = sum(map(len, cut[rank::ranks]))
+        first, last = rank == 0, rank == ranks - 1
+        share = min(begun, Fraction(micro_batches)) * own / layers
+        yield Stage(name, rank * parallel.tensor, first, last, share, 2 * rounds - first - last)

@@ -1,35 +1,18 @@
-"""Bytes that one rank holds, by kind and by phase of a step, for a model of a given size. Arithmetic alone."""
+"""Bytes that one process holds, by kind and by phase of a step. Arithmetic alone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig
+from whet.parallel.config import ParallelConfig
+from whet.plan.layout import Held, Stage
 from whet.plan.model import ModelSize
 
 _WIDE = {"float32": 4, "bfloat16": 4, "float64": 8}  # bytes of a number that the learner keeps: bfloat16 only computes
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _BACKWARD = 2  # times one layer's activations is what its backward pass works with: measured
 _BLOCK = 64  # tokens; the generator's cache grows by so many
-
-
-@dataclass(slots=True, frozen=True)
-class Shares:
-    """Over how many ranks a model's parameters are spread, and the part of a micro-batch that one rank computes."""
-
-    dense: int = 1
-    experts: int = 1
-    gathered: bool = False  # a layer is put together before it computes (FSDP)
-    tokens: int = 1  # tensor (with sequence parallelism) and context ranks share the tokens of a micro-batch
-    matrices: int = 1  # tensor ranks share every matrix
-    expert: int = 1  # ranks that share the experts of a layer
-
-
-@dataclass(slots=True, frozen=True)
-class Held:
-    """What one rank holds of a model's parameters, where that was counted (see ``whet.plan.layout``)."""
-
-    weights: int  # bytes
-    trained: int  # numbers
 
 
 @dataclass(slots=True)
@@ -47,59 +30,62 @@ class Memory:
         """What both hold on the same rank; returns self. ``of`` names whose it is: models learn one after another."""
         whose = f" of the {of}" if of else ""
         self.always |= {name + whose: size for name, size in other.always.items()}
-        self.phases |= {phase + whose: kinds for phase, kinds in other.phases.items() if kinds}
+        self.phases |= {phase + whose: kinds for phase, kinds in other.phases.items()}
         return self
+
+
+def resident() -> int:
+    """Bytes that this process holds once torch and transformers are imported: the part that no model explains. 0 where
+    the system doesn't tell."""
+    import transformers
+
+    assert transformers.AutoModelForCausalLM, "imported when first used, and only then it counts"
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * 4096
+    except OSError:
+        return 0
 
 
 def learner_memory(
     size: ModelSize,
     config: LearnerConfig,
-    shares: Shares,
+    parallel: ParallelConfig,
+    held: Held,
     *,
-    activations: int,
+    stage: Stage | None = None,
+    activations: int = 0,
     layer: int = 0,
     travelling: int = 0,
-    trains: bool = True,
-    lora: bool = False,
-    reference: bool = False,
+    reference: int = 0,
     saves_behind: bool = False,
-    held: Held | None = None,
 ) -> Memory:
-    """One rank of a learner. ``activations`` are those of a whole micro-batch, and of one ``layer``; ``travelling``
-    counts the numbers for which a pipeline has room, hidden states and their gradients of all micro-batches of a step.
-    Without ``held`` the rank's part of the parameters is what ``shares`` make of the model's ``size``."""
-    wide, narrow = _WIDE[config.precision], BYTES[config.precision]
-    local = (size.parameters - size.experts) // shares.dense + size.experts // shares.experts
-    trained = (size.adapters // shares.dense if lora else local) if trains else 0
-    rounded = size.linear + size.experts
-    frozen = rounded * narrow + (size.parameters - rounded) * wide  # see whet.learner.precision.shrink
-    memory = Memory(always={"weights": local * wide if trains else frozen // shares.dense})
-    if lora:
-        memory.always["weights"] += size.adapters // shares.dense * wide
-    if held is not None:
-        memory.always["weights"], trained = held.weights, held.trained if trains else 0
-    if reference and not lora:
-        memory.always["reference"] = frozen // shares.dense
-    if trains:
-        memory.always["optimizer"] = 2 * trained * wide
-        if saves_behind:
-            memory.always["copy that is saved (CPU)"] = 3 * trained * wide
-    learning: dict[str, int] = {}
-    if trains:
-        learning = {"gradients": trained * wide, "activations": activations // shares.tokens}
-        learning["a layer's backward pass"] = _BACKWARD * layer // shares.tokens
-        learning["head"] = size.vocabulary * size.hidden // shares.matrices * wide  # its gradient, before it is added
-        if travelling:
-            learning["hidden states between stages"] = travelling // shares.tokens * wide
-    if shares.gathered:
-        gathered = (
-            size.largest_layer - size.largest_experts
-        ) // shares.matrices + size.largest_experts // shares.expert
-        learning["gathered layers"] = 2 * gathered * narrow
-        if trains:  # they stay from the forward pass to the end of the backward pass, where their gradients are summed
-            learning["gathered embeddings"] = size.embedding // shares.matrices * wide
-    memory.phases["learn"] = learning
-    return memory
+    """One rank of a learner, at a ``stage`` of its pipeline. ``activations`` are those of a whole micro-batch in the
+    whole model, and of one ``layer``; ``travelling`` counts the numbers of the hidden states of all micro-batches of a
+    step; ``reference`` is the bytes of frozen weights held beside."""
+    wide, narrow, stage = _WIDE[config.precision], BYTES[config.precision], stage or Stage()
+    always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * wide}
+    if saves_behind:
+        always["copy that is saved (CPU)"] = 3 * held.trained * wide
+    learn: dict[str, int] = {}
+    matrix = size.vocabulary * size.hidden // parallel.tensor
+    if held.trained:
+        sharing = parallel.context * (parallel.tensor if parallel.sequence_parallel else 1)  # a micro-batch's tokens
+        learn = {
+            "gradients": held.trained * wide,
+            "activations": int(activations * stage.share) // sharing,
+            "a layer's backward pass": _BACKWARD * layer // sharing,
+            "head": matrix * stage.last * wide,  # its gradient, before it is added
+            "hidden states between stages": stage.borders * travelling // sharing * wide,
+        }
+    if parallel.ranks > 1:  # FSDP puts a layer together before it computes, also over one rank of a stage
+        plain = size.largest_layer - size.largest_experts
+        learn["gathered layers"] = 2 * narrow * (plain // parallel.tensor + size.largest_experts // parallel.expert)
+        if held.trained:  # they stay until their gradients are summed at the end of the backward pass
+            whole = stage.first and stage.last
+            learn["gathered embeddings"] = wide * (size.embedding // parallel.tensor if whole else matrix)
+            learn["gathered embeddings"] *= stage.first or stage.last
+    return Memory(_there(always), {"learn": _there(learn)} if learn else {})
 
 
 def generator_memory(
@@ -110,12 +96,21 @@ def generator_memory(
     linear layers' weights are held twice, once in oneDNN's order."""
     number = BYTES[config.dtype]
     rows = min(config.max_batch, answers)
-    each = max(1, answers // max(1, prompts))
-    tiles = -(-rows // each)
-    tile = -(-prompt // _BLOCK) * _BLOCK
-    own = -(-answer // _BLOCK) * _BLOCK
+    tiles = -(-rows // max(1, answers // max(1, prompts)))
+    tile, own = (-(-tokens // _BLOCK) * _BLOCK for tokens in (prompt, answer))
     known = min(config.prefix_tokens, prompts * prompt)
     cached = (-(-config.max_batch // 16) * 16 * own + tiles * tile + known) * size.kv_per_token * number
-    weights = (size.parameters + size.linear) * number
-    publish = {"bucket": min(size.parameters, max(bucket // 4, size.vocabulary * size.hidden)) * number}
-    return Memory(always={"generator weights": weights}, phases={"generate": {"KV cache": cached}, "publish": publish})
+    return Memory(
+        {"generator weights": (size.parameters + size.linear) * number},
+        {"generate": {"KV cache": cached}, "publish": {"bucket": bucket_bytes(size, bucket, number)}},
+    )
+
+
+def bucket_bytes(size: ModelSize, bucket: int, number: int) -> int:
+    """Of the largest bucket of a refit: ``bucket`` bytes of float32, or the largest tensor alone, in numbers of
+    ``number`` bytes."""
+    return min(size.parameters, max(bucket // 4, size.vocabulary * size.hidden)) * number
+
+
+def _there(kinds: Mapping[str, int]) -> dict[str, int]:
+    return {name: held for name, held in kinds.items() if held}

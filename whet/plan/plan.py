@@ -3,19 +3,22 @@
 Nothing is started and no weight is read: the model's config file is enough.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from whet.data.examples import PreferenceRows
 from whet.errors import WhetError
 from whet.generators.torch_config import TorchGeneratorConfig
-from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
-from whet.plan.memory import BYTES, Held, Memory, Shares, generator_memory, learner_memory
+from whet.plan.layout import Held, Stage, lay_out, stages
+from whet.plan.memory import BYTES, Memory, bucket_bytes, generator_memory, learner_memory
 from whet.plan.model import ModelSize, activation_bytes, layer_bytes, model_size
-from whet.plan.stages import stage_sizes
 
 if TYPE_CHECKING:
+    from whet.learner.config import LearnerConfig
+    from whet.models.config import ModelConfig
     from whet.parallel.config import ParallelConfig
     from whet.recipe import Recipe
 
@@ -40,102 +43,94 @@ class Plan:
 def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> Plan:
     """``runtime``: bytes of a process that has only imported torch and transformers. ``available``: bytes of one
     device, for the warning that a rank doesn't fit."""
-    algorithm, parallel = recipe.algorithm, recipe.parallel
-    lengths, micro_batches = _micro_batches(recipe)
-    here = Memory(always={"runtime": runtime})
+    parallel = recipe.parallel
+    lengths, _ = _micro_batches(recipe)
+    here = Memory({"runtime": runtime})
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
     apart = recipe.cluster.has_processes
-    several = len(algorithm.heads) + len(algorithm.frozen) > 1
-    traced: dict[str, tuple[int, int]] = {}
-    for role in (*algorithm.heads, *algorithm.frozen):
-        trains = role in algorithm.heads
-        model = algorithm.model_of(role, recipe.model) if trains else algorithm.frozen[role]
-        size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
-        if trains and model.path not in traced:
-            traced[model.path] = _activations(recipe, model, lengths)
-        asked = [
-            column
-            for column in algorithm.needs & algorithm.filled_by.keys()
-            if algorithm.filled_by[column] == (role, "reference_logprobs")
-        ]
-        for stage in stage_sizes(size, parallel, micro_batches):
-            part = learner_memory(
-                stage.size,
-                recipe.learner,
-                shares_of(parallel),
-                held=_held(plan, recipe, role, model, stage.rank),
-                activations=int(traced[model.path][0] * stage.activations) if trains else 0,
-                layer=traced[model.path][1] if trains else 0,
-                travelling=stage.borders * micro_batches * sum(lengths) * size.hidden,
-                trains=trains,
-                lora=model.lora is not None and trains,
-                reference=bool(asked) and not algorithm.caches_reference,
-                saves_behind=recipe.checkpoints.asynchronous,
-            )
+    several = len(recipe.algorithm.heads) + len(recipe.algorithm.frozen) > 1
+    for role in (*recipe.algorithm.heads, *recipe.algorithm.frozen):
+        for stage, part in _learners(plan, recipe, role):
             if apart:
-                plan.processes[f"each rank of the {role}{stage.name}"] = Memory(always={"runtime": runtime}).merge(part)
+                plan.processes[f"each rank of the {role}{stage.name}"] = Memory({"runtime": runtime}).merge(part)
             else:
                 here.merge(part, of=role if several else "")
-    if algorithm.samples_per_task:
+    if recipe.algorithm.samples_per_task:
         _add_generator(plan, recipe, runtime)
     plan.warnings += _warnings(plan, recipe, available)
     return plan
 
 
-def _held(plan: Plan, recipe: "Recipe", role: str, model: ModelConfig, stage: int) -> Held | None:
-    """What each of several ranks holds of a role's parameters at this place of a pipeline; None where it can't be laid
-    out so, which is said."""
-    from whet.plan.layout import lay_out
-
-    if recipe.parallel.ranks == 1:
-        return None
-    trains, value = role in recipe.algorithm.heads, recipe.algorithm.heads.get(role) == "value"
-    precision = recipe.learner.precision
-    try:
-        return lay_out(model, recipe.parallel, precision, train=trains, value_head=value, stage=stage).held()
-    except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
-        words = f"this layout will be refused for the {role}: {error}"
-        plan.warnings += [] if words in plan.warnings else [words]
-        return None
-
-
-def shares_of(parallel: "ParallelConfig") -> Shares:
-    """How the learner's layout divides one model."""
-    split = parallel.fsdp * parallel.context
-    return Shares(
-        dense=split * parallel.tensor,
-        experts=split * parallel.tensor,
-        gathered=parallel.ranks > 1,  # also by a single rank of a stage: FSDP makes a copy all the same
-        tokens=parallel.context * (parallel.tensor if parallel.sequence_parallel else 1),
-        matrices=parallel.tensor,
-        expert=parallel.expert,
-    )
+def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, Memory]]:
+    """What each kind of rank of a role's learner holds; nothing where its model can't be laid out so, which is said."""
+    algorithm, learner, parallel = recipe.algorithm, recipe.learner, recipe.parallel
+    trains, value = role in algorithm.heads, algorithm.heads.get(role) == "value"
+    model = algorithm.model_of(role, recipe.model) if trains else algorithm.frozen[role]
+    size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
+    lengths, micro_batches = _micro_batches(recipe)
+    activations, layer = _activations(model, learner, tuple(lengths)) if trains else (0, 0)
+    asked = any(algorithm.filled_by.get(column) == (role, "reference_logprobs") for column in algorithm.needs)
+    beside = asked and not algorithm.caches_reference and model.lora is None
+    for stage in stages(size.layers, parallel, micro_batches):
+        try:
+            held, frozen = (
+                lay_out(model, parallel, learner.precision, train=train, value_head=value, rank=stage.rank)
+                if wanted
+                else Held(0, 0)
+                for train, wanted in ((trains, True), (False, beside))
+            )
+        except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
+            plan.warnings.append(f"this layout will be refused for the {role}: {error}")
+            return
+        yield (
+            stage,
+            learner_memory(
+                size,
+                learner,
+                parallel,
+                held,
+                stage=stage,
+                activations=activations,
+                layer=layer,
+                travelling=micro_batches * sum(lengths) * size.hidden,
+                reference=frozen.weights,
+                saves_behind=recipe.checkpoints.asynchronous and trains,
+            ),
+        )
 
 
 def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
-    config, size = recipe.generator, plan.models["policy"]
-    plan.refit_tensors = size.tensors
+    """The engines, and what a refit moves."""
+    config, size, weights = recipe.generator, plan.models["policy"], recipe.weights
+    number, bucket = BYTES[config.dtype], int(weights.bucket_mb * 2**20)
     if isinstance(config, TorchGeneratorConfig):
-        held = generator_memory(
-            size,
-            config,
-            prompts=recipe.rollouts.prompts_per_step,
-            answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
-            prompt=recipe.sampling.max_prompt_tokens,
-            answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
-            bucket=int(recipe.weights.bucket_mb * 2**20),
+        plan.refit, plan.refit_tensors = size.parameters * number, size.tensors
+        plan.processes["this process"].merge(
+            generator_memory(
+                size,
+                config,
+                prompts=recipe.rollouts.prompts_per_step,
+                answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
+                prompt=recipe.sampling.max_prompt_tokens,
+                answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
+                bucket=bucket,
+            )
         )
-        plan.refit = size.parameters * BYTES[config.dtype]
-        plan.processes["this process"].merge(held)
         return
-    number = BYTES[config.dtype]
-    kinds = {"runtime": runtime, **config.memory(size.parameters * number)}
-    plan.refit = size.sent * number * config.replicas
-    if recipe.weights.lora == "adapter":
-        plan.refit, plan.refit_tensors = size.adapters * number * config.replicas, 2 * size.adapted
+    engine = Memory({"runtime": runtime, **config.memory(size.parameters * number)})
+    plan.refit, plan.refit_tensors = size.sent * number * config.replicas, size.tensors
+    if weights.lora == "adapter":
         plan.first_refit = (size.sent + size.adapters) * number * config.replicas
-        kinds["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
-    plan.processes["each engine" if config.ranks == 1 else "each rank of an engine"] = Memory(always=kinds)
+        plan.refit, plan.refit_tensors = size.adapters * number * config.replicas, 2 * size.adapted
+        engine.always["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
+    plan.processes["each engine" if config.ranks == 1 else "each rank of an engine"] = engine
+    if weights.transport != "disk":  # which has its two in files
+        buffers = {"two buffers of a refit": 2 * bucket_bytes(size, bucket, number)}
+        senders = [memory for name, memory in plan.processes.items() if name.startswith("each rank of the policy")]
+        for memory in senders or [plan.processes["this process"]]:
+            memory.always |= buffers
+        if weights.transport == "collective":
+            engine.always |= buffers
 
 
 def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
@@ -156,9 +151,11 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
     return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
 
 
-def _activations(recipe: "Recipe", model: ModelConfig, lengths: list[int]) -> tuple[int, int]:
-    """Of all layers, and of one."""
-    some, config, learner = lengths[: max(1, _TRACED // lengths[0])], load_model_config(model), recipe.learner
+@cache
+def _activations(model: "ModelConfig", learner: "LearnerConfig", lengths: tuple[int, ...]) -> tuple[int, int]:
+    """Bytes that a micro-batch keeps for its backward pass: of all layers, and of one."""
+    config = load_model_config(model)
+    some = list(lengths[: max(1, _TRACED // lengths[0])])
     kept = activation_bytes(config, some, precision=learner.precision, checkpointing=learner.activation_checkpointing)
     layer = layer_bytes(config, some, precision=learner.precision)
     return kept * sum(lengths) // sum(some), layer * sum(lengths) // sum(some)
@@ -191,9 +188,6 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
             f"micro-batches of a step for each shard of the data: {micro_batches}, fewer than the {pipeline} ranks of "
             "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
         )
-    layers = plan.models["policy"].layers if "policy" in plan.models else 0
-    if layers and recipe.parallel.stages > layers:
-        found.append(f"the model has {layers} layers, too few for {recipe.parallel.stages} stages of a pipeline")
     if recipe.algorithm.samples_per_task:
         reason = recipe.generator.cannot_run(load_model_config(recipe.model))
         found += [reason] if reason is not None else []
