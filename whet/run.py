@@ -40,7 +40,7 @@ from whet.visible import visible
 log = logging.getLogger(__name__)
 
 
-def new_folder(recipe: Recipe, root: Path | str = "runs", name: str = "run") -> Path:
+def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
     """A folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = Path(root) / f"{name}-{stamp}"

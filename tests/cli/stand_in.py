@@ -3,7 +3,9 @@
 ``whet.run`` is replaced by one whose run does what ``name`` says: finish, crash, be interrupted.
 """
 
+import atexit
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -19,6 +21,13 @@ def start(recipe: Settings, folder: Path) -> Path:
         raise WhetError("no such model: give model=...")
     if recipe.name == "interrupt":
         raise KeyboardInterrupt
+    if recipe.name == "wait":  # and be slow to stop, and to exit
+        atexit.register(time.sleep, 0.5)
+        try:
+            print("waiting", flush=True)
+            time.sleep(30)
+        finally:
+            time.sleep(0.3)
     return folder
 
 
@@ -27,7 +36,7 @@ if __name__ == "__main__":
     recipe.Recipe = Settings  # type: ignore[attr-defined]
     sys.modules["whet.recipe"] = recipe
     run = types.ModuleType("whet.run")
-    run.start, run.new_folder = start, lambda recipe, name: Path("runs/one")  # type: ignore[attr-defined]
+    run.start, run.new_folder = start, lambda name: Path("runs/one")  # type: ignore[attr-defined]
     sys.modules["whet.run"] = run
     import whet
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -172,6 +173,47 @@ def test_debug_shows_the_traceback_wherever_it_stands(folder):
 def test_an_interrupt_says_how_to_go_on(folder):
     result = whet("train", "r.yaml", "name=interrupt", cwd=folder)
     assert (result.returncode, result.stderr) == (130, "interrupted. Go on with: whet resume runs/one\n")
+
+
+def test_several_interrupts_end_in_one_line(folder):
+    command = [sys.executable, "-m", "tests.cli.stand_in", "train", "r.yaml", "name=wait"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "waiting\n"
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    said = process.communicate(timeout=30)[1]
+    assert (process.returncode, said) == (130, "interrupted. Go on with: whet resume runs/one\n")
+
+
+@pytest.mark.parametrize("module", ["typer", "whet.cli.main", "whet.recipe"])
+def test_an_interrupt_before_anything_has_begun_ends_in_one_line(folder, module):
+    """It comes while this module is imported."""
+    code = f"""
+import os, runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+sys.argv = ["whet", "show", "quickstart"]
+runpy.run_module("whet", run_name="__main__")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted.\n")
+
+
+def test_control_characters_in_an_error_are_shown_and_do_not_act(folder):
+    result = whet("show", "no\x1b[2Jwhere", cwd=folder)
+    assert result.returncode == 2
+    assert "\x1b" not in result.stderr
+    assert "no\\x1b[2Jwhere" in result.stderr
 
 
 def test_show_prints_a_recipe_that_loads_again(folder):

@@ -5,14 +5,25 @@ import pytest
 from whet.cli import checks
 
 
-def test_a_missing_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):
-    monkeypatch.setattr(checks, "NEEDED", ("pydantic", "whet_no_such_package"))
-    monkeypatch.setattr(checks, "OPTIONAL", {"whet_no_such_extra": "wandb"})
+def test_a_missing_or_old_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):
+    declared = [
+        "pydantic>=2",
+        "numpy>=99",
+        "whet-no-such-package>=3",
+        'whet-no-such-extra>=1; extra == "wandb"',
+        'whet-for-tests; extra == "test"',
+        'whet-for-other-systems; sys_platform == "none"',
+    ]
+    monkeypatch.setattr("importlib.metadata.requires", lambda name: declared)
     found = {finding.subject: finding for finding in checks.packages()}
+    assert list(found) == ["python", "pydantic", "numpy", "whet-no-such-package", "whet-no-such-extra"]
     assert found["pydantic"].state == "good"
-    assert found["whet_no_such_package"].state == "broken"
-    assert found["whet_no_such_extra"].state == "advice"
-    assert found["whet_no_such_extra"].advice == 'pip install "whet[wandb]"'
+    assert (found["numpy"].state, found["numpy"].advice) == ("broken", 'pip install "numpy>=99"')
+    assert found["whet-no-such-package"].advice == 'pip install "whet-no-such-package>=3"'
+    assert (found["whet-no-such-extra"].state, found["whet-no-such-extra"].advice) == (
+        "advice",
+        'pip install "whet[wandb]"',
+    )
 
 
 def test_memory_is_plausible():

@@ -108,3 +108,12 @@ def test_a_metric_cannot_take_a_name_of_the_format(tmp_path):
     with pytest.raises(ValueError, match="step"):
         sink.write(1, {"step": 5})
     sink.close()
+
+
+def test_metrics_that_are_gone_when_a_run_goes_on_are_missed(tmp_path, caplog):
+    JSONLSink().open(tmp_path, {}, resume_step=4).close()
+    assert f"{tmp_path / FILE} is gone: the report will begin at step 5" in caplog.text
+    caplog.clear()
+    JSONLSink().open(tmp_path, {}, resume_step=4).close()
+    JSONLSink().open(tmp_path / "began again", {}, resume_step=-1).close()
+    assert not caplog.text

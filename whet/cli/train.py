@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from whet.cli.session import session
 from whet.cli.words import Overrides, RecipeArgument, RunArgument, run_folder
 
 
 def train(
+    context: typer.Context,
     recipe: RecipeArgument,
     overrides: Overrides = None,
     folder: Annotated[
@@ -27,17 +27,17 @@ def train(
 
     from whet import run
 
-    session.run = folder if folder is not None else run.new_folder(loaded.value, name=loaded.path.stem)
-    _finish(run.start(loaded.value, session.run))
+    context.obj.run = folder or run.new_folder(name=loaded.path.stem)
+    _finish(run.start(loaded.value, context.obj.run))
 
 
-def resume(run: RunArgument, overrides: Overrides = None) -> None:
+def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None) -> None:
     """Go on with a run from its newest complete checkpoint."""
-    session.run = run_folder(run)
+    context.obj.run = run_folder(run)
 
     from whet import run as runs
 
-    _finish(runs.resume(session.run, overrides or []))
+    _finish(runs.resume(context.obj.run, overrides or []))
 
 
 def _finish(folder: Path) -> None:

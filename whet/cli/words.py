@@ -1,5 +1,6 @@
 """The arguments that several commands share."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,14 @@ Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as in optimizer.lr=1e-6.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+@dataclass
+class Session:
+    """What the error handling of a command must know from it: ``context.obj`` of every command."""
+
+    debug: bool = False
+    run: Path | None = None  # the run folder, once it is known
 
 
 def run_folder(run: Path) -> Path:

@@ -1,6 +1,7 @@
 """One rank of a learner of any size, alone in a process: torch's fake process groups stand in for the other ranks, and
 what is built has no memory. So the real ``parallelize`` cuts the model for a layout of thousands of ranks. What torch
-or ``whet.parallel`` refuse is refused here, but for what takes weights to find out, and what a rank holds is counted."""
+or ``whet.parallel`` refuse is refused here (but for what takes weights to find out), and what a rank holds is counted.
+"""
 
 import warnings
 from collections.abc import Iterator

@@ -101,6 +101,20 @@ def show(value: float | None, style: Style = "number") -> str:
     return f"{value:.{max(0, 3 - int(math.log10(size)))}f}" if size >= 1 else f"{value:.3g}"
 
 
+def axis_label(value: float, spread: float, style: Style = "number") -> str:
+    """A number just precise enough to tell the labels of an axis of this spread apart.
+
+    >>> axis_label(1.0, 0.9), axis_label(0.5, 0.9), axis_label(0.5, 0.9, "percent")
+    ('1.00', '0.50', '50%')
+    """
+    if style == "percent":
+        return f"{100 * value:.{0 if spread > 0.1 else 1 if spread > 0.01 else 2}f}%"
+    if style == "count" or not 1e-4 < spread < 1e5 or abs(value) >= 1e6:
+        return show(value, style)
+    digits = max(0, 1 - math.floor(math.log10(spread)))
+    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
+
+
 def duration(seconds: float | None) -> str:
     """Time for people.
 

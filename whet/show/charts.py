@@ -4,8 +4,9 @@ of the style sheet."""
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
-from whet.show.catalog import Style, duration
+from whet.show.catalog import Style, axis_label, duration
 
 WIDTH, WIDE, HEIGHT = 460, 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 26
@@ -65,7 +66,7 @@ class Chart:
     (name, colour, steps, values as text)."""
 
     frame: Frame
-    show: Show
+    label: Show  # of a value on the axis
     limits: Numbers = ()
     bars: list[tuple[str, float, float, float, float]] = field(default_factory=list)  # colour, x, y, width, height
     bands: list[tuple[str, str]] = field(default_factory=list)  # colour, points
@@ -83,7 +84,8 @@ def line_chart(lines: Sequence[Line], show: Show, limits: Numbers = (), style: S
     steps = [step for line in lines for step in (*line.x, *line.broken)]
     values = [y for line in lines for y in line.y] + [v for line in lines for pair in line.band or () for v in pair]
     frame = Frame(min(steps), max(steps), *padded(values, style))
-    chart = Chart(frame, show, [v for v in limits if frame.low < v < frame.high])
+    label = partial(axis_label, spread=frame.high - frame.low, style=style)
+    chart = Chart(frame, label, [v for v in limits if frame.low < v < frame.high])
     for line in lines:
         if line.band:
             low, high = zip(*line.band, strict=True)

@@ -1,13 +1,12 @@
 """Curves in a terminal: braille dots, two by four to a character, with labelled axes. Knows numbers and a size only."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from whet.show.catalog import Style, show
+from whet.show.catalog import Style, axis_label, show
 from whet.show.charts import padded, thinned
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # [column][row] of a braille character
@@ -46,7 +45,7 @@ def plot(curves: Sequence[Curve], width: int, height: int, style: Style = "numbe
     low, high = padded([y for curve in curves for y in curve.y], style)
     rows = height - 1
     marks = (0, rows // 2, rows - 1) if rows >= 5 else (0, rows - 1)
-    labels = {r: _label(high - (high - low) * r / (rows - 1), high - low, style) for r in marks}
+    labels = {r: axis_label(high - (high - low) * r / (rows - 1), high - low, style) for r in marks}
     margin = max(map(len, labels.values()))
     columns = max(4, width - margin - 1)
 
@@ -72,16 +71,6 @@ def plot(curves: Sequence[Curve], width: int, height: int, style: Style = "numbe
         line.no_wrap = True
         line.truncate(width, pad=True)
     return lines
-
-
-def _label(value: float, spread: float, style: Style) -> str:
-    """Just precise enough to tell the labels of one axis apart."""
-    if style == "percent":
-        return f"{100 * value:.{0 if spread > 0.1 else 1 if spread > 0.01 else 2}f}%"
-    if style == "count" or not 1e-4 < spread < 1e5 or abs(value) >= 1e6:
-        return show(value, style)
-    digits = max(0, 1 - math.floor(math.log10(spread)))
-    return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
 
 
 def _scale(value: float, low: float, high: float, most: int) -> int:

@@ -5,6 +5,7 @@ name is in the line's ``not_finite`` list.
 """
 
 import json
+import logging
 import math
 import os
 import time
@@ -16,6 +17,8 @@ from whet.errors import DataError
 from whet.files import naming, sync_folder, write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
+log = logging.getLogger(__name__)
+
 FILE = "metrics.jsonl"
 RESERVED = ("step", "kind", "not_finite")
 
@@ -26,6 +29,8 @@ class JSONLSink(SinkConfig):
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "JSONLWriter":
         path = folder / FILE
         if resume_step is not None:
+            if resume_step > 0 and not path.exists():
+                log.warning("%s is gone: the report will begin at step %d", path, resume_step + 1)
             truncate_after(path, resume_step)
         elif path.exists() and path.stat().st_size:
             raise DataError(f"{path} already holds the metrics of a run. Resume that run, or choose another folder.")
