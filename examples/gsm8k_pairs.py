@@ -11,22 +11,34 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from whet.data.jsonl import Row, read_jsonl
+from pydantic import BaseModel, Field
+
+from whet.data.row import Row, Text, read_rows
 from whet.errors import WhetError
 from whet.seeds import derive_seed
 
-MODELS = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
+
+class Solution(BaseModel):
+    """What a model wrote, and whether it is right."""
+
+    solution: Text
+    is_correct: bool
 
 
-def solutions_of(row: Row) -> dict[str, bool]:
-    """The different solutions of a problem, and whether each is right."""
-    found = {}
-    for model in MODELS:
-        given = row.values.get(model)
-        if not isinstance(given, dict) or not isinstance(given.get("is_correct"), bool):
-            raise row.problem(model, "must hold a solution and is_correct", given)
-        found[Row(f"{row.where} ({model})", given).text("solution")] = given["is_correct"]
-    return found
+class Solutions(Row):
+    """A row of GSM8K's example_model_solutions.jsonl: a question and four models' solutions of it."""
+
+    question: Text
+    finetuned_6b: Solution = Field(alias="6b_finetuning")
+    verified_6b: Solution = Field(alias="6b_verification")
+    finetuned_175b: Solution = Field(alias="175b_finetuning")
+    verified_175b: Solution = Field(alias="175b_verification")
+
+    @property
+    def different(self) -> dict[str, bool]:
+        """The different solutions, and whether each is right."""
+        given = (self.finetuned_6b, self.verified_6b, self.finetuned_175b, self.verified_175b)
+        return {one.solution: one.is_correct for one in given}
 
 
 def rows_of(prompt: str, found: dict[str, bool], form: str) -> list[dict[str, Any]]:
@@ -40,12 +52,12 @@ def rows_of(prompt: str, found: dict[str, bool], form: str) -> list[dict[str, An
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("solutions", type=Path, help="example_model_solutions.jsonl")
+    parser.add_argument("solutions", help="example_model_solutions.jsonl")
     parser.add_argument("out", type=Path, help="folder for train.jsonl and test.jsonl")
     parser.add_argument("--form", choices=["pairs", "scored"], default="pairs")
     arguments = parser.parse_args()
     try:
-        problems = [(row.text("question"), solutions_of(row)) for row in read_jsonl(arguments.solutions)]
+        problems = [(row.question, row.different) for row in read_rows(arguments.solutions, Solutions)]
     except WhetError as error:
         raise SystemExit(f"error: {error}") from None
     written: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
@@ -61,7 +73,7 @@ def main() -> None:
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (arguments.out / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
     different = sum(len(found) for _, found in problems)
-    again = len(MODELS) * len(problems) - different
+    again = 4 * len(problems) - different
     print(f"{different + again} solutions: {different} used, dropped: {again} that another model gave too")
     reasons = ", ".join(f"{count} with solutions that are {reason}" for reason, count in sorted(dropped.items()))
     print(f"{len(problems)} problems: {len(problems) - dropped.total()} used, dropped: {reasons or 'none'}")

@@ -154,8 +154,8 @@ class RowsFeed:
         self.recipe, self.renderer = recipe, renderer
         self.distribution = Distribution()
         self.judging = recipe.algorithm.heads[recipe.algorithm.main_role] == "value"
-        rows = recipe.rows.groups(renderer, judging=self.judging)
-        self.source = DatasetSource(rows, recipe.rows.batch_size, recipe.seed)
+        self.rows = recipe.rows.groups(renderer, judging=self.judging)
+        self.source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
         self._held_out: tuple[Batch, list[Group]] | None = None
 
     async def prepare(
@@ -167,9 +167,7 @@ class RowsFeed:
             return learners
         cached = self._cached(learners, folder)
         learners = {**learners, algorithm.main_role: cached}
-        steps = DatasetSource(
-            recipe.rows.groups(self.renderer, judging=self.judging), recipe.rows.batch_size, recipe.seed
-        )
+        steps = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
         steps.load_state(self.source.state())
         with cached.filling():
             if recipe.evaluation.enabled:
@@ -221,7 +219,7 @@ class RowsFeed:
 
     def _groups(self) -> list[Group]:
         config = self.recipe.evaluation
-        rows = self.recipe.rows.groups(self.renderer, config.split, judging=self.judging)
+        rows = self.rows[config.split]
         groups, left_out = list[Group](), Counter[str]()
         for index in range(len(rows)):
             if len(groups) == config.limit:

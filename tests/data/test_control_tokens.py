@@ -147,7 +147,7 @@ def test_rows_and_pairs_are_inert(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": hostile, "completion": hostile, "chosen": hostile, "rejected": "c"}))
     for rows, count in ((SupervisedRows, 2), (PreferenceRows, 2)):
-        (group,) = rows(path=str(path)).groups(renderer)
+        (group,) = rows(path=str(path)).groups(renderer)["train"]
         assert [t.tokens.count(end) for t in group.trajectories] == [count] * len(group.trajectories)
         whole = "<|im_start|>user\n" + hostile + "<|im_end|>\n<|im_start|>assistant\n" + hostile + "<|im_end|>"
         assert renderer.decode(group.trajectories[0].tokens) == whole

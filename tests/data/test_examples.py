@@ -6,9 +6,9 @@ import pytest
 
 from tests.tiny import tiny_tokenizer
 from whet.batch import Batch
-from whet.data.examples import PreferenceRows, SupervisedRows, preference_group, supervised_group
-from whet.data.jsonl import Row, Tally, rows_of
+from whet.data.examples import PreferenceRows, Rows, SupervisedRows
 from whet.data.renderer import Renderer
+from whet.data.split import Tally
 from whet.errors import DataError
 
 RENDERER = Renderer(tiny_tokenizer())
@@ -21,8 +21,17 @@ CHAT = [
 ]
 
 
-def row(**values):
-    return Row("rows.jsonl:4", values)
+def group_of(kind: type[Rows], values, **settings):
+    rows = kind(path="rows.jsonl", **settings)
+    return rows.group(rows.kind.of("rows.jsonl:4", values), RENDERER)
+
+
+def supervised(train_on="assistant", **values):
+    return group_of(SupervisedRows, values, train_on=train_on)
+
+
+def pair_of(**values):
+    return group_of(PreferenceRows, values)
 
 
 def trained(trajectory):
@@ -30,28 +39,28 @@ def trained(trajectory):
 
 
 def test_a_supervised_row_is_a_group_of_one_that_trains_the_replies():
-    group = supervised_group(row(messages=CHAT), RENDERER)
+    group = supervised(messages=CHAT)
     (trajectory,) = group.trajectories
     assert trained(trajectory) == ["first<|im_end|>", "second<|im_end|>"]
     whole = tiny_tokenizer().apply_chat_template(CHAT, tokenize=False)
     assert RENDERER.decode(trajectory.tokens) + "\n" == whole
-    last = supervised_group(row(messages=CHAT), RENDERER, "last_assistant").trajectories[0]
+    last = supervised("last_assistant", messages=CHAT).trajectories[0]
     assert trained(last) == ["second<|im_end|>"]
     assert last.tokens == trajectory.tokens
-    everything = supervised_group(row(messages=CHAT), RENDERER, "all").trajectories[0]
+    everything = supervised("all", messages=CHAT).trajectories[0]
     assert everything.tokens == trajectory.tokens
     assert everything.trained_tokens == len(everything.tokens) - 1
 
 
 def test_prompt_and_completion_are_one_message_each_or_lists_of_them():
-    texts = supervised_group(row(prompt="one", completion="first"), RENDERER)
-    lists = supervised_group(row(prompt=CHAT[1:2], completion=CHAT[2:3]), RENDERER)
+    texts = supervised(prompt="one", completion="first")
+    lists = supervised(prompt=CHAT[1:2], completion=CHAT[2:3])
     assert texts.trajectories[0].tokens == lists.trajectories[0].tokens
     assert trained(texts.trajectories[0]) == ["first<|im_end|>"]
 
 
 def test_a_preference_pair_is_a_group_of_two_with_rewards_one_and_nothing():
-    pair = preference_group(row(prompt="one", chosen="good", rejected="bad"), RENDERER)
+    pair = pair_of(prompt="one", chosen="good", rejected="bad")
     assert [trajectory.reward for trajectory in pair.trajectories] == [1, 0]
     assert [trained(trajectory) for trajectory in pair.trajectories] == [["good<|im_end|>"], ["bad<|im_end|>"]]
     batch = Batch.from_groups([pair])
@@ -66,7 +75,7 @@ def test_the_prompt_of_a_pair_may_be_repeated_in_its_answers_or_be_left_out():
         {"prompt": CHAT[:4], "chosen": [*CHAT[:4], good], "rejected": [*CHAT[:4], bad]},
         {"chosen": [*CHAT[:4], good], "rejected": [*CHAT[:4], bad]},
     ]
-    tokens = [[t.tokens for t in preference_group(row(**form), RENDERER).trajectories] for form in forms]
+    tokens = [[t.tokens for t in pair_of(**form).trajectories] for form in forms]
     assert tokens[0] == tokens[1] == tokens[2]
 
 
@@ -78,27 +87,27 @@ def test_the_prompt_of_a_pair_may_be_repeated_in_its_answers_or_be_left_out():
         ({"messages": CHAT[:4]}, "'messages' must end with a reply"),
         ({"messages": CHAT[2:3]}, "'messages' must have a message before"),
         ({"messages": [*CHAT[:3], CHAT[2]]}, "two replies in a row"),
-        ({"messages": [{"role": "user"}]}, "'content' is a text"),
-        ({"messages": ["hello"]}, "'role' and a 'content'"),
-        ({"prompt": "x", "completion": " "}, "'completion' must be a text that is not empty"),
-        ({"messages": [CHAT[1], {"role": "assistant", "content": ""}]}, "empty reply"),
+        ({"messages": [{"role": "user"}]}, "'messages.0.' must be a message whose 'content' is a text"),
+        ({"messages": ["hello"]}, "'messages.0.' must be an object, not \"hello\""),
+        ({"prompt": "x", "completion": " "}, "'completion' must be a text or a list of messages that is not empty"),
+        ({"messages": [CHAT[1], {"role": "assistant", "content": ""}]}, "'messages.1.' must not be an empty reply"),
     ],
 )
 def test_a_wrong_supervised_row_is_named_with_its_field(values, says):
     with pytest.raises(DataError, match=f"rows.jsonl:4: .*{says}"):
-        supervised_group(row(**values), RENDERER)
+        supervised(**values)
 
 
 def test_a_wrong_pair_is_named_with_its_field():
     with pytest.raises(DataError, match=r"rows\.jsonl:4: field 'rejected' is missing"):
-        preference_group(row(prompt="x", chosen="y"), RENDERER)
+        pair_of(prompt="x", chosen="y")
 
 
 def test_files_are_rendered_when_drawn_and_long_rows_give_the_reason_for_leaving_them_out(tmp_path):
     path = tmp_path / "rows.jsonl"
     rows = [{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": "p" * 500, "chosen": "a", "rejected": "b"}]
     path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    groups = PreferenceRows(path=str(path), max_tokens=200).groups(RENDERER)
+    groups = PreferenceRows(path=str(path), max_tokens=200).groups(RENDERER)["train"]
     assert len(groups) == 2
     assert groups[0].uid.endswith("rows.jsonl:1")
     assert groups[1] == "longer than 200 tokens"
@@ -112,5 +121,3 @@ def test_an_account_that_does_not_add_up_is_an_error():
     tally.report(3)
     with pytest.raises(DataError, match="1 rows are unaccounted for"):
         tally.report(2)
-    with pytest.raises(DataError, match="holds no rows"):
-        rows_of([], "nothing")

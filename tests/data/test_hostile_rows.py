@@ -44,7 +44,7 @@ WRONG = {
 def read(tmp_path: Path, kind: str, *lines: str | bytes, **settings: Any) -> Any:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
-    return KINDS[kind][0](path=str(path), **settings).groups(RENDERER)
+    return KINDS[kind][0](path=str(path), **settings).groups(RENDERER)["train"]
 
 
 def good(kind: str, **changes: Any) -> str:
@@ -76,19 +76,32 @@ def test_a_missing_field_is_named_with_its_line_before_the_first_step(tmp_path: 
 def test_a_text_of_another_type_is_named_with_its_line_and_field(
     tmp_path: Path, kind: str, field: str, raw: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"rows\.jsonl:2: field '{field}' must"):
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: field '{field}(\[0\])?' must"):
         read(tmp_path, kind, good(kind), with_raw(kind, field, raw))
 
 
-@pytest.mark.parametrize(
-    "raw", ["NaN", "Infinity", "-Infinity", "1e999", "null", '"1"', "true", "[1]", "{}", "1" * 400]
-)
+@pytest.mark.parametrize("raw", ["null", '"1"', "true", "[1]", "{}", "1" * 400])
 def test_a_score_that_is_no_finite_number_is_refused(tmp_path: Path, raw: str) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'score' must be a finite number"):
         read(tmp_path, "scored", good("scored"), with_raw("scored", "score", raw))
 
 
-@pytest.mark.parametrize("raw", ["NaN", "null", '"true"', "1", "0", "0.0", "[true]", "{}", '""'])
+@pytest.mark.parametrize("raw", ["NaN", "Infinity", "-Infinity", "1e999", "[NaN]"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_number_that_is_not_finite_is_refused_in_any_field(tmp_path: Path, kind: str, raw: str) -> None:
+    number = raw.strip("[]")
+    with pytest.raises(DataError, match=rf"rows\.jsonl:2: .*{number} is not a finite number; write null"):
+        read(tmp_path, kind, good(kind), with_raw(kind, "score", raw))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, kind: str) -> None:
+    for twice in (good(kind)[:-1] + ', "prompt": "again"}', good(kind, facts={})[:-2] + '"a": 1, "a": 2}}'):
+        with pytest.raises(DataError, match=r"rows\.jsonl:2: .*the key '(prompt|a)' is there twice"):
+            read(tmp_path, kind, good(kind), twice)
+
+
+@pytest.mark.parametrize("raw", ["null", '"true"', "1", "0", "0.0", "[true]", "{}", '""'])
 def test_a_label_that_is_neither_true_nor_false_is_refused(tmp_path: Path, raw: str) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:2: field 'label' must be true or false"):
         read(tmp_path, "labelled", good("labelled"), with_raw("labelled", "label", raw))
@@ -116,7 +129,7 @@ def test_labels_become_rewards(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_line_that_is_no_object_is_named(tmp_path: Path, kind: str, line: str | bytes) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl:2: (no valid JSON|a row must be|no JSON that|no UTF-8 text)"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: (not valid JSON|a row must be|not JSON that|not UTF-8)"):
         read(tmp_path, kind, good(kind), line)
 
 
@@ -135,7 +148,7 @@ def test_a_file_without_rows_is_an_error(tmp_path: Path, content: bytes) -> None
 
 def test_a_file_in_utf_16_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(good("supervised"), encoding="utf-16")
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: no UTF-8 text"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: not UTF-8"):
         read_jsonl(tmp_path / "rows.jsonl")
 
 
@@ -143,7 +156,7 @@ def test_a_file_in_utf_16_is_an_error(tmp_path: Path) -> None:
 def test_a_file_of_one_row_is_trained_on_and_nothing_is_held_out(tmp_path: Path, kind: str) -> None:
     rows = KINDS[kind][0](path=str(tmp_path / "rows.jsonl"))
     (tmp_path / "rows.jsonl").write_text(good(kind) + "\n")
-    assert (len(rows.groups(RENDERER)), len(rows.groups(RENDERER, "test"))) == (1, 0)
+    assert {split: len(groups) for split, groups in rows.groups(RENDERER).items()} == {"train": 1, "test": 0}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -220,7 +233,7 @@ def test_a_row_that_trains_nothing_is_counted_and_left_out(tmp_path: Path) -> No
 
     path = tmp_path / "rows.jsonl"
     path.write_text((good("supervised") + "\n") * 3)
-    lines, source = draw(Untrained(path=str(path)).groups(RENDERER))
+    lines, source = draw(Untrained(path=str(path)).groups(RENDERER)["train"])
     assert (lines, source.dropped) == (["1", "3"], {"without a token to train": 1})
 
 

@@ -50,7 +50,7 @@ CHAT: list[dict[str, Any]] = [
 def read(tmp_path: Path, template: str = TEMPLATE, **row: Any) -> Trajectory:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"messages": CHAT, "tools": TOOLS} | row) + "\n")
-    (group,) = SupervisedRows(path=str(path)).groups(Renderer(tiny_tokenizer(template)))
+    (group,) = SupervisedRows(path=str(path)).groups(Renderer(tiny_tokenizer(template)))["train"]
     return group.trajectories[0]
 
 
@@ -83,7 +83,7 @@ def test_rows_without_tools_may_call_them_and_judged_rows_too(tmp_path: Path) ->
     assert "Tools:" not in "".join(texts(read(tmp_path, tools=None), trained=False))
     path = tmp_path / "labelled.jsonl"
     path.write_text(json.dumps({"messages": CHAT[:2], "tools": TOOLS, "label": False}) + "\n")
-    (group,) = LabelledRows(path=str(path)).groups(Renderer(tiny_tokenizer(TEMPLATE)))
+    (group,) = LabelledRows(path=str(path)).groups(Renderer(tiny_tokenizer(TEMPLATE)))["train"]
     assert texts(group.trajectories[0], trained=True)[0].startswith('<call>{"name": "add"')
     assert group.trajectories[0].reward == 0
 
@@ -125,14 +125,14 @@ def test_what_a_template_refuses_is_named_with_its_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["add", 3, {"name": "add"}, ["add"], [None], json.dumps(TOOLS)])
 def test_tools_of_another_type_are_refused(tmp_path: Path, wrong: Any) -> None:
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'tools' must be a list of objects"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'tools(\[0\])?' must be (a list|an object)"):
         read(tmp_path, tools=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["add", 3, {}, ["add"], [{}], [{"function": "add"}], [{"function": {"name": None}}]])
 def test_calls_of_another_type_are_refused(tmp_path: Path, wrong: Any) -> None:
     messages = [CHAT[0], {"role": "assistant", "content": "x", "tool_calls": wrong}]
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages' must hold 'tool_calls' that are a list"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages\[1\]' must hold 'tool_calls' that are a list"):
         read(tmp_path, messages=messages)
 
 
@@ -140,5 +140,5 @@ def test_calls_of_another_type_are_refused(tmp_path: Path, wrong: Any) -> None:
 def test_a_reply_without_text_and_without_calls_is_refused(tmp_path: Path, calls: Any) -> None:
     for content in ("", None):
         messages = [CHAT[0], {"role": "assistant", "content": content, "tool_calls": calls}]
-        with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages' must"):
+        with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages\[1\]' must"):
             read(tmp_path, messages=messages)

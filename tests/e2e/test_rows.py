@@ -307,8 +307,8 @@ def test_rows_of_one_prompt_are_never_in_both_splits(tiny_model: Path, tmp_path:
     for given in ({}, {"test_path": str(test_path)}):
         recipe = rows_recipe(tiny_model, "preference", train_path, {"type": "dpo"}, data=given)
         asked = {
-            split: [group.task.prompt[0]["content"].strip() for group in recipe.rows.groups(renderer, split)]
-            for split in ("train", "test")
+            split: [group.task.prompt[0]["content"].strip() for group in groups]
+            for split, groups in recipe.rows.groups(renderer).items()
         }
         assert len(asked["test"]) in (10, 12)
         assert not set(asked["train"]) & set(asked["test"])
@@ -357,7 +357,7 @@ def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_mode
     path = write_rows(tmp_path / "pairs.jsonl", pairs(10))
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
     recipe = rows_recipe(tiny_model, "preference", path, {"type": "reward_model"})
-    (group, *_) = recipe.rows.groups(renderer, judging=True)
+    (group, *_) = recipe.rows.groups(renderer, judging=True)["train"]
     for trajectory in group.trajectories:
         plain = renderer.tokenizer.apply_chat_template(trajectory.messages, return_dict=False)
         assert trajectory.tokens[:-1] == plain
@@ -374,5 +374,5 @@ def test_a_file_may_call_the_fields_by_other_names(tiny_model: Path, tmp_path: P
     path.write_text(json.dumps({"question": "one", "answer": "two"}) + "\n")
     columns = {"prompt": "question", "completion": "answer"}
     recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, data={"columns": columns})
-    (group,) = recipe.rows.groups(Renderer(tiny_tokenizer()))
+    (group,) = recipe.rows.groups(Renderer(tiny_tokenizer()))["train"]
     assert [message["content"] for message in group.trajectories[0].messages] == ["one", "two"]

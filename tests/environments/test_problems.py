@@ -80,7 +80,9 @@ def test_test_questions_and_duplicates_leave_the_training_split_and_the_log_says
         assert len(taskset.tasks("train")) == 15
     assert len(taskset.tasks("test")) == 4
     assert not set(questions(taskset, "train")) & {q["question"] for q in rows[:5]}
-    assert "26 rows, 19 kept, dropped: 6 also in the test split, 1 beyond test_size" in caplog.text
+    assert (
+        "26 rows, 19 kept, dropped: 1 duplicate question, 5 also in the test split, 1 beyond test_size" in caplog.text
+    )
 
 
 def test_limit_and_prompt_shape_the_training_tasks(tmp_path):
@@ -104,7 +106,7 @@ def test_limit_and_prompt_shape_the_training_tasks(tmp_path):
         ('{"question": "x", "answer": "#### five"}', r"rows.jsonl:3: field 'answer'"),
         ('{"question": 7, "answer": "#### 5"}', r"rows.jsonl:3: field 'question' must be a text"),
         ('{"question": " ", "answer": "#### 5"}', r"rows.jsonl:3: field 'question' must be a text"),
-        ('{"question": ', r"rows.jsonl:3: no valid JSON"),
+        ('{"question": ', r"rows.jsonl:3: not valid JSON"),
         ("[1, 2]", r"rows.jsonl:3: a row must be a JSON object, not list"),
     ],
 )
@@ -140,6 +142,29 @@ def test_math_rows_are_filtered_by_difficulty_and_unanswered_ones_dropped(tmp_pa
     bare = write(tmp_path / "bare.jsonl", [{"problem": "p", "answer": "1"}])
     with pytest.raises(DataError, match=r"bare.jsonl:1: field 'difficulty' is missing"):
         Math(path=bare, test_size=0, min_difficulty=1.0).tasks("train")
+
+
+@pytest.mark.parametrize("difficulty", ["9" * 400, "NaN", "1e999", "[1]"])
+def test_a_difficulty_that_no_float_can_hold_is_an_error_naming_file_and_line(tmp_path, difficulty):
+    path = tmp_path / "math.jsonl"
+    path.write_text('{"problem": "p", "answer": "1", "difficulty": ' + difficulty + "}")
+    with pytest.raises(DataError, match=r"math.jsonl:1: .*(finite number)"):
+        Math(path=str(path), test_size=0).tasks("train")
+
+
+def test_math_is_read_from_the_hub_too(monkeypatch):
+    import datasets
+
+    published = {"train": [{"q": f"p{i}", "answer": str(i), "difficulty": None} for i in range(4)]}
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: published[split])
+    taskset = Math(path="hf:some/math:main:train", columns={"problem": "q"}, test_size=1)
+    assert [task.data["answer"] for split in ("train", "test") for task in taskset.tasks(split)]
+    with pytest.raises(DataError, match=r"some/math:main:train:1: field 'problem' is missing"):
+        Math(path="hf:some/math:main:train").tasks("train")
+    with pytest.raises(DataError, match="write hf:name:config:split"):
+        Math(path="hf:some/math").tasks("train")
+    with pytest.raises(DataError, match="can't be loaded from the Hugging Face Hub"):
+        Math(path="hf:some/math:main:test").tasks("train")
 
 
 def test_math_tasks_keep_the_difficulty_that_is_a_number(tmp_path):

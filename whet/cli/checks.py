@@ -125,7 +125,7 @@ def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
 
 def model_cache() -> Iterator[Finding]:
     """Where models are kept, and whether the quick start's is there."""
-    from whet.models.smollm2 import INSTALL, NAME, cache_folder
+    from whet.fetch.smollm2 import INSTALL, NAME, cache_folder
 
     folder = cache_folder()
     hub = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"

@@ -1,78 +1,31 @@
-"""The messages of a row, checked field by field: whatever is missing, of another type or in the wrong order is a
-``DataError`` that names the row and the field. Knows no tokenizer."""
+"""Rows of conversations: messages that are checked one by one, and in the order in which they can be learned from."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from typing import Any, cast
+from typing import Annotated, Any, Self, cast
 
-from whet.data.jsonl import Row, is_unicode
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from whet.data.row import Row, missing, unicode
 from whet.types import Message
 
 
-def supervised_messages(row: Row) -> tuple[list[Message], str]:
-    """The conversation, and the field that its last message stands in."""
-    if "messages" in row.values:
-        return _conversation(row, "messages", _messages(row, "messages", "user")), "messages"
-    messages = _messages(row, "prompt", "user") + _messages(row, "completion", "assistant")
-    return _conversation(row, "completion", messages), "completion"
-
-
-def _conversation(row: Row, name: str, messages: list[Message]) -> list[Message]:
-    """The messages, once it is clear that they begin with something to reply to, end with a reply, and never hold two
-    replies in a row."""
-    tools_of(row)
-    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    if not replies or replies[-1] != len(messages) - 1:
-        raise row.problem(name, "must end with a reply of the assistant", row.values[name])
-    if replies[0] == 0:
-        raise row.problem(name, "must have a message before the first reply", row.values[name])
-    if any(after == before + 1 for before, after in pairwise(replies)):
-        raise row.problem(name, "must not hold two replies in a row", row.values[name])
-    return messages
-
-
-def preference_messages(row: Row) -> tuple[list[Message], list[Message], list[Message]]:
-    """Prompt, chosen and rejected answer. Without a prompt of its own, a row's is what both answers begin with."""
-    chosen, rejected = _messages(row, "chosen", "assistant"), _messages(row, "rejected", "assistant")
-    prompt = _messages(row, "prompt", "user") if "prompt" in row.values else []
-    if prompt and chosen[: len(prompt)] == prompt and rejected[: len(prompt)] == prompt:
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    if not prompt:
-        pairs = zip(chosen[:-1], rejected[:-1], strict=False)
-        prompt = [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    for name, answer in (("chosen", chosen), ("rejected", rejected)):
-        if not answer:
-            raise row.problem(name, "must hold an answer after the prompt", row.values[name])
-    _conversation(row, "chosen", prompt + chosen)
-    _conversation(row, "rejected", prompt + rejected)
-    return prompt, chosen, rejected
-
-
-def _messages(row: Row, name: str, role: str) -> list[Message]:
-    """A field as messages; a text is one message of the role."""
-    value = row.values.get(name)
-    if isinstance(value, str):
-        return [{"role": role, "content": row.text(name)}]
-    if not isinstance(value, list) or not value:
-        raise row.problem(name, "must be a text or a list of messages that is not empty", value)
-    return [_message(row, name, message) for message in value]
-
-
-def _message(row: Row, name: str, value: Any) -> Message:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
-        raise row.problem(name, "must hold messages with a 'role' and a 'content'", value)
-    calls = value.get("tool_calls")
+def _message(value: dict[str, Any]) -> dict[str, Any]:
+    calls, content = value.get("tool_calls"), value.get("content")
+    if not isinstance(value.get("role"), str):
+        raise ValueError("must be a message with a 'role' and a 'content'")
     if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
-        raise row.problem(name, "must hold 'tool_calls' that are a list of calls with the name of a function", calls)
-    content = value.get("content")
+        raise ValueError("must hold 'tool_calls' that are a list of calls with the name of a function")
     if content is None and calls:
         content = ""  # as the OpenAI API has it for a reply that only calls tools
-    if not isinstance(content, str) or not is_unicode(content):
-        raise row.problem(name, "must hold messages whose 'content' is a text", value)
+    if not isinstance(content, str):
+        raise ValueError("must be a message whose 'content' is a text")
     if value["role"] == "assistant" and not content.strip() and not calls:
-        raise row.problem(name, "must not hold an empty reply", value)
-    message = {key: part for key, part in value.items() if key != "tool_calls" or calls}
-    return cast(Message, message | {"content": content})
+        raise ValueError("must not be an empty reply")
+    kept = {key: part for key, part in value.items() if key != "tool_calls" or calls}
+    return kept | {"content": unicode(content)}
 
 
 def _is_call(call: Any) -> bool:
@@ -80,9 +33,126 @@ def _is_call(call: Any) -> bool:
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def tools_of(row: Row) -> list[dict[str, Any]] | None:
-    """The tools that the row offers. Raises ``DataError`` for anything but a list of objects."""
-    tools = row.values.get("tools")
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise row.problem("tools", "must be a list of objects, each describing a tool", tools)
-    return tools or None
+def _said_by(role: str) -> Callable[[Any], Any]:
+    def messages(value: Any) -> Any:
+        if isinstance(value, str) and value.strip():
+            return [{"role": role, "content": value}]
+        if not isinstance(value, list) or not value:
+            raise ValueError("must be a text or a list of messages that is not empty")
+        return value
+
+    return messages
+
+
+_Messages = list[Annotated[dict[str, Any], AfterValidator(_message)]]
+Asked = Annotated[_Messages, BeforeValidator(_said_by("user"))]  # a text, or messages
+Answered = Annotated[_Messages, BeforeValidator(_said_by("assistant"))]
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """A conversation that ends in a reply to learn from."""
+
+    field: str  # of the row, that the reply stands in
+    messages: list[Message]
+    reward: float = 0.0
+
+
+class Example(Row, ABC):
+    """A row of one or more answers to one question, and the ``tools`` that may be called."""
+
+    tools: Annotated[list[dict[str, Any]] | None, AfterValidator(lambda tools: tools or None)] = None
+
+    @property
+    @abstractmethod
+    def answers(self) -> list[Answer]:
+        """What there is to learn from. Raises ``ValueError`` naming a field where that can't be said."""
+
+    @property
+    def question(self) -> list[Message]:
+        """The messages that are replied to."""
+        return self.answers[0].messages[:-1]
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        for answer in self.answers:
+            _check(answer.field, answer.messages)
+        return self
+
+
+class Conversation(Example):
+    """``messages``, or ``prompt`` and ``completion``, each a text or a list of messages."""
+
+    messages: Asked = Field(default=[])
+    prompt: Asked = Field(default=[])
+    completion: Answered = Field(default=[])
+
+    @property
+    def answers(self) -> list[Answer]:
+        if self.messages:
+            return [Answer("messages", _typed(self.messages))]
+        for name in ("prompt", "completion"):
+            if name not in self.model_fields_set:
+                raise ValueError(missing(name, self.model_fields_set))
+        return [Answer("completion", _typed(self.prompt + self.completion))]
+
+
+class Scored(Conversation):
+    """A conversation and the ``score`` of its last reply."""
+
+    score: float
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [replace(answer, reward=self.score) for answer in super().answers]
+
+
+class Labelled(Conversation):
+    """A conversation and a ``label``: whether its last reply is good."""
+
+    label: bool
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [replace(answer, reward=float(self.label)) for answer in super().answers]
+
+
+class Preference(Example):
+    """``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` of both. Without one, it is
+    what both begin with."""
+
+    prompt: Asked = Field(default=[])
+    chosen: Answered
+    rejected: Answered
+
+    @property
+    def question(self) -> list[Message]:
+        pairs = zip(self.chosen[:-1], self.rejected[:-1], strict=False)
+        return _typed(self.prompt or [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)])
+
+    @property
+    def answers(self) -> list[Answer]:
+        prompt, size = self.question, len(self.question)
+        chosen, rejected = _typed(self.chosen), _typed(self.rejected)
+        if chosen[:size] == prompt == rejected[:size]:  # both repeat it
+            chosen, rejected = chosen[size:], rejected[size:]
+        for name, answer in (("chosen", chosen), ("rejected", rejected)):
+            if not answer:
+                raise ValueError(f"field {name!r} must hold an answer after the prompt")
+        return [Answer("chosen", prompt + chosen, 1.0), Answer("rejected", prompt + rejected, 0.0)]
+
+
+def _typed(checked: list[dict[str, Any]]) -> list[Message]:
+    return cast(list[Message], checked)
+
+
+def _check(name: str, messages: list[Message]) -> None:
+    """Raises ``ValueError`` unless the messages begin with something to reply to, end with a reply, and never hold two
+    replies in a row."""
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if not replies or replies[-1] != len(messages) - 1:
+        raise ValueError(f"field {name!r} must end with a reply of the assistant")
+    if replies[0] == 0:
+        raise ValueError(f"field {name!r} must have a message before the first reply")
+    if any(after == before + 1 for before, after in pairwise(replies)):
+        raise ValueError(f"field {name!r} must not hold two replies in a row")

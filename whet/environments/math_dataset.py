@@ -1,20 +1,39 @@
 """MATH: competition problems with LaTeX answers (Hendrycks et al., arXiv 2103.03874), and files of the same form."""
 
-from pydantic import Field, model_validator
+from typing import Annotated, Any
 
-from whet.data.jsonl import Row, Tally, read_jsonl
+from pydantic import BeforeValidator, Field, model_validator
+
+from whet.data.row import Row, Text, read_rows
+from whet.data.split import Tally
 from whet.environments.problems import BoxedProblems, Problem, Split, split_problems
+from whet.errors import DataError
+
+
+def _rating(value: Any) -> Any:
+    """Such words as "hard" have no order."""
+    return None if isinstance(value, str | bool) else value
+
+
+class Question(Row):
+    """A row of MATH."""
+
+    problem: Text
+    answer: str | None  # the published file has rows without one
+    difficulty: Annotated[float | None, BeforeValidator(_rating)] = None
 
 
 class Math(BoxedProblems):
     """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, where known, ``difficulty``, a number."""
 
     path: str
-    """A JSONL file."""
+    """A JSONL file, or ``hf:name:config:split`` on the Hugging Face Hub."""
     test_path: str | None = None
-    """A JSONL file; None: test_size rows of ``path`` are held out."""
+    """The same; None: test_size rows of ``path`` are held out."""
     test_size: int = Field(default=500, ge=0)
     """At most so many test problems."""
+    columns: dict[str, str] = Field(default={})
+    """What the fields are called there, where they have other names: ``{problem: question}``."""
     min_difficulty: float | None = None
     max_difficulty: float | None = None
 
@@ -26,30 +45,30 @@ class Math(BoxedProblems):
         return self
 
     def problems(self) -> dict[Split, list[Problem]]:
-        train_rows = read_jsonl(self.path)
-        test_rows = read_jsonl(self.test_path) if self.test_path else None
+        train_rows = read_rows(self.path, Question, self.columns)
+        test_rows = read_rows(self.test_path, Question, self.columns) if self.test_path else None
         tally = Tally(f"math ({self.path})", len(train_rows) + len(test_rows or []))
         train = self._problems(train_rows, "train", tally)
         test = None if test_rows is None else self._problems(test_rows, "test", tally)
         return split_problems("math", train, test, self.test_size, tally)
 
-    def _problems(self, rows: list[Row], split: Split, tally: Tally) -> list[Problem]:
+    def _problems(self, rows: list[Question], split: Split, tally: Tally) -> list[Problem]:
         problems = []
         for index, row in enumerate(rows):
-            if row.values.get("answer", "missing") in (None, ""):
-                tally.drop("without an answer")  # the published file has such rows
+            if not row.answer or not row.answer.strip():
+                tally.drop("without an answer")
             elif not self._difficult_enough(row):
                 tally.drop("outside the difficulty range")
             else:
-                uid, rated = f"math/{split}/{index}", row.values.get("difficulty")
-                # Such words as "hard" have no order.
-                rating = float(rated) if isinstance(rated, int | float) and not isinstance(rated, bool) else None
-                problems.append(Problem(uid, row.text("problem"), row.text("answer"), difficulty=rating))
+                problems.append(Problem(f"math/{split}/{index}", row.problem, row.answer, difficulty=row.difficulty))
         return problems
 
-    def _difficult_enough(self, row: Row) -> bool:
+    def _difficult_enough(self, row: Question) -> bool:
         low, high = self.min_difficulty, self.max_difficulty
         if low is None and high is None:
             return True
-        value = row.number("difficulty")
-        return (low is None or value >= low) and (high is None or value <= high)
+        if row.difficulty is None:
+            raise DataError(
+                f"{row.where}: field 'difficulty' is missing or not a number, and data asks for a range of it"
+            )
+        return (low is None or row.difficulty >= low) and (high is None or row.difficulty <= high)

@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, TypeVar, cast, get_args
+from typing import Literal, cast, get_args
 
 from pydantic import Field, field_validator
 
 from whet.config import Config
-from whet.data.jsonl import Tally
+from whet.data.split import Tally, distinct, hold_out
 from whet.environments.base import TaskSet
 from whet.environments.math_grader import MathGrader
 from whet.errors import ConfigError, DataError
@@ -32,9 +32,6 @@ class Problem:
     question: str
     answer: str
     difficulty: float | None = field(default=None, kw_only=True)  # as the data set rates it
-
-
-P = TypeVar("P", bound=Problem)
 
 
 class Example(Config):
@@ -109,58 +106,25 @@ def known_split(split: str) -> Split:
     return cast(Split, split)
 
 
-def same_question(text: str) -> str:
-    """What two questions have in common when they are the same but for letter case and spacing."""
-    return " ".join(text.split()).casefold()
-
-
-def distinct(problems: Sequence[P], tally: Tally, apart_from: Sequence[P] = ()) -> list[P]:
-    """The problems whose question comes up for the first time and isn't one of ``apart_from``."""
-    held_out = {same_question(problem.question) for problem in apart_from}
-    seen: set[str] = set()
-    kept = []
-    for problem in problems:
-        question = same_question(problem.question)
-        if question in held_out:
-            tally.drop("also in the test split")
-        elif question in seen:
-            tally.drop("duplicate question")
-        else:
-            seen.add(question)
-            kept.append(problem)
-    return kept
-
-
-def hold_out(problems: Sequence[P], count: int, name: str) -> tuple[list[P], list[P]]:
-    """(rest, held out): ``count`` problems chosen by a hash of their question alone, so that the choice survives
-    reordering and added rows change little. Raises ``ConfigError`` when less than half would be left to train on."""
-    if count * 2 > len(problems):
-        raise ConfigError(
-            f"{name}: test_size={count} would hold out more than half of {len(problems)} rows; "
-            "lower test_size or give test_path"
-        )
-    by_hash = sorted(problems, key=lambda problem: derive_seed("held out", same_question(problem.question)))
-    chosen = {problem.uid for problem in by_hash[:count]}
-    return (
-        [problem for problem in problems if problem.uid not in chosen],
-        [problem for problem in problems if problem.uid in chosen],
-    )
-
-
 def split_problems(
-    name: str, train: list[P], test: list[P] | None, test_size: int | None, tally: Tally
-) -> dict[Split, list[P]]:
+    name: str, train: list[Problem], test: list[Problem] | None, test_size: int, tally: Tally
+) -> dict[Split, list[Problem]]:
     """Distinct problems in two splits that share no question. ``test`` None: ``test_size`` of ``train`` are held out;
     otherwise ``test_size`` bounds ``test``. ``tally`` counts both files' rows."""
-    if test is None:
-        train, test = hold_out(distinct(train, tally), test_size or 0, name)
-    else:
-        test = distinct(test, tally)
-        train = distinct(train, tally, apart_from=test)
-        if test_size is not None:
-            tally.drop("beyond test_size", max(0, len(test) - test_size))
-            test = test[:test_size]
+    train = distinct(train, question_key, tally)
+    if test is None and test_size * 2 > len(train):
+        raise ConfigError(
+            f"{name}: test_size={test_size} would hold out more than half of {len(train)} rows; "
+            "lower test_size or give test_path"
+        )
+    test = None if test is None else distinct(test, question_key, tally)
+    train, test = hold_out(train, test, test_size, question_key, tally)
     tally.report(len(train) + len(test))
     if not train:
         raise DataError(f"{name}: no training problem is left")
     return {"train": train, "test": test}
+
+
+def question_key(problem: Problem) -> int:
+    """The same for two questions that differ in letter case and spacing alone."""
+    return derive_seed("held out", " ".join(problem.question.split()).casefold())

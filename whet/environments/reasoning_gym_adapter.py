@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from whet.data.jsonl import Tally
+from whet.data.split import Tally, distinct
 from whet.environments.base import TaskSet
 from whet.environments.grading_worker import GradingLimits, GradingPool
 from whet.environments.math_grader import last_boxed
-from whet.environments.problems import Problem, Split, distinct, known_split, messages
+from whet.environments.problems import Problem, Split, known_split, messages, question_key
 from whet.errors import ConfigError, DataError
 from whet.seeds import derive_seed
 from whet.types import Task
@@ -126,7 +126,7 @@ class ReasoningGym(TaskSet):
         drawn = [generated[index] for index in range(settings["size"])]
         entries = [_Entry(f"{name}/{i}", entry["question"], "", entry) for i, entry in enumerate(drawn)]
         tally = Tally(name, len(entries))
-        kept = distinct(entries, tally, apart_from)
+        kept = distinct(entries, question_key, tally, apart_from)
         tally.report(len(kept))
         return kept
 

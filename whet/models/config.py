@@ -6,8 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from whet.config import Config
-
-BUILT_IN = "smollm2-135m-instruct"
+from whet.fetch import smollm2
 
 
 class LoraSettings(Config):
@@ -23,7 +22,7 @@ class LoraSettings(Config):
 class ModelConfig(Config):
     """Which weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face Hub."""
 
-    path: str = BUILT_IN
+    path: str = smollm2.NAME
     lora: LoraSettings | None = None
     trust_remote_code: bool = False
     """Lets a model's folder run its own Python code."""

@@ -7,15 +7,14 @@ no optimizer and no device mesh.
 
 import hashlib
 import logging
-import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from whet.errors import WhetError
-from whet.models.config import BUILT_IN, LoraSettings, ModelConfig
+from whet.fetch.model import fetch_model
+from whet.models.config import LoraSettings, ModelConfig
 from whet.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -24,31 +23,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
-_PROBE_SECONDS = 5.0
 _OF_EXPERTS = {"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "experts", "w1", "w2", "w3"}
 
 
 def resolve(config: ModelConfig) -> Path:
-    """The local folder that holds the model; converts or downloads at need.
-
-    Raises ``WhetError`` when there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
-    """
-    if config.path == BUILT_IN:
-        from whet.models.smollm2 import smollm2_folder
-
-        return smollm2_folder()
-    folder = Path(config.path).expanduser()
-    if folder.is_dir():
-        if not (folder / "config.json").is_file():
-            raise WhetError(f"model folder {folder} has no config.json; name the folder that holds the model's files")
-        return folder
-    if not _HUB_ID.fullmatch(config.path):
-        raise WhetError(
-            f"model {config.path!r}: there is no such folder. Give {BUILT_IN!r}, a folder with config.json and "
-            "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
-        )
-    return _from_hub(config)
+    """The local folder that holds the model; converted or downloaded where it must be. Raises ``WhetError`` where that
+    can't be done."""
+    return fetch_model(config.path, config.revision, with_code=config.trust_remote_code)
 
 
 def fingerprint(config: ModelConfig) -> str:
@@ -178,49 +159,3 @@ def adapted_modules(config: ModelConfig) -> list[str]:
             "the layers between; adapt other modules, or send merged weights: weights.lora=merged"
         )
     return list(found)
-
-
-def _from_hub(config: ModelConfig) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    offline = not _hub_answers()
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-    if config.trust_remote_code:
-        wanted.append("*.py")
-    try:
-        folder = snapshot_download(
-            config.path,
-            revision=config.revision,
-            allow_patterns=wanted,
-            ignore_patterns=["*/*"],
-            local_files_only=offline,
-            etag_timeout=_PROBE_SECONDS,
-        )
-    except LocalEntryNotFoundError as error:
-        raise WhetError(
-            f"model {config.path!r} is neither a folder here nor in the Hugging Face cache, and the Hub can't be "
-            f"reached. Give a folder, use the built-in {BUILT_IN!r}, or download it where there is a network"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise WhetError(
-            f"model {config.path!r}: neither a folder here nor a model on the Hugging Face Hub that you may read. "
-            "Check the spelling; for a gated model run `hf auth login`"
-        ) from error
-    except (HfHubHTTPError, OSError) as error:
-        raise WhetError(f"model {config.path!r}: the download from the Hugging Face Hub failed: {error}") from error
-    return Path(folder)
-
-
-def _hub_answers() -> bool:
-    """Whether the Hub can be reached at all: asked once with a deadline, because its client retries for minutes."""
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
-        return False
-    try:
-        get_session().head(constants.ENDPOINT, timeout=_PROBE_SECONDS)
-    except Exception as error:
-        log.info("the Hugging Face Hub doesn't answer (%s); using what is cached", error)
-        return False
-    return True

@@ -9,8 +9,8 @@ import torch
 from filelock import FileLock
 
 from whet.errors import DeadlineError, WhetError
+from whet.fetch.smollm2 import NAME, smollm2_folder
 from whet.models.loading import ModelConfig, load_model, load_tokenizer
-from whet.models.smollm2 import NAME, smollm2_folder
 
 
 def test_a_missing_package_is_answered_with_the_command_that_installs_it(

@@ -1,0 +1,112 @@
+"""Rows as typed values: a subclass of ``Row`` names the fields that it needs, and what is wrong with a row is a
+``DataError`` with its file, line and field. Knows no tokenizer and no environment."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Self, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
+
+from whet.data.jsonl import read_jsonl
+from whet.errors import DataError
+from whet.fetch.dataset import fetch_rows
+
+_WRONG = {
+    "string_type": "must be a text",
+    "bool_type": "must be true or false",
+    "float_type": "must be a finite number",
+    "finite_number": "must be a finite number",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+}
+
+
+def unicode(text: str) -> str:
+    """The text. Raises ``ValueError`` for half a surrogate pair, which JSON can write and no tokenizer can take."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode, without half of a surrogate pair") from None
+    return text
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must be a text that is not empty")
+    return text
+
+
+Text = Annotated[str, AfterValidator(unicode), AfterValidator(_not_blank)]
+
+
+class Row(BaseModel):
+    """One object of a file or data set. Fields that it doesn't name are kept as they are.
+
+    >>> class Question(Row):
+    ...     question: Text
+    >>> Question.of("train.jsonl:3", {"question": " "})
+    Traceback (most recent call last):
+    whet.errors.DataError: train.jsonl:3: field 'question' must be a text that is not empty, not " "
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    _where: str = PrivateAttr("")
+
+    @property
+    def where(self) -> str:
+        """Where it stands, e.g. ``train.jsonl:17``."""
+        return self._where
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """The fields that the class doesn't name."""
+        return dict(self.model_extra or {})
+
+    @classmethod
+    def of(cls, where: str, values: Mapping[str, Any]) -> Self:
+        """The row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
+        try:
+            row = cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise DataError(f"{where}: {_problem(error, values)}") from None
+        row._where = where
+        return row
+
+
+R = TypeVar("R", bound=Row)
+
+
+def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None) -> list[R]:
+    """The rows of a JSONL file or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub. ``columns`` says
+    what fields are called there, and wins over a field that has the name already.
+
+    Raises ``DataError`` for what can't be read, and for the first row that is wrong.
+    """
+    columns = columns or {}
+
+    def renamed(values: dict[str, Any]) -> dict[str, Any]:
+        found = {name: values[there] for name, there in columns.items() if there in values}
+        hidden = found.keys() | set(columns.values())
+        return found | {name: value for name, value in values.items() if name not in hidden}
+
+    placed = fetch_rows(path) if path.startswith("hf:") else read_jsonl(path)
+    return [kind.of(where, renamed(values)) for where, values in placed]
+
+
+def missing(name: str, fields: Collection[str]) -> str:
+    """What to say where a row with these fields lacks one."""
+    return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'})"
+
+
+def _problem(error: ValidationError, values: Mapping[str, Any]) -> str:
+    detail = error.errors(include_url=False)[0]
+    what = str(detail["ctx"]["error"]) if detail["type"] == "value_error" else _WRONG.get(detail["type"], detail["msg"])
+    if not detail["loc"]:  # of the row as a whole
+        return what
+    first, *rest = detail["loc"]
+    name = f"{first}" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
+    if detail["type"] == "missing":
+        return missing(name, values)
+    shown = json.dumps(detail["input"], default=str)
+    return f"field {name!r} {what}, not {shown[:80]}{'...' if len(shown) > 80 else ''}"

@@ -1,0 +1,78 @@
+"""The folder of a model: the built-in one, one of this machine, or one of the Hugging Face Hub."""
+
+import logging
+import os
+import re
+from pathlib import Path
+
+from whet.errors import WhetError
+from whet.fetch import smollm2
+
+log = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
+_PROBE_SECONDS = 5.0
+
+
+def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False) -> Path:
+    """The local folder that holds the model ``path``; converts or downloads it at need. ``with_code`` also downloads
+    Python files.
+
+    Raises ``WhetError`` when there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
+    """
+    if path == smollm2.NAME:
+        return smollm2.smollm2_folder()
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise WhetError(f"model folder {folder} has no config.json; name the folder that holds the model's files")
+        return folder
+    if not _HUB_ID.fullmatch(path):
+        raise WhetError(
+            f"model {path!r}: there is no such folder. Give {smollm2.NAME!r}, a folder with config.json and "
+            "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
+        )
+    return _download(path, revision, with_code)
+
+
+def _download(path: str, revision: str | None, with_code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", *(["*.py"] if with_code else [])]
+    try:
+        folder = snapshot_download(
+            path,
+            revision=revision,
+            allow_patterns=wanted,
+            ignore_patterns=["*/*"],
+            local_files_only=not _hub_answers(),
+            etag_timeout=_PROBE_SECONDS,
+        )
+    except LocalEntryNotFoundError as error:
+        raise WhetError(
+            f"model {path!r} is neither a folder here nor in the Hugging Face cache, and the Hub can't be reached. "
+            f"Give a folder, use the built-in {smollm2.NAME!r}, or download it where there is a network"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise WhetError(
+            f"model {path!r}: neither a folder here nor a model on the Hugging Face Hub that you may read. "
+            "Check the spelling; for a gated model run `hf auth login`"
+        ) from error
+    except (HfHubHTTPError, OSError) as error:
+        raise WhetError(f"model {path!r}: the download from the Hugging Face Hub failed: {error}") from error
+    return Path(folder)
+
+
+def _hub_answers() -> bool:
+    """Whether the Hub can be reached at all: asked once with a deadline, because its client retries for minutes."""
+    from huggingface_hub import constants, get_session
+
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PROBE_SECONDS)
+    except Exception as error:
+        log.info("the Hugging Face Hub doesn't answer (%s); using what is cached", error)
+        return False
+    return True
