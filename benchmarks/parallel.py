@@ -25,7 +25,7 @@ from whet.errors import ConfigError, WhetError
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import WorkerConfig
-from whet.losses.supervised import SFT
+from whet.losses.supervised import SFTLoss
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.recipe import Recipe
@@ -57,11 +57,11 @@ async def measure(layout: str, batch: Batch, rounds: int, max_tokens: int) -> di
                 steps=1000,
             )
             learners[name] = await WorkerLearner.launch(cluster, config)
-            await learners[name].update(batch, SFT())  # the first step allocates
+            await learners[name].update(batch, SFTLoss())  # the first step allocates
         for _ in range(rounds):
             for name, learner in learners.items():
                 started = time.perf_counter()
-                await learner.update(batch, SFT())
+                await learner.update(batch, SFTLoss())
                 taken[name].append(time.perf_counter() - started)
     finally:
         for learner in learners.values():

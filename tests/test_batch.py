@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.groups import group, groups
 from whet.batch import MIN_COMMON_PREFIX, Batch
 from whet.errors import DataError
+from whet.packing import pack
 from whet.types import Group, Span, Status, Task, Trajectory
 
 
@@ -102,6 +103,38 @@ def test_minibatches_share_out_whole_groups(made, count, seed):
     met = [int(index) for part, _ in parts for index in part.group.unique()]
     assert sorted(met) == list(range(len(made)))
     assert sum(part.sequences for part, _ in parts) == batch.sequences
+
+
+@settings(max_examples=40, deadline=None)
+@given(groups(), st.data())
+def test_columns_of_ones_own_go_along_by_their_axis(made, data):
+    batch = Batch.from_groups(made)
+    batch.fill("of_token", torch.arange(2 * len(batch)).reshape(-1, 2))
+    batch.fill("of_sequence", torch.arange(batch.sequences), axis="sequence")
+    chosen = sorted(data.draw(st.sets(st.integers(0, batch.sequences - 1), min_size=1)))
+    part, tokens = batch.weigh("token").select(torch.tensor(chosen))
+    assert part.column("of_token")[:, 0].tolist() == [2 * t for t in tokens.tolist()]
+    assert part.column("of_sequence").tolist() == chosen
+    assert part.to("cpu").filled == part.filled == batch.filled | {"weight"}
+    for micro in (m for rank in pack(batch, 2, 400) for m in rank):
+        assert torch.equal(micro.batch.column("of_token"), batch.column("of_token")[micro.tokens])
+        assert micro.batch.column("of_sequence").numel() == micro.batch.sequences
+
+
+def test_a_column_is_found_whether_many_share_it_or_one_made_it_up():
+    batch = Batch.from_groups([group("a", [1, 2], [[3, 4], [5]])])
+    batch.fill("advantages", torch.ones(5))
+    assert batch.advantages is batch.column("advantages")
+    again = batch.weigh("token")
+    again.fill("mine", torch.zeros(2), axis="sequence")
+    assert "mine" not in batch.filled
+    assert again.filled == {"advantages", "mine", "rollout_logprobs", "weight"}
+    with pytest.raises(DataError, match=r"'mine' is not filled; there are: advantages"):
+        batch.column("mine")
+    with pytest.raises(DataError, match=r"'mine' has the shape \[5\], but there are 2 sequences"):
+        batch.fill("mine", torch.zeros(5), axis="sequence")
+    with pytest.raises(DataError, match=r"'returns' has the shape \[2\], but there are 5 tokens"):
+        batch.fill("returns", torch.zeros(2))
 
 
 def test_per_sequence_sums_trained_tokens_and_per_token_spreads_back():

@@ -8,22 +8,24 @@ only untrained tokens are shared.
 Nothing here knows a model, a device mesh or an algorithm. Shapes: N tokens, S sequences.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, Literal
 
 from whet.errors import DataError
+from whet.lazy import Tensor, torch
 from whet.seeds import derive_seed
 from whet.types import Distribution, Group, Status, Trajectory, Weighting
 
 MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
 
-_TOKEN = {"axis": "token"}
-_SEQUENCE = {"axis": "sequence"}
+Axis = Literal["token", "sequence"]
+Output = Literal["logprobs", "entropy", "values", "topk"]
+
+_TOKEN, _SEQUENCE, _SEGMENT = {"axis": "token"}, {"axis": "sequence"}, {"axis": "segment"}
 
 
 @dataclass(slots=True)
@@ -33,20 +35,42 @@ class ModelOutput:
     logprobs: Tensor  # [N]; of each trained token under the batch's distribution, 0 elsewhere
     entropy: Tensor | None = None  # [N]; of the distribution that predicts each trained token, 0 elsewhere
     values: Tensor | None = None  # [N]; of a scalar head, at each trained token's predictor
-    topk: Tensor | None = None  # [N, K]; log-probs of the ids in the batch's teacher columns
+    topk: Tensor | None = None  # [N, K]; log-probs of the ids in the batch's column ``topk_ids``
+
+    def column(self, name: Output) -> Tensor:
+        """Return one of the above. Raises ``DataError`` where the model was not asked for it."""
+        found: Tensor | None = getattr(self, name)
+        if found is None:
+            raise DataError(f"the model was not asked for {name!r}; a loss names what it wants of it in `outputs`")
+        return found
+
+
+@dataclass(slots=True, frozen=True)
+class Column:
+    """One value, or row of values, for each token or for each sequence of a batch."""
+
+    values: Tensor  # [N, ...] or [S, ...]
+    axis: Axis = "token"
 
 
 @dataclass(slots=True)
 class Batch:
-    """Packed tokens with everything a loss may ask for. Optional columns are filled as the algorithm needs them."""
+    """Packed tokens with everything a loss may read.
+
+    Columns are filled as the algorithm needs them: those that many share are attributes, all others, a user's own among
+    them, are in ``columns``. ``fill`` and ``column`` write and read both.
+
+        batch.fill("difficulty", torch.tensor([0.2, 0.9]), axis="sequence")
+        batch.column("difficulty")
+    """
 
     tokens: Tensor = field(metadata=_TOKEN)  # [N] int64
     position: Tensor = field(metadata=_TOKEN)  # [N] int64
     predictor: Tensor = field(metadata=_TOKEN)  # [N] int64; the token that predicts it, -1: none
     sequence: Tensor = field(metadata=_TOKEN)  # [N] int64; -1 where shared
     trained: Tensor = field(metadata=_TOKEN)  # [N] bool
-    segment_start: Tensor  # [segments] int64, ascending; a segment ends where the next one starts
-    segment_parent: Tensor  # [segments] int64; -1 for a root; parents stand before their children
+    segment_start: Tensor = field(metadata=_SEGMENT)  # [segments] int64, ascending; it ends where the next one starts
+    segment_parent: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: a root; parents stand before children
     group: Tensor = field(metadata=_SEQUENCE)  # [S] int64, index into group_uids
     reward: Tensor = field(metadata=_SEQUENCE)  # [S] float64
     truncated: Tensor = field(metadata=_SEQUENCE)  # [S] bool
@@ -60,16 +84,12 @@ class Batch:
     values: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
     advantages: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     returns: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
-    reward_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of an implicit reward model
-    reward_reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of its frozen start
-    teacher_ids: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, K] int64
-    teacher_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, K]
-    teacher_token_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]; of the tokens themselves
+    columns: dict[str, Column] = field(default_factory=dict)  # all others, by name
 
     @classmethod
     def from_groups(
         cls, groups: Sequence[Group], *, share_prompts: bool = True, distribution: Distribution | None = None
-    ) -> "Batch":
+    ) -> Batch:
         """Lay out the trajectories of the groups, in order. What all trajectories of a group have in common before the
         first trained token becomes one shared segment; so does what all groups have in common (a system prompt, say),
         if it is long enough to be worth it. ``share_prompts=False`` makes every trajectory a root.
@@ -106,6 +126,39 @@ class Batch:
         """[N]"""
         return self.segment_length.new_tensor(range(self.segment_start.numel())).repeat_interleave(self.segment_length)
 
+    @property
+    def filled(self) -> frozenset[str]:
+        """Return the names of the columns that ``column`` would find."""
+        return frozenset(name for name in _COMMON if getattr(self, name) is not None) | self.columns.keys()
+
+    def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
+        """Put ``values``, [N, ...] or [S, ...], into the column of that name. Raises ``DataError`` for another size."""
+        size = len(self) if axis == "token" else self.sequences
+        if values.ndim == 0 or len(values) != size:
+            raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
+        if name in _COMMON:
+            setattr(self, name, values)
+        else:
+            self.columns = self.columns | {name: Column(values, axis)}
+
+    def column(self, name: str) -> Tensor:
+        """Return the values of a column. Raises ``DataError`` where it is not filled."""
+        if name not in self.filled:
+            there = ", ".join(sorted(self.filled)) or "none"
+            raise DataError(
+                f"the column {name!r} is not filled; there are: {there}. A loss names what it reads in `reads`, and an "
+                "algorithm what its `prepare` fills in `fills`"
+            )
+        found: Tensor = getattr(self, name) if name in _COMMON else self.columns[name].values
+        return found
+
+    def score(self, name: str) -> Tensor:
+        """Return a score of the sequences, [S]. Raises ``DataError`` where none has it."""
+        if name not in self.scores:
+            known = ", ".join(self.scores) or "none"
+            raise DataError(f"no answer carries the score {name!r}; scores that are there: {known}")
+        return self.scores[name]
+
     def per_sequence(self, values: Tensor) -> Tensor:
         """Sums of a token column over each sequence's trained tokens. [N] -> [S]"""
         picked = self.trained.to(values.device)
@@ -139,7 +192,7 @@ class Batch:
                 found[sequence] = runs[segment]
         return found
 
-    def weigh(self, weighting: Weighting, divisor: int | None = None) -> "Batch":
+    def weigh(self, weighting: Weighting, divisor: int | None = None) -> Batch:
         """The batch with ``weight`` filled: each trained token's share of this optimizer step, from counts over the
         whole of this batch. This is the only normaliser there is.
 
@@ -162,39 +215,35 @@ class Batch:
             share = torch.full_like(per_sequence, 1.0) / (counted * divisor)
         return replace(self, weight=self.per_token(share))
 
-    def select(self, sequences: Tensor) -> tuple["Batch", Tensor]:
-        """The batch of the given sequences (ascending indices, [s]) with the shared segments they hang on, and the
-        indices of its tokens in this batch, [n]. Weights and all other columns go along unchanged.
+    def select(self, sequences: Tensor) -> tuple[Batch, Tensor]:
+        """Return the batch of the given sequences (ascending indices, [s]) with the shared segments they hang on, and
+        the indices of its tokens in this batch, [n]. Weights and all other columns go along unchanged.
         """
         wanted = torch.zeros(self.sequences + 1, dtype=torch.bool)
         wanted[sequences] = True  # the extra last place stands for -1, "shared"
         keep = wanted[self.sequence[self.segment_start]]
-        for child in range(keep.numel() - 1, -1, -1):
-            if keep[child] and self.segment_parent[child] >= 0:
-                keep[self.segment_parent[child]] = True
+        while True:  # until the parents of all that is kept are kept
+            parents = self.segment_parent[keep]
+            parents = parents[parents >= 0]
+            if bool(keep[parents].all()):
+                break
+            keep[parents] = True
 
-        tokens = keep[self.segment_of_token].nonzero().squeeze(1)
-        new_token = torch.full((len(self) + 1,), -1)
-        new_token[tokens] = torch.arange(tokens.numel())
-        new_segment = torch.full((keep.numel() + 1,), -1)
-        new_segment[:-1][keep] = torch.arange(int(keep.sum()))
-        new_sequence = torch.full((self.sequences + 1,), -1)
-        new_sequence[:-1][wanted[:-1]] = torch.arange(int(wanted.sum()))
-        rows = wanted[:-1].nonzero().squeeze(1)
+        segments = keep.nonzero().squeeze(1)
+        length = self.segment_length[segments]
+        start = length.cumsum(0) - length
+        tokens = torch.arange(int(length.sum())) + (self.segment_start[segments] - start).repeat_interleave(length)
+        new_segment, new_sequence = torch.full((len(keep) + 1,), -1), torch.full((self.sequences + 1,), -1)
+        new_segment[segments] = torch.arange(len(segments))
+        new_sequence[sequences] = torch.arange(len(sequences))
+        kept = {"token": tokens, "sequence": sequences, "segment": segments}
+        part = self._each(lambda column, axis: column[kept[axis]])
+        part.segment_start, part.segment_parent = start, new_segment[part.segment_parent]
+        part.sequence = new_sequence[part.sequence]
+        part.predictor = _predictors(start, length, part.segment_parent)
+        return part, tokens
 
-        columns: dict[str, Any] = {}
-        for column in fields(self):
-            value = getattr(self, column.name)
-            if isinstance(value, Tensor) and "axis" in column.metadata:
-                columns[column.name] = value[tokens if column.metadata["axis"] == "token" else rows]
-        columns["predictor"] = new_token[columns["predictor"]]
-        columns["sequence"] = new_sequence[columns["sequence"]]
-        columns["segment_start"] = new_token[self.segment_start[keep]]
-        columns["segment_parent"] = new_segment[self.segment_parent[keep]]
-        columns["scores"] = {name: value[rows] for name, value in self.scores.items()}
-        return replace(self, **columns), tokens
-
-    def minibatches(self, count: int, seed: int = 0) -> list[tuple["Batch", Tensor]]:
+    def minibatches(self, count: int, seed: int = 0) -> list[tuple[Batch, Tensor]]:
         """Split by whole groups into at most ``count`` parts of nearly equal numbers of groups, shuffled by ``seed``;
         each with the indices of its tokens in this batch. One part keeps the order.
         """
@@ -206,12 +255,31 @@ class Batch:
         shuffled = groups[torch.randperm(groups.numel(), generator=generator)]
         return [self.select(torch.isin(self.group, part).nonzero().squeeze(1)) for part in shuffled.tensor_split(count)]
 
-    def to(self, device: torch.device | str) -> "Batch":
-        """The batch with its token and sequence columns on a device."""
-        moved: dict[str, Any] = {
-            c.name: v.to(device) for c in fields(self) if isinstance(v := getattr(self, c.name), Tensor)
+    def to(self, device: torch.device | str) -> Batch:
+        """Return the batch with all its columns on a device."""
+        return self._each(lambda column, _: column.to(device))
+
+    def _each(self, change: Callable[[Tensor, str], Tensor]) -> Batch:
+        """Return the batch with every tensor changed by a function of it and of its axis."""
+        own: dict[str, Any] = {
+            f.name: change(v, f.metadata["axis"])
+            for f in fields(self)
+            if "axis" in f.metadata and (v := getattr(self, f.name)) is not None
         }
-        return replace(self, **moved, scores={name: value.to(device) for name, value in self.scores.items()})
+        scores = {name: change(values, "sequence") for name, values in self.scores.items()}
+        columns = {name: Column(change(c.values, c.axis), c.axis) for name, c in self.columns.items()}
+        return replace(self, **own, scores=scores, columns=columns)
+
+
+_COMMON = tuple(column.name for column in fields(Batch) if "axis" in column.metadata and column.default is None)
+
+
+def _predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
+    """Return the token before each token; of a segment's first token its parent's last one, -1 in a root. [N]"""
+    last = start + length - 1
+    predictor = torch.arange(int(length.sum())) - 1
+    predictor[start] = torch.where(parent < 0, -1, last[parent])
+    return predictor
 
 
 def _leading(trajectory: Trajectory) -> list[int]:
@@ -228,47 +296,37 @@ def _same_start(lists: Sequence[list[int]]) -> list[int]:
 
 
 class _Layout:
-    """Lists that grow into a batch."""
+    """Segments and sequences that grow into a batch."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.position: list[int] = []
-        self.predictor: list[int] = []
-        self.sequence: list[int] = []
+        self.tokens: list[int] = []  # of all segments
         self.trained: list[bool] = []
         self.logprobs: list[float] = []
-        self.start: list[int] = []
+        self.length: list[int] = []  # of each segment
         self.parent: list[int] = []
-        self.group: list[int] = []
+        self.sequence: list[int] = []
+        self.position: list[int] = []  # of its first token
+        self.group: list[int] = []  # of each sequence
         self.trajectories: list[Trajectory] = []
         self.sampled = False
 
-    def segment(
-        self, tokens: list[int], trained: list[bool], logprobs: list[float] | None, parent: int, sequence: int
-    ) -> int:
-        before = len(self.tokens)
-        if parent < 0:
-            previous, offset = -1, 0
-        else:
-            end = self.start[parent + 1] if parent + 1 < len(self.start) else before
-            previous, offset = end - 1, self.position[end - 1] + 1
-        self.start.append(before)
-        self.parent.append(parent)
+    def segment(self, tokens: list[int], trained: list[bool], logprobs: list[float], parent: int, sequence: int) -> int:
         self.tokens += tokens
-        self.position += range(offset, offset + len(tokens))
-        self.predictor += [previous, *range(before, before + len(tokens) - 1)]
-        self.sequence += [sequence] * len(tokens)
-        self.trained += [flag and (i > 0 or previous >= 0) for i, flag in enumerate(trained)]
-        self.logprobs += logprobs or [0.0] * len(tokens)
-        return len(self.start) - 1
+        self.trained += trained
+        self.logprobs += logprobs
+        self.position.append(0 if parent < 0 else self.position[parent] + self.length[parent])
+        self.length.append(len(tokens))
+        self.parent.append(parent)
+        self.sequence.append(sequence)
+        return len(self.parent) - 1
 
     def shared_segment(self, tokens: list[int], parent: int) -> int:
-        return self.segment(tokens, [False] * len(tokens), None, parent, sequence=-1)
+        return self.segment(tokens, [False] * len(tokens), [0.0] * len(tokens), parent, sequence=-1)
 
     def add_sequence(self, uid: str, group: int, trajectory: Trajectory, root: int, shared: int) -> None:
         if trajectory.status is Status.FAILED:
             raise DataError(f"group {uid!r} holds a failed trajectory ({trajectory.error}); drop or retry it first")
-        tokens, trained, logprobs = [], [], []
+        tokens, trained, logprobs = list[int](), list[bool](), list[float]()
         for span in trajectory.spans:
             tokens += span.tokens
             trained += [span.trained] * len(span.tokens)
@@ -284,23 +342,30 @@ class _Layout:
         self.trajectories.append(trajectory)
 
     def batch(self, uids: tuple[str, ...], distribution: Distribution) -> Batch:
-        names = dict.fromkeys(name for trajectory in self.trajectories for name in trajectory.scores)
+        length, parent = torch.tensor(self.length, dtype=torch.long), torch.tensor(self.parent, dtype=torch.long)
+        start = length.cumsum(0) - length
+        offset = torch.tensor(self.position, dtype=torch.long) - start
+        trained = torch.tensor(self.trained, dtype=torch.bool)
+        trained[start[parent < 0]] = False  # nothing predicts the first token of a root
+        rows = self.trajectories
+        names = dict.fromkeys(name for row in rows for name in row.scores)
         return Batch(
             tokens=torch.tensor(self.tokens, dtype=torch.long),
-            position=torch.tensor(self.position, dtype=torch.long),
-            predictor=torch.tensor(self.predictor, dtype=torch.long),
-            sequence=torch.tensor(self.sequence, dtype=torch.long),
-            trained=torch.tensor(self.trained, dtype=torch.bool),
-            segment_start=torch.tensor(self.start, dtype=torch.long),
-            segment_parent=torch.tensor(self.parent, dtype=torch.long),
+            position=torch.arange(len(self.tokens)) + offset.repeat_interleave(length),
+            predictor=_predictors(start, length, parent),
+            sequence=torch.tensor(self.sequence, dtype=torch.long).repeat_interleave(length),
+            trained=trained,
+            segment_start=start,
+            segment_parent=parent,
             group=torch.tensor(self.group, dtype=torch.long),
-            reward=torch.tensor([t.reward for t in self.trajectories], dtype=torch.float64),
-            truncated=torch.tensor([t.status is Status.TRUNCATED for t in self.trajectories], dtype=torch.bool),
+            reward=_numbers([row.reward for row in rows]),
+            truncated=torch.tensor([row.status is Status.TRUNCATED for row in rows], dtype=torch.bool),
             group_uids=uids,
             distribution=distribution,
-            scores={
-                name: torch.tensor([t.scores.get(name, float("nan")) for t in self.trajectories], dtype=torch.float64)
-                for name in names
-            },
+            scores={name: _numbers([row.scores.get(name, float("nan")) for row in rows]) for name in names},
             rollout_logprobs=torch.tensor(self.logprobs, dtype=torch.float32) if self.sampled else None,
         )
+
+
+def _numbers(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import torch
 from torch import Tensor
 
 from whet.algorithms.annotate import annotate
@@ -273,8 +274,7 @@ async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, flo
     """A loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; where rows
     are judged also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
     ``evaluation/margin``."""
-    own = {"values"} if "values" in loss.needs else {"logprobs"} | (set(loss.needs) & {"entropy", "topk"})
-    said = await learner.score(batch, own)
+    said = await learner.score(batch, set(loss.outputs))
     metrics = await compute(_loss_metrics, loss, said, batch)
     found, n = metrics.result(), len(batch.group_uids)
     values = {"evaluation/loss": found["loss"], "evaluation/n": float(n)}
@@ -288,6 +288,5 @@ async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, flo
 
 
 def _loss_metrics(loss: "Loss", said: dict[str, Tensor], batch: Batch) -> Metrics:
-    if "logprobs" not in said:
-        said["logprobs"] = said["values"].new_zeros(len(batch))
+    said.setdefault("logprobs", torch.zeros(len(batch)))  # of a value head, or where the loss reads none
     return loss(ModelOutput(**said), batch)[1]

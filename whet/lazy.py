@@ -1,25 +1,25 @@
-"""Importing torch takes seconds; reading a recipe must not. Configs that compute with tensors import it thus:
+"""torch for modules that only name it until they compute: importing it takes seconds, and reading a recipe must not.
 
-if TYPE_CHECKING:
-    import torch
-else:
-    torch = lazy_import("torch")
+    from whet.lazy import Tensor, torch
+
+``torch`` is imported when an attribute of it is first used; ``Tensor`` is for annotations, which must not be evaluated
+(``from __future__ import annotations``).
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+__all__ = ["Tensor", "torch"]
 
-def lazy_import(name: str) -> Any:
-    """A stand-in for the module, which is imported when an attribute is first used."""
-    return _LazyModule(name)
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
 
+    class _LazyTorch:
+        def __getattr__(self, name: str) -> Any:
+            value = getattr(importlib.import_module("torch"), name)
+            setattr(self, name, value)  # next time without this detour
+            return value
 
-class _LazyModule:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, attribute: str) -> Any:
-        value = getattr(importlib.import_module(self._name), attribute)
-        setattr(self, attribute, value)  # next time without this detour
-        return value
+    torch, Tensor = _LazyTorch(), "Tensor"

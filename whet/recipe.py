@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from whet.algorithms.base import Algorithm
+from whet.algorithms.base import HEADS, Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, DevicesConfig
@@ -96,17 +96,19 @@ class Recipe(Config):
             )
         for problem in self._problems_of_parts():
             raise ValueError(problem)
-        unfilled = self.algorithm.needs - self.algorithm.fills
-        if unfilled:
-            raise ValueError(
-                f"algorithm.loss or algorithm.advantage needs {', '.join(sorted(unfilled))}, which this algorithm "
-                "doesn't provide; choose others"
-            )
         for loss in self.algorithm.losses.values():
             if loss.unit not in self.algorithm.units:
                 called = Component(LOSSES).name_of(type(loss))
                 learns, here = _UNITS[loss.unit], " or ".join(_UNITS[unit] for unit in self.algorithm.units)
                 raise ValueError(f"algorithm.loss = {called} learns from {learns}, and this algorithm has {here}")
+        unfilled = self.algorithm.needs - self.algorithm.fills
+        for role, head in self.algorithm.heads.items():
+            unfilled |= self.algorithm.losses[role].outputs - HEADS[head]
+        if unfilled:
+            raise ValueError(
+                f"algorithm.loss or algorithm.advantage needs {', '.join(sorted(unfilled))}, which this algorithm "
+                "doesn't provide; choose others"
+            )
         return self
 
     def _problems_of_parts(self) -> Iterator[str]:
@@ -128,7 +130,7 @@ class Recipe(Config):
 
     def _check_sampling(self) -> None:
         sampling = self.sampling
-        if "topk" in self.algorithm.needs and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+        if "topk_ids" in self.algorithm.needs and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
             raise ValueError(
                 "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "
                 "and min_p would cut some off; leave them out, or choose algorithm.loss=on_policy_distillation"
@@ -159,7 +161,7 @@ class Recipe(Config):
             )
         apart = not self.algorithm.on_policy or self.rollouts.max_staleness > 0
         main = self.algorithm.losses[self.algorithm.main_role]
-        if self.algorithm.samples_per_task and apart and "teacher_token_logprobs" in main.needs:
+        if self.algorithm.samples_per_task and apart and "teacher_token_logprobs" in main.reads:
             found.append(
                 "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
                 "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "

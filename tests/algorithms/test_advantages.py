@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.losses.batches import fill, random_groups
+from tests.losses.batches import fill, random_groups, refilled, without
 from tests.reference import advantages as slow
 from tests.reference.plain import Plain, Said, plain
 from tests.reference.policy import kl as slow_kl
@@ -158,9 +158,9 @@ def test_order_of_groups_does_not_matter(estimator: Any) -> None:
         seen[uid] = seen.get(uid, 0) + 1
         matched |= dict(zip(row.tokens, tokens, strict=True))
     for name in FILLED:
-        column = getattr(backward, name)
+        column = backward.column(name)
         for here, there in matched.items():
-            column[there] = getattr(forward, name)[here]
+            column[there] = forward.column(name)[here]
     one, two = estimator(forward).advantages, estimator(backward).advantages
     assert [one[t].item() for t in matched] == pytest.approx([two[t].item() for t in matched.values()], abs=1e-10)
 
@@ -211,8 +211,8 @@ def test_a_group_of_one_has_no_advantage(baseline: Any, std: Any) -> None:
 )
 def test_columns_in_float32_are_computed_with_in_float64(estimator: Any) -> None:
     batch = make(1)
-    single = replace(batch, **{name: getattr(batch, name).float() for name in FILLED})
-    double = replace(single, **{name: getattr(single, name).double() for name in FILLED})
+    single = refilled(batch, **{name: batch.column(name).float() for name in FILLED})
+    double = refilled(single, **{name: single.column(name).double() for name in FILLED})
     one, two = estimator(single).advantages.tolist(), estimator(double).advantages.tolist()
     assert one == pytest.approx(two, rel=1e-13, abs=1e-13)
 
@@ -286,13 +286,13 @@ def test_length_adaptive_lambda_of_short_answers_is_zero_not_negative() -> None:
 
 def test_needs_follow_from_the_settings() -> None:
     penalised = KL(coefficient=0.1)
-    assert GroupAdvantage().needs == GDPO(components={"a": 1.0}).needs == ReinforcePlusPlus().needs == frozenset()
-    assert ReinforcePlusPlus(kl=penalised).needs == {"old_logprobs", "reference_logprobs"}
-    assert GAE().needs == {"values"}
+    assert GroupAdvantage().reads == GDPO(components={"a": 1.0}).reads == ReinforcePlusPlus().reads == frozenset()
+    assert ReinforcePlusPlus(kl=penalised).reads == {"old_logprobs", "reference_logprobs"}
+    assert GAE().reads == {"values"}
     asked = {"teacher_token_logprobs", "old_logprobs"}
-    assert TeacherAdvantage().needs == asked
-    assert TeacherAdvantage(reward=GAE()).needs == asked | {"values"}
-    assert GAE(kl=penalised).needs == {"values", "old_logprobs", "reference_logprobs"}
+    assert TeacherAdvantage().reads == asked
+    assert TeacherAdvantage(reward=GAE()).reads == asked | {"values"}
+    assert GAE(kl=penalised).reads == {"values", "old_logprobs", "reference_logprobs"}
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_needs_follow_from_the_settings() -> None:
 )
 def test_a_column_that_nobody_filled_is_named(estimator: Any, column: str) -> None:
     with pytest.raises(DataError, match=f"'{column}'"):
-        estimator(replace(make(0), **{column: None}))
+        estimator(without(make(0), column))
 
 
 def test_the_returns_of_the_reward_stay_what_they_are() -> None:

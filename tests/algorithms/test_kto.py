@@ -32,7 +32,7 @@ def completed(groups: list[Group], learner: Any, share_prompts: bool = True) -> 
 
 
 def point(batch: Batch) -> float:
-    (value,) = set(batch.scores["reference_point"].tolist())
+    (value,) = set(batch.column("reference_point").tolist())
     return value
 
 
@@ -113,7 +113,7 @@ def test_the_reference_point_does_not_depend_on_layout_or_order(workers: dict[st
     batch = completed(groups, learner)
     parts = cut(KTO().weigh(batch, 8), 24, "sequence")
     assert len(parts) > 1
-    assert {value for part in parts for value in part.batch.scores["reference_point"].tolist()} == {expected}
+    assert {value for part in parts for value in part.batch.column("reference_point").tolist()} == {expected}
 
 
 def test_it_is_float64_as_all_scores_are_also_of_a_float32_model(workers: dict[str, Any]) -> None:
@@ -122,7 +122,7 @@ def test_it_is_float64_as_all_scores_are_also_of_a_float32_model(workers: dict[s
             return {name: column.float() for name, column in (await super().score(batch, columns)).items()}
 
     for groups in (labelled_groups(0), labelled_groups(0)[:1]):
-        assert completed(groups, Single(workers)).scores["reference_point"].dtype == torch.float64
+        assert completed(groups, Single(workers)).column("reference_point").dtype == torch.float64
 
 
 def test_a_row_without_a_partner_has_reference_point_zero(workers: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def test_a_row_without_a_partner_has_reference_point_zero(workers: dict[str, Any
 
 def test_no_gradient_flows_through_the_reference_point(workers: dict[str, Any]) -> None:
     batch = KTO().weigh(completed(labelled_groups(0), TwoWorkers(workers)), 8)
-    assert not batch.scores["reference_point"].requires_grad
+    assert not batch.column("reference_point").requires_grad
     batch.reference_logprobs = torch.zeros(len(batch))
     learner = workers["language"]
     learner.accumulate(whole(batch), KTO().loss)

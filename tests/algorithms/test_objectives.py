@@ -98,11 +98,12 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         logprobs = workers["other"].score(whole(batch), {"logprobs"})[0]["logprobs"]
         values = workers["critic"].score(whole(batch), {"values"})[0]["values"]
         batch = replace(batch, old_logprobs=logprobs, reference_logprobs=logprobs, values=values)
-        batch.teacher_token_logprobs = workers["tutor"].score(whole(batch), {"logprobs"})[0]["logprobs"]
-        likeliest = workers["tutor"].score(whole(batch), {"teacher_ids", "teacher_logprobs"}, Top(4, VOCABULARY))[0]
-        batch = replace(batch, **likeliest)
-        batch.reward_logprobs = workers["language"].score(whole(batch), {"logprobs"})[0]["logprobs"]
-        batch.reward_reference_logprobs = logprobs
+        batch.fill("teacher_token_logprobs", workers["tutor"].score(whole(batch), {"logprobs"})[0]["logprobs"])
+        likeliest = workers["tutor"].score(whole(batch), {"topk_ids", "topk"}, Top(4, VOCABULARY))[0]
+        batch.fill("topk_ids", likeliest["topk_ids"])
+        batch.fill("teacher_logprobs", likeliest["topk"])
+        batch.fill("reward_logprobs", workers["language"].score(whole(batch), {"logprobs"})[0]["logprobs"])
+        batch.fill("reward_reference_logprobs", logprobs)
         if algorithm.estimator is not None:
             credit = algorithm.estimator(batch)
             batch = replace(batch, advantages=credit.advantages, returns=credit.returns)

@@ -1,7 +1,6 @@
 """PRIME's advantages by hand, and the algorithm that is made of them."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.algorithms.test_advantages import group_of, make, per_row
+from tests.losses.batches import without
 from tests.tiny import tiny_tokenizer
 from whet.algorithms.advantage_registry import ADVANTAGES
 from whet.algorithms.advantages import GroupAdvantage
@@ -25,9 +25,11 @@ from whet.types import Group
 def judged(groups: list[Group], ratios: list[float]) -> Batch:
     """With the reward model's log-ratio of each trained token, in order; nan elsewhere."""
     batch = Batch.from_groups(groups)
-    batch.reward_reference_logprobs = torch.where(batch.trained, -2.0, math.nan).double()
-    batch.reward_logprobs = batch.reward_reference_logprobs.clone()
-    batch.reward_logprobs[batch.trained] += torch.tensor(ratios).double()
+    start = torch.where(batch.trained, -2.0, math.nan).double()
+    now = start.clone()
+    now[batch.trained] += torch.tensor(ratios).double()
+    batch.fill("reward_reference_logprobs", start)
+    batch.fill("reward_logprobs", now)
     return batch
 
 
@@ -72,13 +74,13 @@ def test_process_rewards_with_only_empty_partners_are_the_outcome_alone() -> Non
 @pytest.mark.parametrize("column", ["reward_logprobs", "reward_reference_logprobs"])
 def test_a_process_column_that_nobody_filled_is_named(column: str) -> None:
     with pytest.raises(DataError, match=f"'{column}'"):
-        ProcessRewards()(replace(make(0), **{column: None}))
+        ProcessRewards()(without(make(0), column))
 
 
 def test_process_rewards_are_registered_with_these_defaults_and_limits() -> None:
     assert ADVANTAGES["process_rewards"] == "whet.algorithms.process_rewards:ProcessRewards"
     assert ProcessRewards() == ProcessRewards(beta=0.05, gamma=1.0)
-    assert ProcessRewards(beta=0.0, gamma=0.0).needs == {"reward_logprobs", "reward_reference_logprobs"}
+    assert ProcessRewards(beta=0.0, gamma=0.0).reads == {"reward_logprobs", "reward_reference_logprobs"}
     settings: dict[str, Any]
     for settings in ({"beta": -0.01}, {"gamma": 1.01}, {"gamma": -0.01}):
         with pytest.raises(ValidationError):

@@ -113,16 +113,16 @@ def test_a_teacher_names_its_likeliest_tokens_at_the_batchs_temperature(
     models: dict[str, WorkerLearner], folders: dict[str, Path]
 ) -> None:
     batch = asked(taught(OnPolicyDistillation, folders, "red", k=5), models, some_groups())
-    assert batch.teacher_ids is not None
-    assert batch.teacher_logprobs is not None
-    assert (batch.teacher_ids.shape, batch.teacher_ids.dtype) == ((len(batch), 5), torch.int64)
+    assert (batch.column("topk_ids").shape, batch.column("topk_ids").dtype) == ((len(batch), 5), torch.int64)
     for token in some_trained(batch):
         table = whole_distribution(models["red"], folders["red"], batch, token)
         best = sorted(range(len(table)), key=lambda word: -table[word])[:5]
-        assert batch.teacher_ids[token].tolist() == best
-        assert batch.teacher_logprobs[token].tolist() == pytest.approx([table[word] for word in best], abs=1e-6)
-    assert not batch.teacher_logprobs[~batch.trained].any()
-    assert batch.teacher_token_logprobs is None
+        assert batch.column("topk_ids")[token].tolist() == best
+        assert batch.column("teacher_logprobs")[token].tolist() == pytest.approx(
+            [table[word] for word in best], abs=1e-6
+        )
+    assert not batch.column("teacher_logprobs")[~batch.trained].any()
+    assert "teacher_token_logprobs" not in batch.filled
     assert batch.old_logprobs is None, "nobody asked for it"
 
 
@@ -130,20 +130,17 @@ def test_several_teachers_are_mixed_exactly(models: dict[str, WorkerLearner], fo
     algorithm = taught(OnPolicyDistillation, folders, "red", "blue", k=4)
     batch = asked(algorithm, models, some_groups())
     by_token = asked(taught(OnPolicyDistillation, folders, "red", "blue", **LOSS), models, some_groups())
-    assert batch.teacher_ids is not None
-    assert batch.teacher_logprobs is not None
-    assert by_token.teacher_token_logprobs is not None
     for token in some_trained(batch):
         tables = [whole_distribution(models[n], folders[n], batch, token) for n in ("red", "blue")]
         # the longer matrix of blue has rows that the student lacks: they share its mass and are never named
         named = [table[:264] for table in tables]
         expected = mixture.top_of_union(named, [1.0, 3.0], 4)
-        assert batch.teacher_ids[token].tolist() == [word for word, _ in expected]
-        assert batch.teacher_logprobs[token].tolist() == pytest.approx([lp for _, lp in expected], abs=1e-6)
+        assert batch.column("topk_ids")[token].tolist() == [word for word, _ in expected]
+        assert batch.column("teacher_logprobs")[token].tolist() == pytest.approx([lp for _, lp in expected], abs=1e-6)
         own = mixture.mixture([table[int(batch.tokens[token])] for table in tables], [1.0, 3.0])
-        assert by_token.teacher_token_logprobs[token].item() == pytest.approx(own, abs=1e-6)
-    assert not batch.teacher_ids[~batch.trained].any()
-    assert not batch.teacher_logprobs[~batch.trained].any()
+        assert by_token.column("teacher_token_logprobs")[token].item() == pytest.approx(own, abs=1e-6)
+    assert not batch.column("topk_ids")[~batch.trained].any()
+    assert not batch.column("teacher_logprobs")[~batch.trained].any()
 
 
 @pytest.mark.parametrize("settings", [{"k": 4}, LOSS], ids=["likeliest", "sampled"])
@@ -153,14 +150,14 @@ def test_each_task_is_judged_by_the_teacher_that_it_names(
     groups = some_groups()
     routed = asked(taught(OnPolicyDistillation, folders, "red", "blue", route_by="judge", **settings), models, groups)
     alone = {n: asked(taught(OnPolicyDistillation, folders, n, **settings), models, groups) for n in ("red", "blue")}
-    for name in ("teacher_ids", "teacher_logprobs", "teacher_token_logprobs"):
-        column = getattr(routed, name)
+    for name in ("topk_ids", "teacher_logprobs", "teacher_token_logprobs"):
+        column = routed.column(name) if name in routed.filled else None
         for token in routed.trained.nonzero().squeeze(1).tolist():
             judge = groups[int(routed.group[routed.sequence[token]])].task.data["judge"]
             if column is not None:
-                torch.testing.assert_close(column[token], getattr(alone[judge], name)[token], atol=1e-6, rtol=0)
+                torch.testing.assert_close(column[token], alone[judge].column(name)[token], atol=1e-6, rtol=0)
     assert not torch.equal(
-        *(getattr(one, "teacher_logprobs" if "k" in settings else "teacher_token_logprobs") for one in alone.values())
+        *(one.column("teacher_logprobs" if "k" in settings else "teacher_token_logprobs") for one in alone.values())
     )
 
 
@@ -182,7 +179,6 @@ def test_a_teacher_with_other_tokens_is_compared_by_spans_of_text(
     batch = asked(
         taught(OnPolicyDistillation, folders, "stranger", **LOSS), models | {"stranger": stranger}, groups, share
     )
-    assert batch.teacher_token_logprobs is not None
     assert batch.old_logprobs is not None
     rows = [row for group in groups for row in group.trajectories]
     for index, row in enumerate(rows):
@@ -191,7 +187,7 @@ def test_a_teacher_with_other_tokens_is_compared_by_spans_of_text(
         theirs = logprobs_of(folders["stranger"], told.trajectory)
         ours = batch.old_logprobs[own].tolist()
         expected = alignment.shares(ours, told.ours, theirs, told.theirs)
-        gap = (batch.teacher_token_logprobs - batch.old_logprobs)[own].tolist()
+        gap = (batch.column("teacher_token_logprobs") - batch.old_logprobs)[own].tolist()
         assert gap == pytest.approx(expected, abs=1e-5)
         assert sum(gap) == pytest.approx(sum(theirs) - sum(ours), abs=1e-4), "the text's, and nothing else"
 
@@ -222,9 +218,8 @@ def test_more_tokens_than_there_are_means_all_of_them(
     models: dict[str, WorkerLearner], folders: dict[str, Path]
 ) -> None:
     batch = asked(taught(OnPolicyDistillation, folders, "red", k=100_000), models, some_groups())
-    assert batch.teacher_logprobs is not None
-    assert batch.teacher_logprobs.shape == (len(batch), 264)
-    assert batch.teacher_logprobs[batch.trained].exp().sum(1).tolist() == pytest.approx(
+    assert batch.column("teacher_logprobs").shape == (len(batch), 264)
+    assert batch.column("teacher_logprobs")[batch.trained].exp().sum(1).tolist() == pytest.approx(
         [1.0] * int(batch.trained.sum())
     )
 
@@ -238,8 +233,7 @@ def test_a_step_in_which_nothing_is_trained_asks_nobody(
         for group in some_groups()
     ]
     batch = asked(taught(OnPolicyDistillation, folders, *names, **LOSS), models, groups)
-    assert batch.teacher_token_logprobs is not None
-    assert not batch.teacher_token_logprobs.any()
+    assert not batch.column("teacher_token_logprobs").any()
 
 
 # Which teachers are refused

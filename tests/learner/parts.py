@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.groups import group
-from whet.batch import Batch, ModelOutput
+from whet.batch import Batch, ModelOutput, Output
 from whet.config import Config
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import trained_only
@@ -34,7 +34,8 @@ SMALL = {
 class PolicyGradient(Config):
     """-w A lp, the simplest loss; ``unit`` token."""
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[frozenset[str]] = frozenset()
+    outputs: ClassVar[frozenset[Output]] = frozenset({"logprobs"})
     unit: ClassVar[Unit] = "token"
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -78,7 +79,7 @@ class Poisoned(PolicyGradient):
 
 
 class WithEntropy(PolicyGradient):
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    outputs: ClassVar[frozenset[Output]] = frozenset({"logprobs", "entropy"})
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         assert output.entropy is not None
@@ -88,7 +89,7 @@ class WithEntropy(PolicyGradient):
 class ValueLoss(PolicyGradient):
     """Squared error of the values to the rewards."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"values"})
+    outputs: ClassVar[frozenset[Output]] = frozenset({"values"})
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         assert output.values is not None

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from tests.learner.parts import VOCABULARY, cut, gradients, whole, worker
 from whet.batch import Batch
 from whet.losses.composite import PolicyLoss
-from whet.losses.policy_gradient import CISPO, PPOClip, Reinforce
+from whet.losses.policy_gradient import CISPOClip, PPOClip, Reinforce
 from whet.types import Group, Span, Task, Trajectory
 
 PROMPT = [3, 1, 4]
@@ -40,7 +40,7 @@ def exact_gradient(folder: Path) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("surrogate", [Reinforce(), PPOClip(), CISPO()], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("surrogate", [Reinforce(), PPOClip(), CISPOClip()], ids=lambda s: type(s).__name__)
 def test_the_expected_policy_gradient_is_the_gradient_of_the_expected_reward(llama: Path, surrogate: Any) -> None:
     learner, exact = worker(llama), exact_gradient(llama)
     rows = [Trajectory([Span(PROMPT, False), Span(list(outcome), True)]) for outcome in OUTCOMES]

@@ -32,7 +32,8 @@ def test_process_rewards_are_highest_where_the_outcome_is_decided(llama: Path) -
     accuracy = []
     for step in range(60):
         batch = answers(step)
-        batch.reward_reference_logprobs = learner.score(whole(batch), {"reference_logprobs"})[0]["reference_logprobs"]
+        start = learner.score(whole(batch), {"reference_logprobs"})[0]["reference_logprobs"]
+        batch.fill("reward_reference_logprobs", start)
         accuracy.append(learner.update(whole(batch), loss).metrics.result()["outcome/accuracy"])
     assert sum(accuracy[-10:]) / 10 > 0.9
 
@@ -43,7 +44,8 @@ def test_process_rewards_are_highest_where_the_outcome_is_decided(llama: Path) -
     others = unseen.trained & ~deciding
     assert process[deciding].mean() > process[others].mean() + 1.0
 
-    unseen.reward_logprobs, unseen.reward_reference_logprobs = said["logprobs"], said["reference_logprobs"]
+    unseen.fill("reward_logprobs", said["logprobs"])
+    unseen.fill("reward_reference_logprobs", said["reference_logprobs"])
     advantages = ProcessRewards(beta=0.5)(unseen).advantages
     before, after = torch.zeros_like(unseen.trained), torch.zeros_like(unseen.trained)
     for sequence in range(unseen.sequences):

@@ -92,11 +92,11 @@ def test_a_batch_that_trains_nothing_changes_nothing(llama):
 
 
 class Needy(PolicyGradient):
-    needs = frozenset({"advantages"})
+    reads = frozenset({"advantages"})
 
 
 class Misspelt(PolicyGradient):
-    needs = frozenset({"advantage"})
+    reads = frozenset({"advantage"})
 
 
 def test_what_a_loss_needs_is_checked_before_anything_runs(llama):
@@ -104,7 +104,7 @@ def test_what_a_loss_needs_is_checked_before_anything_runs(llama):
         batch = some_batch()
         with pytest.raises(WhetError, match="advantages"):
             await learner.update(batch, Needy())
-        with pytest.raises(WhetError, match="neither a column"):
+        with pytest.raises(WhetError, match=r"\['advantage'\], which nobody filled"):
             await learner.update(batch, Misspelt())
         batch.weight = None
         with pytest.raises(WhetError, match="no weights"):

@@ -52,7 +52,7 @@ def test_scores_do_not_depend_on_micro_batches_and_leave_no_gradient(qwen):
 
 def test_topk_scores_the_teachers_tokens(qwen):
     batch = some_batch()
-    batch.teacher_ids = torch.stack([batch.tokens, (batch.tokens + 1) % 32], dim=1)
+    batch.fill("topk_ids", torch.stack([batch.tokens, (batch.tokens + 1) % 32], dim=1))
     found = scored(worker(qwen), batch, "topk", "logprobs")
     assert found["topk"].shape == (len(batch), 2)
     torch.testing.assert_close(found["topk"][:, 0], found["logprobs"])
@@ -62,15 +62,15 @@ def test_topk_scores_the_teachers_tokens(qwen):
 def test_likeliest_tokens_are_scored_as_given_ones_are(qwen):
     batch, learner = some_batch(), worker(qwen)
     micro = cut(batch, 16)
-    for one, found in zip(micro, learner.score(micro, {"teacher_ids", "teacher_logprobs"}, Top(3, 30)), strict=True):
-        assert found.keys() == {"teacher_ids", "teacher_logprobs"}
-        assert found["teacher_ids"].max() < 30
-        one.batch.teacher_ids = found["teacher_ids"]
-        torch.testing.assert_close(scored(learner, one.batch, "topk")["topk"], found["teacher_logprobs"])
-        assert not found["teacher_logprobs"][~one.batch.trained].any()
+    for one, found in zip(micro, learner.score(micro, {"topk_ids", "topk"}, Top(3, 30)), strict=True):
+        assert found.keys() == {"topk_ids", "topk"}
+        assert found["topk_ids"].max() < 30
+        one.batch.fill("topk_ids", found["topk_ids"])
+        torch.testing.assert_close(scored(learner, one.batch, "topk")["topk"], found["topk"])
+        assert not found["topk"][~one.batch.trained].any()
     assert scored(learner, batch, "logprobs").keys() == {"logprobs"}
     with pytest.raises(WhetError, match="not how many"):
-        scored(learner, batch, "teacher_ids")
+        scored(learner, batch, "topk_ids")
 
 
 def test_values_are_read_at_the_predictor(qwen):

@@ -48,6 +48,7 @@ def test_a_dump_brings_the_batch_back_and_replays_it(llama, tmp_path):
     learner = worker(llama, dumps=tmp_path)
     batch = some_batch()
     batch.scores = {"correct": torch.tensor([1.0, 0.0, float("nan"), 1.0, 0.0], dtype=torch.float64)}
+    batch.fill("mine", torch.arange(batch.sequences), axis="sequence")
     micro = cut(batch, 30)
     learner.update(micro, Poisoned(what="gradient"))
     [folder] = tmp_path.iterdir()
@@ -60,6 +61,8 @@ def test_a_dump_brings_the_batch_back_and_replays_it(llama, tmp_path):
         assert torch.equal(a.tokens, b.tokens)
         assert a.batch.group_uids == b.batch.group_uids
         assert a.batch.distribution == b.batch.distribution
+        assert torch.equal(a.batch.column("mine"), b.batch.column("mine"))
+        assert b.batch.columns["mine"].axis == "sequence"
         for name in ("tokens", "predictor", "weight", "reward", "trained", "rollout_logprobs", "segment_parent"):
             assert torch.equal(getattr(a.batch, name), getattr(b.batch, name)), name
         assert torch.equal(a.batch.scores["correct"].isnan(), b.batch.scores["correct"].isnan())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
+from whet.batch import Axis, Batch, ModelOutput
 from whet.types import Group, Span, Status, Task, Trajectory
 
 K = 4
@@ -61,7 +61,6 @@ def unpaired_groups(seed: int, rows: int = 6) -> list[Group]:
     for index in range(rows):
         row = _row(dice, [1, 2], kind=dice.choice([0, 4, 3]))
         row.reward = float(index % 2)
-        row.scores["reference_point"] = 0.3
         found.append(Group(f"row-{index}", Task(f"row-{index}", []), [row]))
     return found
 
@@ -90,19 +89,33 @@ def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float 
         values=column(0.0, 1.0),
         advantages=column(0.0, 1.0),
         returns=column(0.0, 1.0),
-        teacher_ids=torch.arange(K).expand(len(batch), K).clone(),
-        teacher_logprobs=topk[0],
     )
+    filled.fill("topk_ids", torch.arange(K).expand(len(batch), K).clone())
+    filled.fill("teacher_logprobs", topk[0])
+    filled.fill("reference_point", torch.full((batch.sequences,), 0.3, dtype=torch.float64), axis="sequence")
     output = ModelOutput(
         logprobs=(old + column(0.0, noise)).clamp(max=-0.01).requires_grad_(),
         entropy=column(1.0, 0.3).requires_grad_(),
         values=column(0.0, 1.0).requires_grad_(),
         topk=topk[1].clone().requires_grad_(),
     )
-    filled.teacher_token_logprobs = old + column(0.0, noise)
-    filled.reward_logprobs = old + column(0.0, noise)
-    filled.reward_reference_logprobs = old + column(0.0, noise)
+    for name in ("teacher_token_logprobs", "reward_logprobs", "reward_reference_logprobs"):
+        filled.fill(name, old + column(0.0, noise))
     return filled, output
+
+
+def refilled(batch: Batch, axis: Axis = "token", **columns: Tensor) -> Batch:
+    """The batch with other values in some columns."""
+    changed = replace(batch)
+    for name, values in columns.items():
+        changed.fill(name, values, axis)
+    return changed
+
+
+def without(batch: Batch, *names: str) -> Batch:
+    """The batch, in which these columns are not filled."""
+    open_columns = {name: column for name, column in batch.columns.items() if name not in names}
+    return replace(batch, **dict.fromkeys(set(names) - batch.columns.keys()), columns=open_columns)
 
 
 def part(output: ModelOutput, tokens: Tensor) -> ModelOutput:

@@ -11,13 +11,13 @@ from tests.reference import preference as prefer
 from tests.reference.plain import Plain, Said
 from whet.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
-from whet.losses.distillation import Distillation, OnPolicyDistillation
+from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
 from whet.losses.implicit_reward import ImplicitReward
 from whet.losses.kl import KL
-from whet.losses.policy_gradient import CISPO, GSPO, PPOClip, Reinforce
-from whet.losses.preference import DPO, KTO, ORPO, SimPO
+from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
+from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
-from whet.losses.supervised import SFT
+from whet.losses.supervised import SFTLoss
 from whet.losses.value import ValueLoss
 
 Oracle = Callable[[Plain, Said, Said], list[float]]
@@ -65,10 +65,10 @@ POLICY = [
     Case("ppo", PPOClip(), using(slow.ppo)),
     Case("ppo clip-higher", PPOClip(clip_low=0.1, clip_high=0.28), using(slow.ppo, low=0.1, high=0.28)),
     Case("ppo dual clip", PPOClip(dual_clip=1.5), using(slow.ppo, dual=1.5), noise=0.8),
-    Case("gspo", GSPO(), using(slow.gspo)),
-    Case("gspo wide", GSPO(clip_low=0.2, clip_high=0.3), using(slow.gspo, low=0.2, high=0.3)),
-    Case("cispo", CISPO(), using(slow.cispo), noise=1.5),
-    Case("cispo tight", CISPO(clip_high=0.2), using(slow.cispo, high=0.2)),
+    Case("gspo", GSPOClip(), using(slow.gspo)),
+    Case("gspo wide", GSPOClip(clip_low=0.2, clip_high=0.3), using(slow.gspo, low=0.2, high=0.3)),
+    Case("cispo", CISPOClip(), using(slow.cispo), noise=1.5),
+    Case("cispo tight", CISPOClip(clip_high=0.2), using(slow.cispo, high=0.2)),
     Case("reinforce", Reinforce(), using(slow.reinforce)),
     Case("kl k1", KL(estimator="k1"), using(slow.kl, estimator="k1")),
     Case("kl k2", KL(estimator="k2", coefficient=0.5), using(slow.kl, estimator="k2", coefficient=0.5)),
@@ -117,26 +117,26 @@ POLICY = [
 ]
 
 PAIRS = [
-    Case("dpo", DPO(), using(prefer.dpo), "pairs"),
-    Case("dpo conservative", DPO(label_smoothing=0.2), using(prefer.dpo, smoothing=0.2), "pairs"),
+    Case("dpo", DPOLoss(), using(prefer.dpo), "pairs"),
+    Case("dpo conservative", DPOLoss(label_smoothing=0.2), using(prefer.dpo, smoothing=0.2), "pairs"),
     Case(
         "dpo robust",
-        DPO(form="robust", beta=0.5, label_smoothing=0.1),
+        DPOLoss(form="robust", beta=0.5, label_smoothing=0.1),
         using(prefer.dpo, form="robust", beta=0.5, smoothing=0.1),
         "pairs",
     ),
-    Case("dpo hinge", DPO(form="hinge", beta=1.5), using(prefer.dpo, form="hinge", beta=1.5), "pairs", noise=0.8),
-    Case("dpo ipo", DPO(form="ipo", beta=0.3), using(prefer.dpo, form="ipo", beta=0.3), "pairs"),
-    Case("dpo averaged", DPO(length_average=True), using(prefer.dpo, average=True), "pairs"),
-    Case("dpo with sft", DPO(sft_weight=0.7), using(prefer.dpo, sft=0.7), "pairs"),
-    Case("simpo", SimPO(), using(prefer.simpo), "pairs"),
-    Case("simpo other settings", SimPO(beta=1.0, gamma=0.0), using(prefer.simpo, beta=1.0, gamma=0.0), "pairs"),
-    Case("orpo", ORPO(), using(prefer.orpo), "pairs"),
-    Case("orpo heavy", ORPO(weight=1.0), using(prefer.orpo, weight=1.0), "pairs"),
-    Case("kto", KTO(), using(prefer.kto), "rows"),
+    Case("dpo hinge", DPOLoss(form="hinge", beta=1.5), using(prefer.dpo, form="hinge", beta=1.5), "pairs", noise=0.8),
+    Case("dpo ipo", DPOLoss(form="ipo", beta=0.3), using(prefer.dpo, form="ipo", beta=0.3), "pairs"),
+    Case("dpo averaged", DPOLoss(length_average=True), using(prefer.dpo, average=True), "pairs"),
+    Case("dpo with sft", DPOLoss(sft_weight=0.7), using(prefer.dpo, sft=0.7), "pairs"),
+    Case("simpo", SimPOLoss(), using(prefer.simpo), "pairs"),
+    Case("simpo other settings", SimPOLoss(beta=1.0, gamma=0.0), using(prefer.simpo, beta=1.0, gamma=0.0), "pairs"),
+    Case("orpo", ORPOLoss(), using(prefer.orpo), "pairs"),
+    Case("orpo heavy", ORPOLoss(weight=1.0), using(prefer.orpo, weight=1.0), "pairs"),
+    Case("kto", KTOLoss(), using(prefer.kto), "rows"),
     Case(
         "kto unequal",
-        KTO(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5),
+        KTOLoss(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5),
         using(prefer.kto, beta=0.5, good=1.5, bad=0.5),
         "rows",
     ),
@@ -162,16 +162,16 @@ HEADS = [
 ]
 
 TEXT = [
-    Case("sft", SFT(), using(distill.sft)),
-    Case("on-policy distillation", OnPolicyDistillation(), using(distill.on_policy)),
+    Case("sft", SFTLoss(), using(distill.sft)),
+    Case("on-policy distillation", OnPolicyDistillationLoss(), using(distill.on_policy)),
 ]
-TEXT.append(Case("on-policy clamped", OnPolicyDistillation(clamp=0.2), using(distill.on_policy, clamp=0.2)))
+TEXT.append(Case("on-policy clamped", OnPolicyDistillationLoss(clamp=0.2), using(distill.on_policy, clamp=0.2)))
 for tail in ("renormalise", "bucket"):
     for form in ("forward", "reverse", "mixed", "jsd"):
         TEXT.append(
             Case(
                 f"distillation {form} {tail}",
-                Distillation(divergence=form, tail=tail, mix=0.3),
+                DistillationLoss(divergence=form, tail=tail, mix=0.3),
                 using(distill.distillation, form=form, tail=tail, mix=0.3),
             )
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.losses.batches import part
+from tests.losses.batches import part, without
 from tests.losses.cases import CASES, Case
 from tests.reference.plain import Said, plain, said
 from whet.batch import Batch, ModelOutput
@@ -48,7 +48,7 @@ def test_gradient_is_the_finite_difference_of_the_oracle_and_none_reaches_untrai
         leaf, column = getattr(output, name), getattr(moved, name)
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
         assert (gradient[~batch.trained] == 0).all()
-        if name != "logprobs" and name not in case.loss.needs:
+        if name != "logprobs" and name not in case.loss.outputs:
             assert not gradient.any()
             continue
         for t in batch.trained.nonzero().squeeze(1).tolist():
@@ -117,25 +117,20 @@ def test_a_loss_is_a_value_that_can_be_printed_pickled_and_compared(case: Case) 
 @every_loss
 def test_what_a_loss_needs_and_does_not_get_is_named(case: Case) -> None:
     batch, output = case.make(0)
-    for name in sorted(case.loss.needs | {"weight"}):
-        lacking = replace(batch, **{name: None}) if hasattr(batch, name) else batch
-        mute = replace(output, **{name: None}) if hasattr(output, name) else output
+    for name in sorted(case.loss.reads - {"topk_ids"} | {"weight"}):  # those are what the model's topk is of
         with pytest.raises(DataError, match=f"'{name}'"):
-            case.loss(mute, lacking)
+            case.loss(output, without(batch, name))
+    for name in sorted(case.loss.outputs - {"logprobs"}):
+        with pytest.raises(DataError, match=f"'{name}'"):
+            case.loss(replace(output, **{name: None}), batch)
 
 
 @every_loss
 def test_what_a_loss_does_not_need_may_be_missing(case: Case) -> None:
     batch, output = case.make(0)
-    columns = ("rollout_logprobs", "reference_logprobs", "values", "advantages", "returns", "teacher_ids")
-    columns += ("reward_logprobs", "reward_reference_logprobs")
-    without = replace(batch, **dict.fromkeys(set(columns) - case.loss.needs))
-    if "teacher_logprobs" not in case.loss.needs:
-        without = replace(without, teacher_logprobs=None)
-    mute = ModelOutput(
-        output.logprobs, *(getattr(output, n) if n in case.loss.needs else None for n in ("entropy", "values", "topk"))
-    )
-    assert case.loss(mute, without)[0].item() == pytest.approx(case.loss(output, batch)[0].item(), rel=1e-12)
+    less = without(batch, *(batch.filled - case.loss.reads - {"weight", "old_logprobs"}))
+    mute = replace(output, **dict.fromkeys({"entropy", "values", "topk"} - case.loss.outputs))
+    assert case.loss(mute, less)[0].item() == pytest.approx(case.loss(output, batch)[0].item(), rel=1e-12)
 
 
 @every_loss

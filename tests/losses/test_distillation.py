@@ -8,15 +8,15 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from tests.losses.batches import fill, random_groups
+from tests.losses.batches import fill, random_groups, refilled
 from tests.reference import distillation as slow
 from tests.reference.plain import plain, said
 from whet.batch import Batch, ModelOutput
-from whet.losses.distillation import Distillation, OnPolicyDistillation
-from whet.losses.supervised import SFT
+from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
+from whet.losses.supervised import SFTLoss
 
 FORMS = [
-    Distillation(divergence=divergence, tail=tail)
+    DistillationLoss(divergence=divergence, tail=tail)
     for divergence in ("forward", "reverse", "mixed", "jsd")
     for tail in ("renormalise", "bucket")
 ]
@@ -28,9 +28,9 @@ def make(seed: int = 0) -> tuple[Batch, ModelOutput]:
 
 
 @every_form
-def test_a_student_that_agrees_costs_nothing_and_has_no_gradient(loss: Distillation) -> None:
+def test_a_student_that_agrees_costs_nothing_and_has_no_gradient(loss: DistillationLoss) -> None:
     batch, output = make()
-    topk = batch.teacher_logprobs.clone().requires_grad_()
+    topk = batch.column("teacher_logprobs").clone().requires_grad_()
     value, _ = loss(replace(output, topk=topk), batch)
     value.backward()
     assert value.item() == pytest.approx(0.0, abs=1e-12)
@@ -40,18 +40,18 @@ def test_a_student_that_agrees_costs_nothing_and_has_no_gradient(loss: Distillat
 
 @every_form
 @pytest.mark.parametrize("seed", range(3))
-def test_divergences_are_never_negative(loss: Distillation, seed: int) -> None:
+def test_divergences_are_never_negative(loss: DistillationLoss, seed: int) -> None:
     batch, output = make(seed)
     one_token = [replace(batch, weight=torch.zeros(len(batch)).index_fill(0, t, 1.0)) for t in batch.trained.nonzero()]
     assert all(loss(output, only)[0].item() > 0 for only in one_token)
 
 
 @every_form
-def test_a_token_that_the_teacher_excludes_is_no_problem(loss: Distillation) -> None:
+def test_a_token_that_the_teacher_excludes_is_no_problem(loss: DistillationLoss) -> None:
     batch, output = make()
-    teacher = batch.teacher_logprobs.clone()
+    teacher = batch.column("teacher_logprobs").clone()
     teacher[:, 0] = -math.inf
-    value, _ = loss(output, replace(batch, teacher_logprobs=teacher))
+    value, _ = loss(output, refilled(batch, teacher_logprobs=teacher))
     value.backward()
     finite = loss.divergence not in ("reverse", "mixed")
     assert math.isfinite(value.item()) == finite
@@ -60,10 +60,10 @@ def test_a_token_that_the_teacher_excludes_is_no_problem(loss: Distillation) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @every_form
-def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: Distillation, dtype: torch.dtype) -> None:
+def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: DistillationLoss, dtype: torch.dtype) -> None:
     batch, output = make()
     full = (torch.randn(len(batch), 4, generator=torch.Generator().manual_seed(0)).to(dtype)).log_softmax(1)
-    batch = replace(batch, teacher_logprobs=full.flip(1) + 1e-7)
+    batch = refilled(batch, teacher_logprobs=full.flip(1) + 1e-7)
     topk = (full + 1e-7).requires_grad_()
     value, _ = loss(replace(output, topk=topk), batch)
     value.backward()
@@ -81,10 +81,10 @@ def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: Distillation, 
 @pytest.mark.parametrize("divergence", ["forward", "reverse"])
 def test_the_smallest_rest_is_one_in_a_million(divergence: Any) -> None:
     batch, output = make()
-    full = batch.teacher_logprobs.log_softmax(1)
+    full = batch.column("teacher_logprobs").log_softmax(1)
     half = (full - math.log(2)).requires_grad_()
-    loss = Distillation(divergence=divergence, tail="bucket")
-    value, _ = loss(replace(output, topk=half), replace(batch, teacher_logprobs=full))
+    loss = DistillationLoss(divergence=divergence, tail="bucket")
+    value, _ = loss(replace(output, topk=half), refilled(batch, teacher_logprobs=full))
     rest = -math.expm1(-1e-6)
     expected = {
         "forward": math.log(2) + rest * math.log(2 * rest),
@@ -95,17 +95,17 @@ def test_the_smallest_rest_is_one_in_a_million(divergence: Any) -> None:
 
 def test_mixing_swaps_the_roles_in_jsd() -> None:
     batch, output = make()
-    swapped = replace(batch, teacher_logprobs=output.topk.detach())
-    mirrored = replace(output, topk=batch.teacher_logprobs)
-    one = Distillation(divergence="jsd", mix=0.3)(output, batch)[0].item()
-    assert one == pytest.approx(Distillation(divergence="jsd", mix=0.7)(mirrored, swapped)[0].item())
+    swapped = refilled(batch, teacher_logprobs=output.topk.detach())
+    mirrored = replace(output, topk=batch.column("teacher_logprobs"))
+    one = DistillationLoss(divergence="jsd", mix=0.3)(output, batch)[0].item()
+    assert one == pytest.approx(DistillationLoss(divergence="jsd", mix=0.7)(mirrored, swapped)[0].item())
 
 
 def test_distillation_reports_both_directions() -> None:
     batch, output = make(2)
     b, now = plain(batch), said(output)
     for tail in ("renormalise", "bucket"):
-        metrics = Distillation(tail=tail)(output, batch)[1].result()
+        metrics = DistillationLoss(tail=tail)(output, batch)[1].result()
         for name, form in (("forward_kl", "forward"), ("reverse_kl", "reverse")):
             values = slow.distillation(b, now, now, form, tail)
             expected = sum(values[t] for t in b.trained) / len(b.trained)
@@ -115,15 +115,15 @@ def test_distillation_reports_both_directions() -> None:
 def test_on_policy_distillation_reports_the_reverse_divergence_unclamped() -> None:
     batch, output = make(2)
     b, now = plain(batch), said(output)
-    metrics = OnPolicyDistillation(clamp=0.1)(output, batch)[1].result()
+    metrics = OnPolicyDistillationLoss(clamp=0.1)(output, batch)[1].result()
     expected = sum(now.logprobs[t] - b.teacher_token_logprobs[t] for t in b.trained) / len(b.trained)
     assert metrics["distillation/reverse_kl"] == pytest.approx(expected)
 
 
 def test_on_policy_distillation_of_a_teachers_impossible_token_is_bounded() -> None:
     batch, output = make(2)
-    teacher = torch.where(batch.trained, -math.inf, batch.teacher_token_logprobs)
-    value, _ = OnPolicyDistillation()(output, replace(batch, teacher_token_logprobs=teacher))
+    teacher = torch.where(batch.trained, -math.inf, batch.column("teacher_token_logprobs"))
+    value, _ = OnPolicyDistillationLoss()(output, refilled(batch, teacher_token_logprobs=teacher))
     value.backward()
     expected = torch.where(batch.trained, 10.0 * batch.weight, 0.0)
     torch.testing.assert_close(output.logprobs.grad, expected)
@@ -132,29 +132,30 @@ def test_on_policy_distillation_of_a_teachers_impossible_token_is_bounded() -> N
 def test_sft_reports_the_mean_over_tokens_whatever_the_weights() -> None:
     batch, output = fill(random_groups(1), 1, "sequence")
     b, now = plain(batch), said(output)
-    metrics = SFT()(output, batch)[1].result()
+    metrics = SFTLoss()(output, batch)[1].result()
     assert metrics["nll"] == pytest.approx(-sum(now.logprobs[t] for t in b.trained) / len(b.trained))
     assert metrics["entropy"] == pytest.approx(sum(now.entropy[t] for t in b.trained) / len(b.trained))
     assert metrics["loss"] != pytest.approx(metrics["nll"])
-    assert "entropy" not in SFT()(replace(output, entropy=None), batch)[1].result()
+    assert "entropy" not in SFTLoss()(replace(output, entropy=None), batch)[1].result()
 
 
 def test_needs_units_and_defaults() -> None:
-    assert Distillation().needs == {"teacher_ids", "teacher_logprobs", "topk"}
-    assert OnPolicyDistillation().needs == {"teacher_token_logprobs"}
-    assert SFT().needs == frozenset()
-    assert SFT().unit == Distillation().unit == OnPolicyDistillation().unit == "token"
-    assert Distillation() == Distillation(divergence="forward", mix=0.5, tail="renormalise")
-    assert OnPolicyDistillation() == OnPolicyDistillation(clamp=10.0)
+    assert DistillationLoss().reads == {"topk_ids", "teacher_logprobs"}
+    assert DistillationLoss().outputs == {"topk"}
+    assert OnPolicyDistillationLoss().reads == {"teacher_token_logprobs"}
+    assert SFTLoss().reads == frozenset()
+    assert SFTLoss().unit == DistillationLoss().unit == OnPolicyDistillationLoss().unit == "token"
+    assert DistillationLoss() == DistillationLoss(divergence="forward", mix=0.5, tail="renormalise")
+    assert OnPolicyDistillationLoss() == OnPolicyDistillationLoss(clamp=10.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (Distillation, {"mix": 0.0}),
-        (Distillation, {"mix": 1.0}),
-        (Distillation, {"tail": "drop"}),
-        (OnPolicyDistillation, {"clamp": 0.0}),
+        (DistillationLoss, {"mix": 0.0}),
+        (DistillationLoss, {"mix": 1.0}),
+        (DistillationLoss, {"tail": "drop"}),
+        (OnPolicyDistillationLoss, {"clamp": 0.0}),
     ],
 )
 def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any]) -> None:
@@ -163,7 +164,11 @@ def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any])
 
 
 def test_settings_near_the_edge_of_their_range_are_allowed() -> None:
-    assert (Distillation(mix=0.01).mix, Distillation(mix=0.99).mix, OnPolicyDistillation(clamp=0.5).clamp) == (
+    assert (
+        DistillationLoss(mix=0.01).mix,
+        DistillationLoss(mix=0.99).mix,
+        OnPolicyDistillationLoss(clamp=0.5).clamp,
+    ) == (
         0.01,
         0.99,
         0.5,

@@ -23,7 +23,7 @@ def rows(seed: int = 0) -> tuple[Batch, ModelOutput]:
 
 def test_a_model_that_has_not_moved_yet_costs_a_coin_toss_per_answer() -> None:
     batch, output = rows()
-    loss, metrics = ImplicitReward()(replace(output, logprobs=batch.reward_reference_logprobs), batch)
+    loss, metrics = ImplicitReward()(replace(output, logprobs=batch.column("reward_reference_logprobs")), batch)
     assert loss.item() == pytest.approx(math.log(2))
     assert metrics.result()["outcome/right_reward"] == metrics.result()["outcome/wrong_reward"] == 0
 
@@ -98,7 +98,7 @@ def test_an_implicit_reward_reports_how_well_it_tells_right_from_wrong(seed: int
 
 def test_an_undecided_reward_and_an_undecided_outcome_count_as_mistaken() -> None:
     batch, output = rows()
-    level = replace(output, logprobs=batch.reward_reference_logprobs)
+    level = replace(output, logprobs=batch.column("reward_reference_logprobs"))
     assert ImplicitReward()(level, batch)[1].result()["outcome/accuracy"] == 0
     batch.reward[:] = 0.5
     metrics = ImplicitReward()(output, batch)[1].result()
@@ -109,7 +109,7 @@ def test_an_undecided_reward_and_an_undecided_outcome_count_as_mistaken() -> Non
 def test_implicit_reward_is_registered_with_these_defaults_and_limits() -> None:
     assert LOSSES["implicit_reward"] == "whet.losses.implicit_reward:ImplicitReward"
     assert ImplicitReward() == ImplicitReward(beta=0.05, outcome=None)
-    assert (ImplicitReward().needs, ImplicitReward().unit) == ({"reward_reference_logprobs"}, "sequence")
+    assert (ImplicitReward().reads, ImplicitReward().unit) == ({"reward_reference_logprobs"}, "sequence")
     settings: dict[str, Any]
     for settings in ({"beta": 0.0}, {"beta": -1.0}):
         with pytest.raises(ValidationError):

@@ -15,10 +15,10 @@ from whet.config import Component
 from whet.losses.composite import PolicyLoss, PositiveNLL
 from whet.losses.kl import KL
 from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics
-from whet.losses.policy_gradient import CISPO, GSPO, PPOClip, Reinforce
+from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
 from whet.losses.registry import CORRECTIONS, LOSSES, SURROGATES
 
-SURROGATE_EXAMPLES = [PPOClip(), PPOClip(dual_clip=3.0), GSPO(), CISPO(), Reinforce()]
+SURROGATE_EXAMPLES = [PPOClip(), PPOClip(dual_clip=3.0), GSPOClip(), CISPOClip(), Reinforce()]
 every_surrogate = pytest.mark.parametrize("loss", SURROGATE_EXAMPLES, ids=repr)
 
 
@@ -85,23 +85,23 @@ def test_a_trained_token_of_probability_zero_is_not_hidden() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [PPOClip(clip_high=0.3), GSPO(clip_low=0.1, clip_high=0.2), CISPO(clip_high=0.3)], ids=repr
+    "loss", [PPOClip(clip_high=0.3), GSPOClip(clip_low=0.1, clip_high=0.2), CISPOClip(clip_high=0.3)], ids=repr
 )
 def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
     batch, output = fill(random_groups(0), 0)
     b, now = plain(batch), said(output)
-    if isinstance(loss, GSPO):
+    if isinstance(loss, GSPOClip):
         ratio = {}
         for row in b.rows:
             mean = sum(now.logprobs[t] - b.old_logprobs[t] for t in row.tokens) / max(1, len(row.tokens))
             ratio |= {t: math.exp(mean) for t in row.tokens}
     else:
         ratio = {t: math.exp(now.logprobs[t] - b.old_logprobs[t]) for t in b.trained}
-    low = 0.0 if isinstance(loss, CISPO) else 1 - loss.clip_low  # type: ignore[attr-defined]
-    above = [ratio[t] > 1 + loss.clip_high and (b.advantages[t] > 0 or isinstance(loss, CISPO)) for t in b.trained]  # type: ignore[attr-defined]
+    low = 0.0 if isinstance(loss, CISPOClip) else 1 - loss.clip_low  # type: ignore[attr-defined]
+    above = [ratio[t] > 1 + loss.clip_high and (b.advantages[t] > 0 or isinstance(loss, CISPOClip)) for t in b.trained]  # type: ignore[attr-defined]
     below = [ratio[t] < low and b.advantages[t] < 0 for t in b.trained]
     assert any(above)
-    assert any(below) or isinstance(loss, CISPO)
+    assert any(below) or isinstance(loss, CISPOClip)
     assert sum(above) != sum(below)
     n = len(b.trained)
     e = {t: b.reference_logprobs[t] - now.logprobs[t] for t in b.trained}
@@ -129,7 +129,7 @@ def test_reinforce_reports_the_ratio_and_never_clips() -> None:
     assert (metrics["clip/high"], metrics["clip/low"]) == (0.0, 0.0)
 
 
-def clipped(loss: PPOClip | CISPO, log_ratio: float, advantage: float) -> tuple[float, float]:
+def clipped(loss: PPOClip | CISPOClip, log_ratio: float, advantage: float) -> tuple[float, float]:
     batch, output = fill(random_groups(1), 1)
     now = torch.full_like(output.logprobs.detach(), -1.0)
     old, advantages = torch.full_like(now, -1.0 - log_ratio), torch.full_like(now, advantage)
@@ -145,8 +145,8 @@ def test_what_lies_exactly_on_a_bound_or_has_no_advantage_is_not_reported_as_cli
     assert clipped(exact, 0.26, 1.0) == (1.0, 0.0)
     assert clipped(exact, -0.26, -1.0) == (0.0, 1.0)
     assert clipped(exact, 0.26, 0.0) == clipped(exact, -0.26, 0.0) == (0.0, 0.0)
-    assert clipped(CISPO(clip_high=above - 1), 0.25, 1.0) == (0.0, 0.0)
-    assert clipped(CISPO(clip_high=above - 1), 0.26, 1.0) == (1.0, 0.0)
+    assert clipped(CISPOClip(clip_high=above - 1), 0.25, 1.0) == (0.0, 0.0)
+    assert clipped(CISPOClip(clip_high=above - 1), 0.26, 1.0) == (1.0, 0.0)
 
 
 def test_dual_clip_reports_how_often_it_holds() -> None:
@@ -260,24 +260,26 @@ def test_the_correction_multiplies_the_surrogate_only_and_has_no_gradient() -> N
 
 
 def test_needs_follow_from_the_terms_that_are_set() -> None:
-    assert PolicyLoss().needs == {"advantages"}
-    assert PolicyLoss(correction=TIS()).needs == {"advantages", "rollout_logprobs"}
-    assert PolicyLoss(kl=KL(coefficient=0)).needs == {"advantages", "reference_logprobs"}
-    assert PolicyLoss(entropy_coefficient=0.1).needs == {"advantages", "entropy"}
-    assert PolicyLoss(positive_nll=PositiveNLL()).needs == {"advantages"}
-    assert KL().needs == {"reference_logprobs"}
+    assert PolicyLoss().reads == {"advantages"}
+    assert PolicyLoss(correction=TIS()).reads == {"advantages", "rollout_logprobs"}
+    assert PolicyLoss(kl=KL(coefficient=0)).reads == {"advantages", "reference_logprobs"}
+    assert PolicyLoss(entropy_coefficient=0.1).reads == {"advantages"}
+    assert PolicyLoss(entropy_coefficient=0.1).outputs == {"logprobs", "entropy"}
+    assert PolicyLoss().outputs == KL().outputs == {"logprobs"}
+    assert PolicyLoss(positive_nll=PositiveNLL()).reads == {"advantages"}
+    assert KL().reads == {"reference_logprobs"}
 
 
 def test_a_sequence_objective_is_not_cut_inside_a_sequence() -> None:
-    assert (PolicyLoss().unit, PolicyLoss(surrogate=GSPO()).unit) == ("token", "sequence")
+    assert (PolicyLoss().unit, PolicyLoss(surrogate=GSPOClip()).unit) == ("token", "sequence")
     assert (PolicyLoss(correction=TIS()).unit, PolicyLoss(correction=SequenceMask()).unit) == ("token", "sequence")
     assert PolicyLoss(correction=IcePop()).unit == TIS().unit == IcePop().unit == "token"
 
 
 def test_defaults_are_those_of_the_papers() -> None:
     assert (PPOClip().clip_low, PPOClip().clip_high, PPOClip().dual_clip) == (0.2, 0.2, None)
-    assert (GSPO().clip_low, GSPO().clip_high) == (3e-4, 4e-4)
-    assert CISPO().clip_high == 4.0
+    assert (GSPOClip().clip_low, GSPOClip().clip_high) == (3e-4, 4e-4)
+    assert CISPOClip().clip_high == 4.0
     assert (KL().coefficient, KL().estimator, KL().log_ratio_clamp, KL().output_clamp) == (0.01, "k3", 20.0, 10.0)
     assert not KL().unbiased_gradient
     assert (TIS().cap, IcePop().low, IcePop().high) == (2.0, 0.5, 5.0)
@@ -293,9 +295,9 @@ def test_defaults_are_those_of_the_papers() -> None:
         (PPOClip, {"clip_high": 0.0}),
         (PPOClip, {"dual_clip": 1.0}),
         (PPOClip, {"clip_higher": 0.3}),
-        (GSPO, {"clip_low": 0.0}),
-        (GSPO, {"clip_high": 0.0}),
-        (CISPO, {"clip_high": 0.0}),
+        (GSPOClip, {"clip_low": 0.0}),
+        (GSPOClip, {"clip_high": 0.0}),
+        (CISPOClip, {"clip_high": 0.0}),
         (TIS, {"cap": 0.0}),
         (IcePop, {"low": -0.1}),
         (IcePop, {"high": 0.0}),
@@ -318,7 +320,7 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
     assert IcePop(low=0.0).low == SequenceMask(low=0.0).low == 0.0
     assert PolicyLoss(entropy_coefficient=0.0).entropy_coefficient == PositiveNLL(coefficient=0.0).coefficient == 0.0
     assert PPOClip(clip_low=0.5, clip_high=0.5, dual_clip=1.1).dual_clip == 1.1
-    assert GSPO(clip_low=0.5, clip_high=0.5).clip_low == CISPO(clip_high=0.5).clip_high == 0.5
+    assert GSPOClip(clip_low=0.5, clip_high=0.5).clip_low == CISPOClip(clip_high=0.5).clip_high == 0.5
     assert TIS(cap=0.5).cap == IcePop(high=0.5).high == SequenceMask(high=0.5).high == 0.5
     assert KL(log_ratio_clamp=0.5, output_clamp=0.5, coefficient=0.0).log_ratio_clamp == 0.5
 
@@ -327,19 +329,24 @@ def test_registered_names_lead_to_their_classes() -> None:
     def found(registry: dict[str, str]) -> dict[str, str]:
         return {name: Component(registry).resolve(name).__name__ for name in registry}
 
-    assert found(SURROGATES) == {"ppo_clip": "PPOClip", "gspo": "GSPO", "cispo": "CISPO", "reinforce": "Reinforce"}
+    assert found(SURROGATES) == {
+        "ppo_clip": "PPOClip",
+        "gspo": "GSPOClip",
+        "cispo": "CISPOClip",
+        "reinforce": "Reinforce",
+    }
     assert found(CORRECTIONS) == {"tis": "TIS", "icepop": "IcePop", "sequence_mask": "SequenceMask"}
     assert found(LOSSES) == {
         "policy": "PolicyLoss",
         "value": "ValueLoss",
-        "sft": "SFT",
-        "dpo": "DPO",
-        "simpo": "SimPO",
-        "orpo": "ORPO",
-        "kto": "KTO",
+        "sft": "SFTLoss",
+        "dpo": "DPOLoss",
+        "simpo": "SimPOLoss",
+        "orpo": "ORPOLoss",
+        "kto": "KTOLoss",
         "bradley_terry": "BradleyTerry",
         "score_regression": "ScoreRegression",
         "implicit_reward": "ImplicitReward",
-        "distillation": "Distillation",
-        "on_policy_distillation": "OnPolicyDistillation",
+        "distillation": "DistillationLoss",
+        "on_policy_distillation": "OnPolicyDistillationLoss",
     }

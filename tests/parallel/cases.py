@@ -26,7 +26,7 @@ from whet.parallel.parameters import local, whole
 from whet.types import Distribution
 
 CPU = torch.device("cpu")
-LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}
+LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "topk_ids"}
 ENOUGH = 10_000  # tokens of a micro-batch that takes everything
 RECOMPUTED = {"activation_checkpointing": True}  # of a case's ``learner``
 TOP_P = Distribution(temperature=0.7, top_p=0.9)
@@ -83,7 +83,7 @@ def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
         for number, (prompt, answers) in enumerate(islice(cycle(sizes), groups))
     ]
     batch = Batch.from_groups(made, distribution=distribution).weigh("sequence")
-    batch.teacher_ids = torch.randint(0, VOCABULARY, (len(batch), 3), generator=random)
+    batch.fill("topk_ids", torch.randint(0, VOCABULARY, (len(batch), 3), generator=random))
     return batch
 
 

@@ -9,7 +9,7 @@ from tests.groups import group
 from whet.batch import Batch
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
-from whet.losses.supervised import SFT
+from whet.losses.supervised import SFTLoss
 from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.packing import pack
@@ -40,7 +40,7 @@ def main(model: str, precision: str, checkpointing: bool) -> None:
     groups = [group(str(i), [1, 2], [[3 + i % 200] * (length - 2)]) for i in range(rows)]
     batch = Batch.from_groups(groups, share_prompts=False).weigh("token")
     for _ in range(3):
-        worker.update(pack(batch, 1, rows * length)[0], SFT())
+        worker.update(pack(batch, 1, rows * length)[0], SFTLoss())
     print(json.dumps({"planned": planned, "measured": held("VmHWM") - before}))
 
 

@@ -20,11 +20,11 @@ class Row:
 class Plain:
     rows: list[Row]
     length: int
-    columns: dict[str, Any]  # token columns as lists, None where empty
+    columns: dict[str, Any]  # those that are filled, as lists
     scores: dict[str, list[float]]
 
     def __getattr__(self, name: str) -> Any:
-        return self.columns[name]
+        return self.columns.get(name)
 
     @property
     def trained(self) -> list[int]:
@@ -37,22 +37,6 @@ class Plain:
         return list(found.values())
 
 
-TOKEN_COLUMNS = (
-    "weight",
-    "rollout_logprobs",
-    "old_logprobs",
-    "reference_logprobs",
-    "values",
-    "advantages",
-    "returns",
-    "reward_logprobs",
-    "reward_reference_logprobs",
-    "teacher_ids",
-    "teacher_logprobs",
-    "teacher_token_logprobs",
-)
-
-
 def plain(batch: Batch) -> Plain:
     owner, trained = batch.sequence.tolist(), batch.trained.tolist()
     rows = []
@@ -60,7 +44,7 @@ def plain(batch: Batch) -> Plain:
     for s, (group, reward, truncated) in enumerate(facts):
         tokens = [t for t in range(len(owner)) if trained[t] and owner[t] == s]
         rows.append(Row(group, reward, truncated, tokens))
-    columns = {name: None if getattr(batch, name) is None else getattr(batch, name).tolist() for name in TOKEN_COLUMNS}
+    columns = {name: batch.column(name).tolist() for name in batch.filled}
     return Plain(rows, len(owner), columns, {name: v.tolist() for name, v in batch.scores.items()})
 
 

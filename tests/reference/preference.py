@@ -82,7 +82,7 @@ def kto(b: Plain, said: Said, frozen: Said, beta: float = 0.1, good: float = 1.0
     out = [0.0] * b.length
     for i, row in enumerate(b.rows):
         gain = total(said.logprobs, row) - total(b.reference_logprobs, row)
-        z = b.scores["reference_point"][i]
+        z = b.reference_point[i]
         inner = beta * (gain - z) if row.reward == 1 else beta * (z - gain)
         value = 1 / (1 + math.exp(-inner))
         for t in row.tokens:

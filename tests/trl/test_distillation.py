@@ -12,7 +12,7 @@ from trl.experimental.iw_opd import IWOPDTrainer
 
 from tests.trl.scene import Scene, Table, same, sampled, scene, trainer
 from whet.batch import ModelOutput
-from whet.losses.distillation import Distillation, OnPolicyDistillation
+from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
 
 pytestmark = pytest.mark.trl
 SEEDS = (0, 1, 2)
@@ -29,9 +29,11 @@ def lesson(seed: int) -> tuple[Scene, Tensor, Tensor]:
 def ours(s: Scene, teacher: Tensor, k: int, **settings: Any) -> Tensor:
     """Over the teacher's top k."""
     best = teacher.log_softmax(-1).topk(k)
-    batch = replace(s.batch, teacher_ids=best.indices, teacher_logprobs=best.values)
+    batch = replace(s.batch)
+    batch.fill("topk_ids", best.indices)
+    batch.fill("teacher_logprobs", best.values)
     topk = s.table.rows[: s.padding].log_softmax(-1).gather(1, best.indices)
-    return Distillation(**settings)(ModelOutput(s.output.logprobs, topk=topk), batch)[0]
+    return DistillationLoss(**settings)(ModelOutput(s.output.logprobs, topk=topk), batch)[0]
 
 
 def theirs(jsd: Any, s: Scene, teacher: Tensor, labels: Tensor, beta: float, **settings: Any) -> Tensor:
@@ -85,5 +87,6 @@ def test_on_policy_distillation_is_iw_opd_without_its_position_weights(seed: int
     of_teacher = teacher.log_softmax(-1)[names, names]
     its = trainer(IWOPDTrainer, s.table, temperature=1.0, iw_opd_gamma=0.0, iw_opd_epsilon=1e-8)
     loss = its._compute_iw_opd_loss(s.table.rows[None, : s.padding], names[None], labels[None], of_teacher[None])
-    batch = replace(s.batch, teacher_token_logprobs=of_teacher)
-    same(OnPolicyDistillation(clamp=100)(s.output, batch)[0], loss, s.table)
+    batch = replace(s.batch)
+    batch.fill("teacher_token_logprobs", of_teacher)
+    same(OnPolicyDistillationLoss(clamp=100)(s.output, batch)[0], loss, s.table)

@@ -1,6 +1,5 @@
 """DPO and its relatives, KTO, SimPO, ORPO and reward models against TRL's trainers."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,7 @@ from trl.experimental.orpo import ORPOTrainer
 from tests.losses.batches import pair_groups, unpaired_groups
 from tests.trl.scene import Scene, same, scene, trainer
 from whet.batch import ModelOutput
-from whet.losses.preference import DPO, KTO, ORPO, SimPO
+from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry
 
 pytestmark = pytest.mark.trl
@@ -71,15 +70,15 @@ def dpo(
 @pytest.mark.parametrize(
     ("loss", "form", "beta", "smoothing"),
     [
-        (DPO(beta=0.3), "sigmoid", 0.3, 0.0),
-        (DPO(form="hinge", beta=1.5), "hinge", 1.5, 0.0),
-        (DPO(form="ipo", beta=0.3), "ipo", 0.3, 0.0),
-        (DPO(form="robust", beta=0.5, label_smoothing=0.2), "robust", 0.5, 0.2),
-        (DPO(beta=0.7, length_average=True), "sigmoid_norm", 0.7, 0.0),
+        (DPOLoss(beta=0.3), "sigmoid", 0.3, 0.0),
+        (DPOLoss(form="hinge", beta=1.5), "hinge", 1.5, 0.0),
+        (DPOLoss(form="ipo", beta=0.3), "ipo", 0.3, 0.0),
+        (DPOLoss(form="robust", beta=0.5, label_smoothing=0.2), "robust", 0.5, 0.2),
+        (DPOLoss(beta=0.7, length_average=True), "sigmoid_norm", 0.7, 0.0),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_forms_of_dpo(loss: DPO, form: str, beta: float, smoothing: float, seed: int) -> None:
+def test_forms_of_dpo(loss: DPOLoss, form: str, beta: float, smoothing: float, seed: int) -> None:
     s = pairs(seed)
     same(ours(s, loss), dpo(s, form, beta=beta, smoothing=smoothing), s.table)
 
@@ -90,13 +89,13 @@ def test_label_smoothing_is_conservative_dpo(seed: int) -> None:
     s = pairs(seed)
     gain = (s.padded(s.table.logprobs()) - s.padded(s.batch.reference_logprobs)).sum(1)[chosen_first(s)].chunk(2)
     its = trainer(CPOTrainer, s.table, alpha=0.0, loss_type="sigmoid", beta=0.3, label_smoothing=0.2)
-    same(ours(s, DPO(beta=0.3, label_smoothing=0.2)), its.cpo_loss(*gain)[0].mean(), s.table)
+    same(ours(s, DPOLoss(beta=0.3, label_smoothing=0.2)), its.cpo_loss(*gain)[0].mean(), s.table)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_sft_term_of_one_pair(seed: int) -> None:
     s = pairs(seed, count=1)
-    same(ours(s, DPO(sft_weight=0.7)), dpo(s, "sigmoid", "sft", weights=(1.0, 0.7)), s.table)
+    same(ours(s, DPOLoss(sft_weight=0.7)), dpo(s, "sigmoid", "sft", weights=(1.0, 0.7)), s.table)
 
 
 def test_our_sft_term_is_a_mean_over_pairs_and_theirs_over_tokens() -> None:
@@ -106,7 +105,7 @@ def test_our_sft_term_is_a_mean_over_pairs_and_theirs_over_tokens() -> None:
     nll, length = -s.padded(s.table.logprobs())[chosen].sum(1), s.trained[chosen].sum(1)
     assert len(set(length.tolist())) > 1
     difference = nll.sum() / length.sum() - (nll / length).mean()
-    same(ours(s, DPO(sft_weight=0.7)) + 0.7 * difference, dpo(s, "sigmoid", "sft", weights=(1.0, 0.7)), s.table)
+    same(ours(s, DPOLoss(sft_weight=0.7)) + 0.7 * difference, dpo(s, "sigmoid", "sft", weights=(1.0, 0.7)), s.table)
 
 
 def concatenated(s: Scene) -> dict[str, Tensor]:
@@ -133,7 +132,7 @@ def test_simpo(beta: float, gamma: float, seed: int) -> None:
         label_smoothing=0.0,
         pad_token_id=s.padding,
     )
-    same(ours(s, SimPO(beta=beta, gamma=gamma)), its.get_batch_loss_metrics(s.table, concatenated(s))[0], s.table)
+    same(ours(s, SimPOLoss(beta=beta, gamma=gamma)), its.get_batch_loss_metrics(s.table, concatenated(s))[0], s.table)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -147,7 +146,7 @@ def test_orpo_up_to_what_its_supervised_term_covers(seed: int) -> None:
     answers = -s.padded(s.table.logprobs())[rows].sum(1) / s.trained[rows].sum(1)
     difference = everything.sum() / s.real[rows].sum() - answers.mean()
     loss = its.get_batch_loss_metrics(s.table, concatenated(s))[0]
-    same(ours(s, ORPO(weight=0.5)) + difference, loss, s.table, tolerance=1e-6)
+    same(ours(s, ORPOLoss(weight=0.5)) + difference, loss, s.table, tolerance=1e-6)
 
 
 KL_ROWS = 6
@@ -193,25 +192,25 @@ def test_kto_with_its_reference_point(shift: float, seed: int) -> None:
     reference = others - shift + 0.1 * torch.randn(KL_ROWS, dtype=torch.float64)
     point = (others - reference).mean().clamp(min=0)
     assert (point > 0) == (shift > 0)
-    scores = {"reference_point": torch.full_like(s.batch.reward, point.item())}
-    our = KTO(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)(s.output, replace(s.batch, scores=scores))[0]
+    s.batch.fill("reference_point", torch.full_like(s.batch.reward, point.item()), axis="sequence")
+    our = KTOLoss(beta=0.5, desirable_weight=1.5, undesirable_weight=0.5)(s.output, s.batch)[0]
     same(our, kto(s, "kto", 0.5, (1.5, 0.5), reference), s.table)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kto_without_a_reference_point_is_apo_zero(seed: int) -> None:
     s = rows(seed)
-    s.batch.scores.clear()
-    same(ours(s, KTO(beta=0.3)), kto(s, "apo_zero_unpaired", 0.3, (1.0, 1.0), torch.zeros(KL_ROWS)), s.table)
+    s.batch.fill("reference_point", torch.zeros_like(s.batch.reward), axis="sequence")
+    same(ours(s, KTOLoss(beta=0.3)), kto(s, "apo_zero_unpaired", 0.3, (1.0, 1.0), torch.zeros(KL_ROWS)), s.table)
 
 
 def test_rows_that_train_nothing_count_in_their_kto_and_not_in_ours() -> None:
     s = rows(0, only_trained=False)
-    s.batch.scores.clear()
+    s.batch.fill("reference_point", torch.zeros_like(s.batch.reward), axis="sequence")
     idle = int((s.trained.sum(1) == 0).sum())
     assert idle
     count = len(s.ids)
-    our = ours(s, KTO(beta=0.3)) * (count - idle) / count + idle * 0.5 / count  # sigmoid(0) each
+    our = ours(s, KTOLoss(beta=0.3)) * (count - idle) / count + idle * 0.5 / count  # sigmoid(0) each
     same(our, kto(s, "apo_zero_unpaired", 0.3, (1.0, 1.0), torch.zeros(KL_ROWS)), s.table)
 
 

@@ -6,24 +6,16 @@ group's baseline. Rewards that are all equal give exactly 0, whatever the roundi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from whet.algorithms.credit import Credit
+from whet.batch import Batch
 from whet.config import Config
 from whet.errors import DataError
-from whet.lazy import lazy_import
+from whet.lazy import Tensor, torch
 from whet.losses.kl import KL
-from whet.losses.weighted import filled
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch
-else:
-    torch = lazy_import("torch")
 
 Std = Literal["sample", "population"]
 
@@ -38,7 +30,7 @@ class GroupAdvantage(Config):
     eps: float = Field(1e-6, ge=0)
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         return frozenset()
 
     def __call__(self, batch: Batch) -> Credit:
@@ -65,7 +57,7 @@ class ReinforcePlusPlus(Config):
     eps: float = Field(1e-6, ge=0)
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         return _needs_of_penalty(self.kl)
 
     def __call__(self, batch: Batch) -> Credit:
@@ -88,17 +80,14 @@ class GDPO(Config):
     eps: float = Field(1e-6, ge=0)
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         return frozenset()
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a component that is missing or not finite."""
         total = torch.zeros_like(batch.reward, dtype=torch.float64)
         for name, weight in self.components.items():
-            if name not in batch.scores:
-                known = ", ".join(batch.scores) or "none"
-                raise DataError(f"no sequence carries the reward component {name!r}; scores that are there: {known}")
-            scores = finite_rewards(batch, batch.scores[name], f"reward component {name!r}")
+            scores = finite_rewards(batch, batch.score(name), f"reward component {name!r}")
             centred, members = group_centred(batch, scores)
             total = total + weight * _divided(centred, _group_std(batch, centred, members, self.std) + self.eps)
         return Credit(batch.per_token(_whitened(total, self.std, self.eps)))
@@ -128,14 +117,14 @@ class GAE(Config):
     eps: float = Field(1e-6, ge=0)
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         return _needs_of_penalty(self.kl) | {"values"}
 
     def __call__(self, batch: Batch) -> Credit:
         """Returns = advantages under the critic's lambda + values. Raises DataError for a reward that isn't finite."""
         rewards = finite_rewards(batch, batch.reward, "reward")
         steps = Steps(batch)
-        values = steps.of(filled(batch.values, "values").double())
+        values = steps.of(batch.column("values").double())
         after_end = values[:1] * (batch.truncated & self.bootstrap_truncated)
         following = torch.cat([after_end, values[:-1]])
         delta = steps.rewards(rewards, self.kl) + self.gamma * following - values
@@ -185,8 +174,8 @@ class Steps:
         if penalty is None:
             paid = torch.zeros(len(batch), dtype=torch.float64)
         else:
-            old = filled(batch.old_logprobs, "old_logprobs").double()
-            reference = filled(batch.reference_logprobs, "reference_logprobs")
+            old = batch.column("old_logprobs").double()
+            reference = batch.column("reference_logprobs")
             paid = penalty.coefficient * penalty.estimate(old, reference)
         matrix = -self.of(paid)
         matrix[0] += rewards
@@ -253,4 +242,4 @@ def finite_rewards(batch: Batch, rewards: Tensor, what: str) -> Tensor:
 
 
 def _needs_of_penalty(penalty: KL | None) -> frozenset[str]:
-    return frozenset() if penalty is None else penalty.needs | {"old_logprobs"}
+    return frozenset() if penalty is None else penalty.reads | {"old_logprobs"}

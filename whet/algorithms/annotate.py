@@ -16,13 +16,13 @@ async def annotate(
     """Fill ``batch``, made from ``groups``, in place and return it."""
     wanted: dict[str, dict[str, str]] = {}
     for column in sorted(algorithm.needs & algorithm.filled_by.keys()):
-        if getattr(batch, column) is None:
+        if column not in batch.filled:
             role, said = algorithm.filled_by[column]
             wanted.setdefault(role, {})[column] = said
     for role, columns in wanted.items():
         scored = await learners[role].score(batch, set(columns.values()))
         for column, said in columns.items():
-            setattr(batch, column, scored[said])
+            batch.fill(column, scored[said])
     await algorithm.consult(batch, groups, learners)
     if algorithm.estimator is not None:
         credit = await compute(algorithm.estimator, batch)

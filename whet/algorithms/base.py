@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.batch import Output
 from whet.config import Config
 from whet.data.base import Data
 from whet.environments.base import TaskSet
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from whet.models.config import ModelConfig
 
 Head = Literal["language", "value"]
+HEADS: dict[Head, frozenset[Output]] = {
+    "language": frozenset({"logprobs", "entropy", "topk"}),
+    "value": frozenset({"values"}),
+}
+"""What a model with such a head can be asked for."""
 
 
 class Algorithm(Config, ABC):
@@ -118,20 +124,20 @@ class Algorithm(Config, ABC):
 
     @property
     def fills(self) -> frozenset[str]:
-        """What losses and advantages may need: columns that somebody fills, and outputs of the model."""
-        said = {"rollout_logprobs", "old_logprobs", "reference_logprobs", "entropy"}
+        """The columns that losses and advantages may read, because somebody fills them."""
+        said = {"rollout_logprobs", "old_logprobs", "reference_logprobs"}
         of_critic = {"values"} if "value" in self.heads.values() else set[str]()
         of_estimator = set[str]()
         if self.estimator is not None:  # returns come with advantages that are measured from a critic's values
-            of_estimator = {"advantages", "returns"} if "values" in self.estimator.needs else {"advantages"}
+            of_estimator = {"advantages", "returns"} if "values" in self.estimator.reads else {"advantages"}
         return frozenset(said | of_critic | of_estimator)
 
     @property
     def needs(self) -> frozenset[str]:
         """The columns that must be filled before the losses run."""
-        needs = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))
+        needs = frozenset[str]().union(*(loss.reads for loss in self.losses.values()))
         if self.estimator is not None:
-            needs |= self.estimator.needs
+            needs |= self.estimator.reads
         if "advantages" in needs and not self.on_policy:
             needs |= {"old_logprobs"}  # a policy loss weighs advantages by exp(lp - lp_old)
         return needs

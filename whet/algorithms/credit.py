@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from whet.batch import Batch
+from whet.batch import Batch
+from whet.lazy import Tensor
 
 
 @dataclass(slots=True)
@@ -20,10 +18,10 @@ class Credit:
 
 
 class AdvantageEstimator(Protocol):
-    """A frozen config called with the batch of the whole step, before it is cut up. ``needs`` names the columns that
+    """A frozen config called with the batch of the whole step, before it is cut up. ``reads`` names the columns that
     must be filled before (``values``, ``old_logprobs``, ``reference_logprobs``)."""
 
     @property
-    def needs(self) -> frozenset[str]: ...
+    def reads(self) -> frozenset[str]: ...
 
     def __call__(self, batch: Batch) -> Credit: ...

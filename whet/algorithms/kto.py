@@ -30,6 +30,10 @@ class KTO(PreferenceAlgorithm):
     """Its weights balance good and bad rows: ``desirable_weight``, ``undesirable_weight``."""
     weighting: Weighting = "sequence"
 
+    @property
+    def fills(self) -> frozenset[str]:
+        return super().fills | {"reference_point"}
+
     async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
         """The same reference point on every row: max(0, mean of lp - lp_ref), 0 for a single row."""
         from whet.algorithms.mismatched import mismatched
@@ -39,7 +43,7 @@ class KTO(PreferenceAlgorithm):
             said = await learners["policy"].score(wrong, {"logprobs", "reference_logprobs"})
             gains = wrong.per_sequence(said["logprobs"] - said["reference_logprobs"])
             point = gains.double().mean().clamp(min=0)
-        batch.scores = batch.scores | {"reference_point": point.expand(batch.sequences)}
+        batch.fill("reference_point", point.expand(batch.sequences), axis="sequence")
 
     def report(self, batch: "Batch") -> Metrics:
-        return Metrics().mean("preference/reference_point", batch.scores["reference_point"].mean().item())
+        return Metrics().mean("preference/reference_point", batch.column("reference_point").mean().item())

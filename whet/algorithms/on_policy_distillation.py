@@ -47,6 +47,7 @@ class OnPolicyDistillation(Taught, GRPO):
     def report(self, batch: "Batch") -> Metrics:
         from whet.losses.weighted import token_metrics
 
-        if self.advantage is None or batch.teacher_token_logprobs is None or batch.old_logprobs is None:
+        if self.advantage is None or not {"teacher_token_logprobs", "old_logprobs"} <= batch.filled:
             return Metrics()
-        return token_metrics(batch, {"distillation/reverse_kl": batch.old_logprobs - batch.teacher_token_logprobs})
+        gap = batch.column("old_logprobs") - batch.column("teacher_token_logprobs")
+        return token_metrics(batch, {"distillation/reverse_kl": gap})

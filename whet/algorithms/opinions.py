@@ -39,7 +39,7 @@ Panel = tuple[Judge, ...]
 async def ask(
     batch: Batch, groups: Sequence[Group], panels: Sequence[Panel], student: Learner, columns: Set[str], top: Top
 ) -> dict[str, Tensor]:
-    """The teacher columns of a batch: ``teacher_ids``, ``teacher_logprobs`` [N, K] and ``teacher_token_logprobs`` [N],
+    """The teacher columns of a batch: ``topk_ids``, ``teacher_logprobs`` [N, K] and ``teacher_token_logprobs`` [N],
     0 where untrained. ``panels`` holds each group's judges."""
     found: dict[str, Tensor] = {}
     for panel in dict.fromkeys(panels):
@@ -49,8 +49,8 @@ async def ask(
         if not bool(part.trained.any()):
             continue
         said: dict[str, Tensor] = {}
-        if "teacher_ids" in columns:
-            said["teacher_ids"], said["teacher_logprobs"] = await likeliest_tokens(part, panel, top)
+        if "topk_ids" in columns:
+            said["topk_ids"], said["teacher_logprobs"] = await likeliest_tokens(part, panel, top)
         if "teacher_token_logprobs" in columns:
             own = [groups[index] for index in members]
             said["teacher_token_logprobs"] = await token_logprobs(part, own, panel, student)
@@ -62,11 +62,12 @@ async def ask(
 async def likeliest_tokens(batch: Batch, judges: Panel, top: Top) -> tuple[Tensor, Tensor]:
     """The ``top.k`` likeliest tokens of the judges' mixture at each place, among those that at least one of them names,
     and their log-probs under the mixture: [N, K] each, 0 where untrained. Something must be trained."""
-    named = [await judge.learner.score(batch, {"teacher_ids", "teacher_logprobs"}, top) for judge in judges]
+    named = [await judge.learner.score(batch, {"topk_ids", "topk"}, top) for judge in judges]
     if len(judges) == 1:
-        return named[0]["teacher_ids"], named[0]["teacher_logprobs"]
-    union = torch.cat([one["teacher_ids"] for one in named], dim=1)
-    asked = replace(batch, teacher_ids=union)
+        return named[0]["topk_ids"], named[0]["topk"]
+    union = torch.cat([one["topk_ids"] for one in named], dim=1)
+    asked = replace(batch)
+    asked.fill("topk_ids", union)
     said = torch.stack([(await judge.learner.score(asked, {"topk"}))["topk"] for judge in judges])
     ids, logprobs = torch.zeros_like(union[:, : top.k]), said.new_zeros(len(batch), top.k)
     trained, weights = batch.trained, [judge.teacher.weight for judge in judges]

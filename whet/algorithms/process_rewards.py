@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from whet.algorithms.advantages import Steps, finite_rewards, group_centred, group_sums
 from whet.algorithms.credit import Credit
+from whet.batch import Batch
 from whet.config import Config
-from whet.lazy import lazy_import
-from whet.losses.weighted import filled, mean_per_sequence
-
-if TYPE_CHECKING:
-    import torch
-
-    from whet.batch import Batch
-else:
-    torch = lazy_import("torch")
+from whet.lazy import torch
+from whet.losses.weighted import mean_per_sequence
 
 
 class ProcessRewards(Config):
@@ -34,15 +26,15 @@ class ProcessRewards(Config):
     """Discount of later tokens' process rewards. The outcome is not discounted."""
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         return frozenset({"reward_logprobs", "reward_reference_logprobs"})
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
         outcome, members = group_centred(batch, finite_rewards(batch, batch.reward, "reward"))
         outcome = outcome * members / (members - 1).clamp(min=1)
-        start = filled(batch.reward_reference_logprobs, "reward_reference_logprobs")
-        process = self.beta * (filled(batch.reward_logprobs, "reward_logprobs").double() - start)
+        start = batch.column("reward_reference_logprobs")
+        process = self.beta * (batch.column("reward_logprobs").double() - start)
 
         mean, rated = mean_per_sequence(batch, process), (batch.trained_per_sequence > 0).double()
         others = group_sums(batch, rated) - rated

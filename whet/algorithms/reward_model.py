@@ -28,7 +28,7 @@ class RewardModel(Algorithm):
 
     @model_validator(mode="after")
     def _reads_the_head(self) -> "RewardModel":
-        if self.loss.needs != {"values"}:
+        if self.loss.reads or self.loss.outputs != {"values"}:
             raise ValueError(
                 "loss learns from more or other than the head's scores; bradley_terry or score_regression do"
             )
@@ -37,8 +37,3 @@ class RewardModel(Algorithm):
     @property
     def losses(self) -> "dict[str, Loss]":
         return {"reward_model": self.loss}
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """No column: what the loss reads is what the model says."""
-        return frozenset()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from whet.algorithms.advantage_registry import ADVANTAGES
 from whet.algorithms.credit import Credit
+from whet.batch import Batch
 from whet.config import Component, Config
-from whet.losses.weighted import at_trained, filled
-
-if TYPE_CHECKING:
-    from whet.batch import Batch
+from whet.losses.weighted import at_trained
 
 
 class TeacherAdvantage(Config):
@@ -27,14 +25,14 @@ class TeacherAdvantage(Config):
     """How the task's rewards become the other part; None: they don't count."""
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         own = frozenset({"teacher_token_logprobs", "old_logprobs"})
-        return own if self.reward is None else own | self.reward.needs
+        return own if self.reward is None else own | self.reward.reads
 
     def __call__(self, batch: Batch) -> Credit:
         """Returns are the reward's. Raises DataError as its advantage does."""
-        teacher = at_trained(batch, filled(batch.teacher_token_logprobs, "teacher_token_logprobs")).double()
-        old = at_trained(batch, filled(batch.old_logprobs, "old_logprobs"))
+        teacher = at_trained(batch, batch.column("teacher_token_logprobs")).double()
+        old = at_trained(batch, batch.column("old_logprobs"))
         advantages = self.weight * (teacher - old).clamp(-self.clamp, self.clamp)
         if self.reward is None:
             return Credit(advantages)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COLUMNS = frozenset({"teacher_ids", "teacher_logprobs", "teacher_token_logprobs"})
+COLUMNS = frozenset({"topk_ids", "teacher_logprobs", "teacher_token_logprobs"})
 
 
 class Teacher(ModelConfig):
@@ -47,7 +47,7 @@ class Taught(Algorithm):
     def _is_taught(self) -> "Taught":
         if not self.needs & COLUMNS:
             raise ValueError("neither loss nor advantage asks the teachers; choose others, or another algorithm")
-        read = frozenset[str]().union(*(loss.needs for loss in self.losses.values()))
+        read = frozenset[str]().union(*(loss.reads for loss in self.losses.values()))
         if self.estimator is not None and "advantages" not in read:
             raise ValueError("the loss reads no advantage; choose loss=policy, or leave the advantage out")
         return self
@@ -58,7 +58,7 @@ class Taught(Algorithm):
 
     @property
     def fills(self) -> frozenset[str]:
-        return super().fills | {"teacher_ids", "teacher_logprobs", "topk"}
+        return super().fills | {"topk_ids", "teacher_logprobs"}
 
     def check_models(self, model: ModelConfig) -> None:
         """Raises ``ConfigError`` for a teacher that is not there, or whose tokens are others than the student's where
@@ -74,7 +74,7 @@ class Taught(Algorithm):
                 hint = "; it is a run: export it first" if (Path(teacher.path) / "recipe.yaml").exists() else ""
                 raise ConfigError(f"algorithm.teachers.{name}: {error}{hint}") from error
             others = f"teacher {name!r} ({teacher.path}) has other tokens than the student ({model.path})"
-            if not same and "teacher_ids" in self.needs:
+            if not same and "topk_ids" in self.needs:
                 raise ConfigError(
                     f"{others}, so its likeliest tokens mean nothing to it. Learn from the log-probs of "
                     "whole spans of text (algorithm on_policy_distillation with loss=on_policy_distillation, or with "
@@ -89,7 +89,7 @@ class Taught(Algorithm):
         from whet.algorithms.vocabulary import same_tokens
         from whet.learner.base import Top
 
-        student, columns = learners["policy"], {name for name in self.needs & COLUMNS if getattr(batch, name) is None}
+        student, columns = learners["policy"], self.needs & COLUMNS - batch.filled
         if not columns:
             return
         strange = any(not same_tokens(student.model, teacher) for teacher in self.teachers.values())
@@ -100,7 +100,7 @@ class Taught(Algorithm):
         panels = [tuple(judges[name] for name in self._judges_of(group)) for group in groups]
         said = await ask(batch, groups, panels, student, columns, Top(min(self.k, rows), below=rows))
         for name, column in said.items():
-            setattr(batch, name, column)
+            batch.fill(name, column)
 
     def _judges_of(self, group: Group) -> Sequence[str]:
         if self.route_by is None:

@@ -40,7 +40,7 @@ class Learner(Protocol):
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """Forward only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]), ``topk``
-        ([N, K], of the batch's ``teacher_ids``) and, with ``top``, ``teacher_ids`` and ``teacher_logprobs`` ([N, K]).
+        ([N, K], of the batch's ``topk_ids``; with ``top`` of the likeliest tokens, which are then ``topk_ids``).
         """
         ...
 

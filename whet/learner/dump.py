@@ -16,7 +16,6 @@ from whet.packing import MicroBatch
 from whet.types import Distribution
 
 _FACTS = "dump.json"
-_SCORE = "scores/"
 
 
 def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[str, Any]) -> None:
@@ -39,16 +38,9 @@ def read_dump(folder: Path) -> tuple[list[MicroBatch], dict[str, Any]]:
         raise WhetError(f"{folder} holds no dump of a skipped step: {error}") from error
     micro_batches = []
     for index, other in enumerate(facts.pop("micro_batches")):
-        columns: dict[str, Any] = load_tensors(folder / _file(index))
-        whole = columns.pop("whole_batch_tokens")
-        scores = {name: columns.pop(name) for name in list(columns) if name.startswith(_SCORE)}
-        batch = Batch(
-            **columns,
-            scores={name.removeprefix(_SCORE): values for name, values in scores.items()},
-            group_uids=tuple(other["group_uids"]),
-            distribution=Distribution(**other["distribution"]),
-        )
-        micro_batches.append(MicroBatch(batch, whole))
+        tensors = load_tensors(folder / _file(index))
+        whole = tensors.pop("whole_batch_tokens")
+        micro_batches.append(MicroBatch(_batch(tensors, other), whole))
     return micro_batches, facts
 
 
@@ -57,7 +49,19 @@ def _file(index: int) -> str:
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
-    columns = {column.name: getattr(batch, column.name) for column in fields(batch)}
-    return {name: value for name, value in columns.items() if isinstance(value, Tensor)} | {
-        f"{_SCORE}{name}": values for name, values in batch.scores.items()
-    }
+    found = {column.name: getattr(batch, column.name) for column in fields(batch)}
+    found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    found |= {f"score/{name}": values for name, values in batch.scores.items()}
+    return found | {f"{column.axis}/{name}": column.values for name, column in batch.columns.items()}
+
+
+def _batch(tensors: dict[str, Tensor], other: dict[str, Any]) -> Batch:
+    common: dict[str, Any] = {name: tensors[name] for name in tensors if "/" not in name}
+    batch = Batch(**common, group_uids=tuple(other["group_uids"]), distribution=Distribution(**other["distribution"]))
+    for key in tensors.keys() - common.keys():
+        kind, _, name = key.partition("/")
+        if kind == "score":
+            batch.scores[name] = tensors[key]
+        else:
+            batch.fill(name, tensors[key], "token" if kind == "token" else "sequence")
+    return batch

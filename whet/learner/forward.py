@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from whet.batch import Batch, ModelOutput
-from whet.errors import WhetError
 from whet.learner.base import Top
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of, ids_logprobs, token_logprobs, topk_logprobs
@@ -19,14 +18,14 @@ from whet.models.values import ValueHead
 def forward(
     model: nn.Module,
     batch: Batch,
-    needs: Set[str] = frozenset(),
+    outputs: Set[str] = frozenset(),
     value_head: ValueHead | None = None,
     shards: Shards = WHOLE,
     passage: Passage | None = None,
 ) -> ModelOutput:
     """What ``model`` says about the batch's N tokens, on its device; every column is 0 where untrained.
 
-    ``needs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's teacher ids.
+    ``outputs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's ``topk_ids``.
     With a value head the values [N] are all there is, and log-probs are 0. Gradients flow; where no token is trained,
     zeros flow, so that all ranks of a step take part in the backward pass. ``passage``: hidden states come from the
     stages before, and this is the last one.
@@ -42,13 +41,11 @@ def forward(
     weight, how = _head(model, shards)
     targets = batch.tokens.to(picked.device)[trained]
     logprobs, entropy = token_logprobs(
-        picked, weight, targets, batch.distribution, with_entropy="entropy" in needs, **how
+        picked, weight, targets, batch.distribution, with_entropy="entropy" in outputs, **how
     )
     output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
-    if "topk" in needs:
-        if batch.teacher_ids is None:
-            raise WhetError("log-probs of the teacher's tokens were asked for, but the batch has no teacher_ids")
-        ids = batch.teacher_ids.to(picked.device)[trained]
+    if "topk" in outputs:
+        ids = batch.column("topk_ids").to(picked.device)[trained]
         output.topk = spread(ids_logprobs(picked, weight, ids, batch.distribution, **how))
     return output
 

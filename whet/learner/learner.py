@@ -3,7 +3,6 @@ them to the workers, and puts what they answer back in the batch's order. Knows 
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,9 +22,7 @@ from whet.packing import MicroBatch, pack
 from whet.processes.compute import compute
 from whet.weights.parcel import Opening, Parcel, Sending
 
-_OF_THE_MODEL = frozenset({"entropy", "topk"})  # needs of a loss that the forward pass fills, not a column
 _ASKING = 0.1  # seconds between two questions whether a save is written
-_COLUMNS = frozenset(column.name for column in fields(Batch))
 
 
 class WorkerLearner:
@@ -134,15 +131,8 @@ class WorkerLearner:
     def _check(self, batch: Batch, loss: Loss) -> None:
         if batch.weight is None:
             raise WhetError("the batch has no weights; call Batch.weigh before an update")
-        columns = loss.needs - _OF_THE_MODEL - {"values"}
-        unknown = sorted(columns - _COLUMNS)
-        if unknown:
-            raise WhetError(
-                f"the loss needs {unknown}, which is neither a column of a batch nor something a model says"
-            )
-        empty = sorted(name for name in columns if getattr(batch, name) is None)
-        if empty:
-            raise WhetError(f"the loss needs the columns {empty}, which nobody filled")
+        if empty := sorted(loss.reads - batch.filled):
+            raise WhetError(f"the loss reads the columns {empty}, which nobody filled")
 
 
 def trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:

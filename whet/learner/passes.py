@@ -18,14 +18,14 @@ from whet.processes.compute import COMPUTE
 
 
 def say(
-    scorer: Scorer, batches: Sequence[Batch], needs: Set[str], precision: Precision, top: Top | None = None
+    scorer: Scorer, batches: Sequence[Batch], outputs: Set[str], precision: Precision, top: Top | None = None
 ) -> list[dict[str, Tensor]]:
     """What the model says about each batch, on the CPU; see ``Scorer.forward``. No gradient flows."""
     said: dict[int, dict[str, Tensor]] = {}
 
     def run(number: int, batch: Batch, passage: Passage | None = None) -> Tensor:
         with autocast(precision, batch.tokens.device):
-            found = scorer(batch, needs, top, passage)
+            found = scorer(batch, outputs, top, passage)
         if "hidden" in found:
             hidden: Tensor = found["hidden"]
             return hidden
@@ -47,7 +47,7 @@ def say(
 def learn(
     scorer: Scorer,
     batches: Sequence[Batch],
-    needs: Set[str],
+    outputs: Set[str],
     precision: Precision,
     loss: Callable[[int, ModelOutput], Tensor],
 ) -> None:
@@ -55,7 +55,7 @@ def learn(
 
     def run(number: int, batch: Batch, passage: Passage | None = None) -> Tensor:
         with autocast(precision, batch.tokens.device):
-            found = scorer(batch, needs, passage=passage)
+            found = scorer(batch, outputs, passage=passage)
         if "hidden" in found:
             hidden: Tensor = found["hidden"]
             return hidden

@@ -35,16 +35,16 @@ class Scorer(nn.Module):
         self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
 
     def forward(
-        self, batch: Batch, needs: Set[str], top: Top | None = None, passage: Passage | None = None
+        self, batch: Batch, outputs: Set[str], top: Top | None = None, passage: Passage | None = None
     ) -> dict[str, Tensor | None]:
-        """The fields of a ``ModelOutput``, or with ``top`` the columns ``teacher_ids`` and ``teacher_logprobs``; at a
+        """The fields of a ``ModelOutput``, or with ``top`` ``topk_ids`` and ``topk``; at a
         stage that is not the last one ``hidden``. A mapping, because hooks find tensors in plain containers only."""
         if passage is not None and not passage.stage.last:
             return {"hidden": forest_hidden(self.model, batch, self.shards.tokens, passage)}
         if top is not None:
             ids, logprobs = likeliest(self.model, batch, top, self.shards, passage)
-            return {"teacher_ids": ids, "teacher_logprobs": logprobs}
-        output = forward(self.model, batch, needs, self.value_head, self.shards, passage)
+            return {"topk_ids": ids, "topk": logprobs}
+        output = forward(self.model, batch, outputs, self.value_head, self.shards, passage)
         return {field.name: getattr(output, field.name) for field in fields(output)}
 
     def counted(self) -> Iterator[nn.Parameter]:

@@ -40,7 +40,7 @@ from whet.parallel.parameters import squared_norm
 from whet.seeds import derive_seed
 
 COLUMNS = {
-    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs", "teacher_ids", "teacher_logprobs"}),
+    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs", "topk_ids"}),
     "value": frozenset({"values"}),
 }
 """What ``score`` can be asked for, by head."""
@@ -122,20 +122,20 @@ class LearnerWorker(Keeping):
             raise WhetError(
                 f"a learner with a {self.config.head} head scores {sorted(known)}, not {sorted(columns - known)}"
             )
-        of_top = {"teacher_ids", "teacher_logprobs"}
-        if columns & of_top and top is None:
-            raise WhetError("a teacher's likeliest tokens were asked for, but not how many; give top")
+        if "topk_ids" in columns and top is None:
+            raise WhetError("the likeliest tokens were asked for, but not how many; give top")
+        likeliest = {"topk_ids", "topk"} if top is not None else set[str]()
         self.model.eval()
         batches = [micro.batch.to(self.device) for micro in micro_batches]
         results: list[dict[str, Tensor]] = [{} for _ in batches]
-        own = columns - {"reference_logprobs"} - of_top
+        own = columns - {"reference_logprobs"} - likeliest
         if own:
             for found, said in zip(results, say(self.scorer, batches, own, self.precision), strict=True):
                 found |= {name: said[name] for name in own}
         if "reference_logprobs" in columns:
             for found, said in zip(results, self._of_reference(batches), strict=True):
                 found["reference_logprobs"] = said["logprobs"]
-        if top is not None and columns & of_top:
+        if columns & likeliest:
             for found, said in zip(results, say(self.scorer, batches, set(), self.precision, top), strict=True):
                 found |= said
         reshard(self.scorer)
@@ -203,7 +203,7 @@ class LearnerWorker(Keeping):
             return value
 
         with self._seeded_dropout():
-            learn(self.scorer, batches, loss.needs, self.precision, judged)
+            learn(self.scorer, batches, loss.outputs, self.precision, judged)
         found = (total.cpu(), metrics, [logprobs[number].cpu() for number in sorted(logprobs)])
         if self.scorer.pipeline is not None:
             found = self.scorer.pipeline.from_last(found)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
+from whet.batch import Batch, ModelOutput, Output
+from whet.lazy import Tensor
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
 
 Unit = Literal["token", "sequence", "group"]
 
 
 class Loss(Protocol):
-    """``needs`` names batch columns that must be filled before (``reference_logprobs``, ``advantages`` ...) and model
-    outputs beyond log-probs (``entropy``, ``values``, ``topk``). ``unit`` is the smallest piece of a batch on which the
+    """``reads`` names the columns of the batch that must be filled before (``reference_logprobs``, ``advantages``, one
+    of your own ...), ``outputs`` what the model is asked for. ``unit`` is the smallest piece of a batch on which the
     loss is still additive: token losses may be cut between any two sequences, group losses only between groups.
     """
 
     @property
-    def needs(self) -> frozenset[str]: ...
+    def reads(self) -> frozenset[str]: ...
+
+    @property
+    def outputs(self) -> frozenset[Output]: ...
 
     @property
     def unit(self) -> Unit: ...

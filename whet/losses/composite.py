@@ -7,27 +7,20 @@ All terms are sums over the same weighted tokens, so the whole is as additive as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
+from whet.batch import Batch, ModelOutput, Output
 from whet.config import Component, Config
-from whet.lazy import lazy_import
+from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.losses.kl import KL
 from whet.losses.off_policy import Correction, mismatch, mismatch_metrics
 from whet.losses.policy_gradient import PolicyGradient, PPOClip, old_logprobs
 from whet.losses.registry import CORRECTIONS, SURROGATES
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, filled, token_metrics
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 
 class PositiveNLL(Config):
@@ -49,15 +42,15 @@ class PolicyLoss(WeightedLoss):
     positive_nll: PositiveNLL | None = None
 
     @property
-    def needs(self) -> frozenset[str]:
-        names = self.surrogate.needs
+    def reads(self) -> frozenset[str]:
+        names = self.surrogate.reads
         if self.correction is not None:
             names |= {"rollout_logprobs"}
-        if self.kl is not None:
-            names |= self.kl.needs
-        if self.entropy_coefficient:
-            names |= {"entropy"}
-        return names
+        return names if self.kl is None else names | self.kl.reads
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        return self.surrogate.outputs | ({"entropy"} if self.entropy_coefficient else set())
 
     @property
     def unit(self) -> Unit:
@@ -74,12 +67,12 @@ class PolicyLoss(WeightedLoss):
         if self.kl is not None:
             terms["kl"], _ = self.kl.per_token(output, batch)
         if self.entropy_coefficient:
-            terms["entropy"] = -self.entropy_coefficient * at_trained(batch, filled(output.entropy, "entropy"))
+            terms["entropy"] = -self.entropy_coefficient * at_trained(batch, output.column("entropy"))
         if self.positive_nll is not None:
             positive = batch.per_token((batch.reward > self.positive_nll.threshold).double())
             terms["positive_nll"] = -self.positive_nll.coefficient * positive * at_trained(batch, output.logprobs)
 
-        weight = filled(batch.weight, "weight")
+        weight = batch.column("weight")
         totals = torch.stack([weight.sum(), *((weight * term).sum() for term in terms.values())]).tolist()
         for name, total in zip(terms, totals[1:], strict=True):
             metrics.mean(f"loss/{name}", total, totals[0])
@@ -90,7 +83,7 @@ class PolicyLoss(WeightedLoss):
     def _corrected(
         self, correction: Correction, surrogate: Tensor, output: ModelOutput, batch: Batch
     ) -> tuple[Tensor, Metrics]:
-        rollout = filled(batch.rollout_logprobs, "rollout_logprobs")
+        rollout = batch.column("rollout_logprobs")
         difference = mismatch(old_logprobs(output, batch), rollout, batch)
         weight = correction(difference, batch)
         means = {"correction/weight": weight, "correction/changed": weight != bounded_exp(difference)}

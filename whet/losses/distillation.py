@@ -4,29 +4,25 @@ answers, from its opinion of the token that was sampled."""
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from whet.lazy import lazy_import
-from whet.losses.weighted import WeightedLoss, at_trained, filled, log1mexp, token_metrics
+from whet.batch import Batch, ModelOutput
+from whet.lazy import Tensor, torch
+from whet.losses.weighted import WeightedLoss, at_trained, log1mexp, token_metrics
 from whet.metrics import Metrics
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
-
-
-class Distillation(WeightedLoss):
+class DistillationLoss(WeightedLoss):
     """A divergence between teacher p and student q over the teacher's top k, per token (arXiv 2306.13649).
 
     ``forward``: KL(p || q); ``reverse``: KL(q || p); ``mixed``: mix x forward + (1 - mix) x reverse; ``jsd``:
     generalised Jensen-Shannon, mix KL(p || m) + (1 - mix) KL(q || m) with m = mix p + (1 - mix) q.
     """
+
+    reads: ClassVar = frozenset({"topk_ids", "teacher_logprobs"})
+    outputs: ClassVar = frozenset({"topk"})
 
     divergence: Literal["forward", "reverse", "mixed", "jsd"] = "forward"
     mix: float = Field(0.5, gt=0, lt=1)
@@ -34,14 +30,9 @@ class Distillation(WeightedLoss):
     tail: Literal["renormalise", "bucket"] = "renormalise"
     """What becomes of the mass outside the top k: nothing, both are renormalised; or one more outcome holds it."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"teacher_ids", "teacher_logprobs", "topk"})
-
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        filled(batch.teacher_ids, "teacher_ids")
-        teacher = self._whole(at_trained(batch, filled(batch.teacher_logprobs, "teacher_logprobs")))
-        student = self._whole(at_trained(batch, filled(output.topk, "topk")))
+        teacher = self._whole(at_trained(batch, batch.column("teacher_logprobs")))
+        student = self._whole(at_trained(batch, output.column("topk")))
         forward, reverse = divergence(teacher, student), divergence(student, teacher)
         if self.divergence == "forward":
             value = forward
@@ -63,20 +54,18 @@ class Distillation(WeightedLoss):
         return torch.cat([logprobs, log1mexp(mass)], 1)
 
 
-class OnPolicyDistillation(WeightedLoss):
+class OnPolicyDistillationLoss(WeightedLoss):
     """-A lp with A = sg(lp_teacher - lp) on the student's own answers: the gradient of KL(student || teacher) at the
     sampled tokens (Lu, "On-Policy Distillation", 2025)."""
+
+    reads: ClassVar = frozenset({"teacher_token_logprobs"})
 
     clamp: float = Field(10.0, gt=0)
     """Bound of |A|."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"teacher_token_logprobs"})
-
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)
-        teacher = at_trained(batch, filled(batch.teacher_token_logprobs, "teacher_token_logprobs"))
+        teacher = at_trained(batch, batch.column("teacher_token_logprobs"))
         gap = teacher - logprobs.detach()
         value = -gap.clamp(-self.clamp, self.clamp) * logprobs
         return value, token_metrics(batch, {"distillation/reverse_kl": -gap})

@@ -3,23 +3,16 @@ whole answers only; read token by token, the same log-ratio is a process reward.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from pydantic import Field
 
+from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
-from whet.lazy import lazy_import
+from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
-from whet.losses.weighted import WeightedLoss, filled
+from whet.losses.weighted import WeightedLoss
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 
 class ImplicitReward(WeightedLoss):
@@ -27,22 +20,17 @@ class ImplicitReward(WeightedLoss):
     the sum over its tokens of lp - lp of the frozen start (arXiv 2412.01981, 2502.01456). Weigh by sequence: an answer
     is one label, however long."""
 
+    reads: ClassVar = frozenset({"reward_reference_logprobs"})
+    unit: ClassVar[Unit] = "sequence"
+
     beta: float = Field(0.05, gt=0)
     outcome: str | None = None
     """The name of the score that is the outcome; None: the reward."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"reward_reference_logprobs"})
-
-    @property
-    def unit(self) -> Unit:
-        return "sequence"
-
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """Raises DataError for an outcome that is missing or outside [0, 1]."""
         outcomes = self._outcomes(batch)
-        gain = output.logprobs - filled(batch.reward_reference_logprobs, "reward_reference_logprobs")
+        gain = output.logprobs - batch.column("reward_reference_logprobs")
         reward = self.beta * batch.per_sequence(gain)
         logsigmoid = torch.nn.functional.logsigmoid
         value = -outcomes * logsigmoid(reward) - (1 - outcomes) * logsigmoid(-reward)
@@ -50,12 +38,7 @@ class ImplicitReward(WeightedLoss):
 
     def _outcomes(self, batch: Batch) -> Tensor:
         """[S]"""
-        outcomes = batch.reward if self.outcome is None else batch.scores.get(self.outcome)
-        if outcomes is None:
-            known = ", ".join(batch.scores) or "none"
-            raise DataError(
-                f"no answer carries the score {self.outcome!r}, its outcome; scores that are there: {known}"
-            )
+        outcomes = batch.reward if self.outcome is None else batch.score(self.outcome)
         fits = (outcomes >= 0) & (outcomes <= 1)
         for row in ((batch.trained_per_sequence > 0) & ~fits).nonzero().squeeze(1).tolist():
             what = "reward" if self.outcome is None else f"score {self.outcome!r}"

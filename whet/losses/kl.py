@@ -3,21 +3,14 @@ Divergence", 2020): as a term of the loss or, through ``estimate``, as a penalty
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from whet.lazy import lazy_import
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, filled, token_metrics
+from whet.batch import Batch, ModelOutput
+from whet.lazy import Tensor
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 Estimator = Literal["k1", "k2", "k3"]
 
@@ -28,6 +21,8 @@ class KL(WeightedLoss):
     With e = lp_ref - lp: k1 = -e, unbiased and noisy; k2 = e^2 / 2; k3 = exp(e) - 1 - e, unbiased and never negative.
     """
 
+    reads: ClassVar = frozenset({"reference_logprobs"})
+
     coefficient: float = Field(0.01, ge=0)
     estimator: Estimator = "k3"
     log_ratio_clamp: float = Field(20.0, gt=0)
@@ -36,10 +31,6 @@ class KL(WeightedLoss):
     """Bound of the estimate of one token, before the coefficient."""
     unbiased_gradient: bool = False
     """Multiply by exp(lp - lp_old): the gradient is then that of the expectation (DeepSeek-V3.2, arXiv 2512.02556)."""
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"reference_logprobs"})
 
     def estimate(self, logprobs: Tensor, reference: Tensor) -> Tensor:
         """The estimate at each token, without the coefficient. [N], [N] -> [N]"""
@@ -54,7 +45,7 @@ class KL(WeightedLoss):
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)
-        reference = at_trained(batch, filled(batch.reference_logprobs, "reference_logprobs"))
+        reference = at_trained(batch, batch.column("reference_logprobs"))
         value = self.estimate(logprobs, reference)
         if self.unbiased_gradient:
             old = output.logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs

@@ -6,19 +6,16 @@ weights were published since, d also holds their age. A correction turns d into 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from pydantic import Field
 
+from whet.batch import Batch
 from whet.config import Config
+from whet.lazy import Tensor
 from whet.losses.base import Unit
 from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, token_metrics
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from whet.batch import Batch
 
 
 class Correction(Protocol):

@@ -6,39 +6,29 @@ step is exactly on-policy and lp_old is the log-prob itself, detached. Correctio
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from pydantic import Field
 
-from whet.lazy import lazy_import
+from whet.batch import Batch, ModelOutput
+from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.losses.kl import kl_metrics
 from whet.losses.weighted import (
     WeightedLoss,
     at_trained,
     bounded_exp,
-    filled,
     mean_per_sequence,
     token_metrics,
 )
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 
 class PolicyGradient(WeightedLoss):
     """What the surrogates have in common. All report ``ratio/mean``, ``/min``, ``/max``, ``clip/high``, ``clip/low``
     and ``entropy/approximate`` (mean of -lp); ``entropy`` and ``kl`` (k3 to the reference) where they are known."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"advantages"})
+    reads: ClassVar = frozenset({"advantages"})
 
 
 class PPOClip(PolicyGradient):
@@ -52,7 +42,7 @@ class PPOClip(PolicyGradient):
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         ratio = bounded_exp(at_trained(batch, output.logprobs) - old_logprobs(output, batch))
-        advantages = at_trained(batch, filled(batch.advantages, "advantages"))
+        advantages = at_trained(batch, batch.column("advantages"))
         value, high, low = _clipped(ratio, advantages, self.clip_low, self.clip_high)
         metrics = _policy_metrics(output, batch, ratio, high, low)
         if self.dual_clip is not None:
@@ -63,27 +53,25 @@ class PPOClip(PolicyGradient):
         return value, metrics
 
 
-class GSPO(PolicyGradient):
+class GSPOClip(PolicyGradient):
     """PPO-clip with one ratio per sequence, exp(mean_t (lp - lp_old)) (GSPO, arXiv 2507.18071). Each token carries its
     sequence's ratio, with the gradient through its own log-prob (the paper's GSPO-token). Weigh by sequence."""
 
+    unit: ClassVar[Unit] = "sequence"
+
     clip_low: float = Field(3e-4, gt=0)
     clip_high: float = Field(4e-4, gt=0)
-
-    @property
-    def unit(self) -> Unit:
-        return "sequence"
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)
         sequence_ratio = bounded_exp(mean_per_sequence(batch, (logprobs - old_logprobs(output, batch)).detach()))
         ratio = batch.per_token(sequence_ratio) * (logprobs - logprobs.detach()).exp()
-        advantages = at_trained(batch, filled(batch.advantages, "advantages"))
+        advantages = at_trained(batch, batch.column("advantages"))
         value, high, low = _clipped(ratio, advantages, self.clip_low, self.clip_high)
         return value, _policy_metrics(output, batch, ratio, high, low)
 
 
-class CISPO(PolicyGradient):
+class CISPOClip(PolicyGradient):
     """-sg(clip(rho, 0, 1 + clip_high)) A lp: the clip bounds a token's weight and never stops its gradient
     (MiniMax-M1, arXiv 2506.13585)."""
 
@@ -92,7 +80,7 @@ class CISPO(PolicyGradient):
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)
         ratio = bounded_exp(logprobs - old_logprobs(output, batch)).detach()
-        advantages = at_trained(batch, filled(batch.advantages, "advantages"))
+        advantages = at_trained(batch, batch.column("advantages"))
         value = -ratio.clamp(max=1 + self.clip_high) * advantages * logprobs
         high = ratio > 1 + self.clip_high
         return value, _policy_metrics(output, batch, ratio, high, torch.zeros_like(high))
@@ -103,7 +91,7 @@ class Reinforce(PolicyGradient):
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)
-        value = -at_trained(batch, filled(batch.advantages, "advantages")) * logprobs
+        value = -at_trained(batch, batch.column("advantages")) * logprobs
         ratio = bounded_exp(logprobs - old_logprobs(output, batch))
         never = torch.zeros_like(batch.trained)
         return value, _policy_metrics(output, batch, ratio, never, never)

@@ -7,23 +7,16 @@ trained tokens, so a pair's share of the step is the sum of their weights: 1 / p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
-from whet.lazy import lazy_import
+from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
-from whet.losses.weighted import WeightedLoss, filled, log1mexp, mean_per_sequence
+from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 
 @dataclass(slots=True)
@@ -72,12 +65,10 @@ class Pairs:
 class PairLoss(WeightedLoss):
     """What the losses of pairs have in common."""
 
-    @property
-    def unit(self) -> Unit:
-        return "group"
+    unit: ClassVar[Unit] = "group"
 
 
-class DPO(PairLoss):
+class DPOLoss(PairLoss):
     """Direct preference optimisation (arXiv 2305.18290) and what differs from it by the shape of the loss.
 
     With h = beta [(lp_c - ref_c) - (lp_r - ref_r)], each a sum over the answer's trained tokens:
@@ -86,6 +77,8 @@ class DPO(PairLoss):
     ``hinge``: max(0, 1 - h) (arXiv 2305.10425);
     ``ipo``: (h / beta - 1 / (2 beta))^2 on means over tokens (arXiv 2310.12036, length-averaged as in TRL).
     """
+
+    reads: ClassVar = frozenset({"reference_logprobs"})
 
     beta: float = Field(0.1, gt=0)
     form: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
@@ -96,12 +89,8 @@ class DPO(PairLoss):
     sft_weight: float = Field(0.0, ge=0)
     """Adds this times the chosen answer's mean -lp (RPO, arXiv 2404.19733)."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"reference_logprobs"})
-
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        gain = output.logprobs - filled(batch.reference_logprobs, "reference_logprobs")
+        gain = output.logprobs - batch.column("reference_logprobs")
         pairs = Pairs.of(batch)
         averaged = self.length_average or self.form == "ipo"
         rewards = self.beta * (mean_per_sequence(batch, gain) if averaged else batch.per_sequence(gain))
@@ -125,7 +114,7 @@ class DPO(PairLoss):
         return (right - wrong) / (1 - 2 * self.label_smoothing)
 
 
-class SimPO(PairLoss):
+class SimPOLoss(PairLoss):
     """-log sigmoid(beta (mean lp_c - mean lp_r) - gamma): no reference (arXiv 2405.14734)."""
 
     beta: float = Field(2.0, gt=0)
@@ -141,7 +130,7 @@ class SimPO(PairLoss):
         )
 
 
-class ORPO(PairLoss):
+class ORPOLoss(PairLoss):
     """Mean -lp_c - weight x log sigmoid(log odds_c - log odds_r), odds = p / (1 - p), p = exp(mean lp): supervised
     learning and preference in one, without a reference (arXiv 2403.07691)."""
 
@@ -160,39 +149,31 @@ class ORPO(PairLoss):
         return pairs.per_token(batch, value), pairs.metrics(rewards[pairs.chosen], rewards[pairs.rejected])
 
 
-class KTO(WeightedLoss):
+class KTOLoss(WeightedLoss):
     """Rows that are desirable (reward 1) or not (reward 0), without partners (arXiv 2402.01306).
 
     desirable_weight x (1 - sigmoid(beta (g - z))) and undesirable_weight x (1 - sigmoid(beta (z - g))), with g the sum
     over the answer of lp - lp_ref. The reference point z, an estimate of KL(policy || reference), can't come from a
-    part of a step without making the loss depend on how the step is cut: it is read from the score ``reference_point``
-    of each row where the batch carries it, and is 0 otherwise (as in APO-zero, arXiv 2408.06266).
+    part of a step without making the loss depend on how the step is cut: it is the column ``reference_point``, which
+    the algorithm fills for a whole step (zeros: APO-zero, arXiv 2408.06266).
     """
+
+    reads: ClassVar = frozenset({"reference_logprobs", "reference_point"})
+    unit: ClassVar[Unit] = "sequence"
 
     beta: float = Field(0.1, gt=0)
     desirable_weight: float = Field(1.0, ge=0)
     undesirable_weight: float = Field(1.0, ge=0)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"reference_logprobs"})
-
-    @property
-    def unit(self) -> Unit:
-        return "sequence"
-
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Raises DataError for a reward that is neither 0 nor 1, and for a reference point that some row lacks."""
+        """Raises DataError for a reward that is neither 0 nor 1."""
         for row, reward in enumerate(batch.reward.tolist()):
             if reward not in (0.0, 1.0):
                 uid = batch.group_uids[int(batch.group[row])]
                 raise DataError(f"group {uid!r}: KTO takes reward 1 (desirable) or 0 (undesirable), not {reward}")
-        gain = batch.per_sequence(output.logprobs - filled(batch.reference_logprobs, "reference_logprobs"))
-        point = batch.scores.get("reference_point", torch.zeros_like(batch.reward))
-        if not point.isfinite().all():
-            raise DataError("the score 'reference_point' must stand on every row that KTO learns from, or on none")
+        gain = batch.per_sequence(output.logprobs - batch.column("reference_logprobs"))
         desirable = batch.reward == 1
-        h = self.beta * (gain - point)
+        h = self.beta * (gain - batch.column("reference_point"))
         good, bad = self.desirable_weight * torch.sigmoid(-h), self.undesirable_weight * torch.sigmoid(h)
         value = torch.where(desirable, good, bad)
         return batch.per_token(value), self._metrics(batch, self.beta * gain, desirable)

@@ -2,8 +2,8 @@
 
 SURROGATES = {
     "ppo_clip": "whet.losses.policy_gradient:PPOClip",
-    "gspo": "whet.losses.policy_gradient:GSPO",
-    "cispo": "whet.losses.policy_gradient:CISPO",
+    "gspo": "whet.losses.policy_gradient:GSPOClip",
+    "cispo": "whet.losses.policy_gradient:CISPOClip",
     "reinforce": "whet.losses.policy_gradient:Reinforce",
 }
 
@@ -16,14 +16,14 @@ CORRECTIONS = {
 LOSSES = {
     "policy": "whet.losses.composite:PolicyLoss",
     "value": "whet.losses.value:ValueLoss",
-    "sft": "whet.losses.supervised:SFT",
-    "dpo": "whet.losses.preference:DPO",
-    "simpo": "whet.losses.preference:SimPO",
-    "orpo": "whet.losses.preference:ORPO",
-    "kto": "whet.losses.preference:KTO",
+    "sft": "whet.losses.supervised:SFTLoss",
+    "dpo": "whet.losses.preference:DPOLoss",
+    "simpo": "whet.losses.preference:SimPOLoss",
+    "orpo": "whet.losses.preference:ORPOLoss",
+    "kto": "whet.losses.preference:KTOLoss",
     "bradley_terry": "whet.losses.reward_model:BradleyTerry",
     "score_regression": "whet.losses.reward_model:ScoreRegression",
     "implicit_reward": "whet.losses.implicit_reward:ImplicitReward",
-    "distillation": "whet.losses.distillation:Distillation",
-    "on_policy_distillation": "whet.losses.distillation:OnPolicyDistillation",
+    "distillation": "whet.losses.distillation:DistillationLoss",
+    "on_policy_distillation": "whet.losses.distillation:OnPolicyDistillationLoss",
 }

@@ -4,37 +4,28 @@ the rendered conversation, the one that transformers' sequence classifiers read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from pydantic import Field
 
+from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
-from whet.lazy import lazy_import
+from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.losses.preference import PairLoss, Pairs
-from whet.losses.weighted import WeightedLoss, filled
+from whet.losses.weighted import WeightedLoss
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 
 class BradleyTerry(PairLoss):
     """-log sigmoid(s_c - s_r - margin) for pairs (Bradley and Terry 1952; margin: Llama 2, arXiv 2307.09288)."""
 
+    outputs: ClassVar = frozenset({"values"})
+
     margin: str | None = None
     """The name of a score; the margin is the chosen answer's minus the rejected one's."""
     centre_coefficient: float = Field(0.0, ge=0)
     """Adds this times (s_c + s_r)^2, which keeps scores around 0 (arXiv 2312.09244)."""
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"values"})
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """Raises DataError where the margin's score is missing."""
@@ -48,9 +39,9 @@ class BradleyTerry(PairLoss):
     def _margin(self, batch: Batch, pairs: Pairs) -> Tensor | float:
         if self.margin is None:
             return 0.0
-        ratings = batch.scores.get(self.margin)
-        margin = None if ratings is None else ratings[pairs.chosen] - ratings[pairs.rejected]
-        if margin is None or not margin.isfinite().all():
+        ratings = batch.score(self.margin)
+        margin = ratings[pairs.chosen] - ratings[pairs.rejected]
+        if not margin.isfinite().all():
             raise DataError(f"the margin {self.margin!r} must be a score of every answer; some have none")
         return margin
 
@@ -58,13 +49,8 @@ class BradleyTerry(PairLoss):
 class ScoreRegression(WeightedLoss):
     """(s - reward)^2 for rows with a numeric reward."""
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"values"})
-
-    @property
-    def unit(self) -> Unit:
-        return "sequence"
+    outputs: ClassVar = frozenset({"values"})
+    unit: ClassVar[Unit] = "sequence"
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         scores = sequence_scores(output, batch)
@@ -78,7 +64,7 @@ class ScoreRegression(WeightedLoss):
 
 def sequence_scores(output: ModelOutput, batch: Batch) -> Tensor:
     """The value at each sequence's last trained token, 0 for a sequence without any. [S]"""
-    values = filled(output.values, "values")
+    values = output.column("values")
     index = torch.arange(len(batch), device=values.device)
     picked = batch.trained
     last = torch.full((batch.sequences,), -1, device=values.device)

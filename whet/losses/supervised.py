@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from whet.batch import Batch, ModelOutput
+from whet.lazy import Tensor
 from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-    from whet.batch import Batch, ModelOutput
-
-
-class SFT(WeightedLoss):
+class SFTLoss(WeightedLoss):
     """-lp over the trained tokens. Which tokens are trained is decided where rows become trajectories."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from pydantic import Field
 
-from whet.lazy import lazy_import
-from whet.losses.weighted import WeightedLoss, at_trained, filled, token_metrics
+from whet.batch import Batch, ModelOutput
+from whet.lazy import Tensor, torch
+from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 
 class ValueLoss(WeightedLoss):
     """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) (PPO's clipped value loss)."""
 
+    outputs: ClassVar = frozenset({"values"})
+
     clip: float | None = Field(0.2, gt=0)
     """c; None: no clip."""
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"returns", "values"})
+    def reads(self) -> frozenset[str]:
+        return frozenset({"returns"} if self.clip is None else {"returns", "values"})
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        values = at_trained(batch, filled(output.values, "values"))
-        returns = at_trained(batch, filled(batch.returns, "returns"))
+        values = at_trained(batch, output.column("values"))
+        returns = at_trained(batch, batch.column("returns"))
         error = (values - returns).square()
         means = {"value/mean": values, "value/return": returns, "value/squared_error": error}
         if self.clip is not None:
-            old = at_trained(batch, filled(batch.values, "values"))
+            old = at_trained(batch, batch.column("values"))
             near = torch.minimum(torch.maximum(values, old - self.clip), old + self.clip)
             clipped = (near - returns).square()
             means["value/clipped"] = clipped > error

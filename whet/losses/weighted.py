@@ -9,21 +9,12 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from whet.batch import Batch, ModelOutput, Output
 from whet.config import Config
-from whet.errors import DataError
-from whet.lazy import lazy_import
+from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.metrics import Metrics
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from whet.batch import Batch, ModelOutput
-else:
-    torch = lazy_import("torch")
 
 EXPONENT_LIMIT = 20.0
 """Log-ratios are clamped to +-20 before ``exp``: beyond, a ratio has no gradient, rather than an infinite one."""
@@ -33,8 +24,12 @@ class WeightedLoss(Config, ABC):
     """A loss of the form ``(weight * per_token).sum()``, additive over any parts that ``unit`` allows."""
 
     @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         return frozenset()
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        return frozenset({"logprobs"})
 
     @property
     def unit(self) -> Unit:
@@ -48,16 +43,9 @@ class WeightedLoss(Config, ABC):
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """The scalar loss. The metric ``loss`` is the weighted mean, which is the same where weights add up to 1."""
         per_token, metrics = self.per_token(output, batch)
-        weight = filled(batch.weight, "weight")
+        weight = batch.column("weight")
         loss = (weight * per_token).sum()
         return loss, Metrics().mean("loss", loss.item(), weight.sum().item()).merge(metrics)
-
-
-def filled(column: Tensor | None, name: str) -> Tensor:
-    """A column or model output that the loss can't do without. Raises DataError where it is missing."""
-    if column is None:
-        raise DataError(f"the loss needs {name!r}, which nobody filled in; whoever calls it must honour its 'needs'")
-    return column
 
 
 def at_trained(batch: Batch, column: Tensor) -> Tensor:
