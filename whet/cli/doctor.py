@@ -1,12 +1,13 @@
 """``whet doctor``: is everything here that a run needs, how fast is this machine, and do a recipe's parts agree?"""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from whet.cli import checks
-from whet.cli.words import AsJson
+from whet.cli.words import AsJson, print_json
 
 
 def doctor(
@@ -35,10 +36,7 @@ def doctor(
                 _print(finding)
     broken = [finding for finding in found if finding.state == "broken"]
     if as_json:
-        import dataclasses
-        import json
-
-        print(json.dumps([dataclasses.asdict(finding) for finding in found], indent=2, ensure_ascii=False))
+        print_json([dataclasses.asdict(finding) for finding in found])
     else:
         names = ", ".join(finding.subject for finding in broken)
         print(f"\nbroken: {names}" if broken else "\nnothing that a run needs is broken")

@@ -1,23 +1,15 @@
 """``whet eval``: the score of a run's model, or of any model on a recipe's tasks."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from whet.cli.words import AsJson, Overrides
+from whet.cli.words import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
     from whet.evaluate import Report
     from whet.recipe import Recipe
-
-
-class Split(StrEnum):
-    """Which tasks are posed."""
-
-    TEST = "test"
-    TRAIN = "train"
 
 
 def evaluate(
@@ -32,7 +24,9 @@ def evaluate(
         str | None,
         typer.Option("--against", help="Score a second model on the same tasks, and say how sure the difference is."),
     ] = None,
-    split: Annotated[Split | None, typer.Option("--split", help="Tasks to pose, instead of the recipe's.")] = None,
+    split: Annotated[
+        Literal["test", "train"] | None, typer.Option("--split", help="Tasks to pose, instead of the recipe's.")
+    ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Pose only the first tasks.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per task.")] = None,
     temperature: Annotated[
@@ -46,7 +40,7 @@ def evaluate(
     from whet.recipe import Recipe
 
     settings = load(Recipe, target, overrides or []).value
-    wanted = {"split": split.value if split else None, "limit": limit, "samples": samples, "temperature": temperature}
+    wanted = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     asked: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     if not isinstance(settings.data, TaskSet):
         refused = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
@@ -107,9 +101,7 @@ def _measures(values: dict[str, float]) -> dict[str, float]:
 
 def _show(title: str, measures: dict[str, float], said: list[str], as_json: bool) -> None:
     if as_json:
-        import json
-
-        print(json.dumps(measures, indent=2))
+        print_json(measures)
         return
     from rich.console import Console
     from rich.table import Table

@@ -1,6 +1,5 @@
 """``whet export``: a checkpoint as an ordinary model folder."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
@@ -8,13 +7,7 @@ import typer
 
 from whet.cli.words import RunArgument, run_folder
 
-
-class Precision(StrEnum):
-    """What the weights are rounded to."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
+Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def export(
@@ -44,5 +37,5 @@ def export(
     from whet.checkpoint.export import export as write
 
     which = int(step) if step and step.isdecimal() else cast(Literal["best", "latest"] | None, step)
-    write(folder, out, which, adapter_only=adapter, dtype=dtype.value if dtype else None, force=force)
+    write(folder, out, which, adapter_only=adapter, dtype=dtype, force=force)
     print(f"written: {out}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whet.cli.checks import memory_gib
-from whet.cli.words import AsJson, Overrides, RecipeArgument
+from whet.cli.words import AsJson, Overrides, RecipeArgument, print_json
 
 if TYPE_CHECKING:
     from whet.plan.plan import Plan
@@ -30,9 +30,7 @@ def plan(
     wanted = load(Recipe, recipe, overrides or []).value
     made = make_plan(wanted, resident(), int((memory or _device_memory()) * 1024**3))
     if as_json:
-        import json
-
-        print(json.dumps(dataclasses.asdict(made), indent=2))
+        print_json(dataclasses.asdict(made))
     else:
         _print(made)
 

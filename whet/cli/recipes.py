@@ -1,6 +1,6 @@
 """``whet recipes``: the recipes that come with the package."""
 
-from whet.cli.words import AsJson
+from whet.cli.words import AsJson, print_json
 
 
 def recipes(as_json: AsJson = False) -> None:
@@ -9,9 +9,7 @@ def recipes(as_json: AsJson = False) -> None:
 
     found = list_recipes()
     if as_json:
-        import json
-
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     width = max(map(len, found), default=0)
     for name, description in found.items():

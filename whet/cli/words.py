@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,13 @@ class Session:
 
     debug: bool = False
     run: Path | None = None  # the run folder, once it is known
+
+
+def print_json(value: Any) -> None:
+    """For ``--json``."""
+    import json
+
+    print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def run_folder(run: Path) -> Path:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.show.facts import rollout_rows
-from whet.show.view import level, select, verdict
+from whet.show.view import ORDERS, level, select, verdict
 
 MOST_TOKENS = 1200  # per answer
 MOST_CHARACTERS = 6000  # per prompt, or answer without tokens
@@ -42,12 +42,7 @@ def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
     size = 0
     for record in records:
         head, more = rollout_rows(record)
-        order = {
-            "reward": record.reward,
-            "advantage": record.advantage,
-            "length": len(record.tokens),
-            "mismatch": record.mismatch,
-        }
+        order = {name: key(record) for name, key in ORDERS.items()}
         tokens = list(_tokens(record)) if len(record.texts) == len(record.tokens) else []
         card = template.render(
             record=record, head=head, more=more, order=order, tokens=tokens, verdict=verdict(record),

@@ -2,7 +2,8 @@
 characters are made visible and nothing in it is taken for markup."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from whet.visible import visible
 Sort = Literal["order", "reward", "advantage", "length", "mismatch"]
 Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
 
-_KEYS: dict[Sort, Callable[[RolloutRecord], float | None]] = {
+ORDERS: dict[str, Callable[[RolloutRecord], float | None]] = {
     "reward": lambda record: record.reward,
     "advantage": lambda record: record.advantage,
     "length": lambda record: len(record.tokens),
@@ -58,13 +59,11 @@ def view(
         (f"step {step}", "bold"), f"   {len(chosen)} of {len(everything)} rollouts", f"   sorted by {sort}",
         f"   only {only}" if only else "",
     )  # fmt: skip
+    shown = [render(record) for record in chosen] or [Text("No rollout fits.", style="dim")]
+    os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for less than a screen
     page = console.is_terminal if page is None else page
-    if page:
-        os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for less than a screen
-        with console.pager(styles=True):
-            _print(console, head, chosen)
-    else:
-        _print(console, head, chosen)
+    with console.pager(styles=True) if page else nullcontext():
+        console.print(head, *shown, sep="\n")
 
 
 def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | None = None) -> list[RolloutRecord]:
@@ -73,14 +72,10 @@ def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | 
         chosen = [record for record in records if record.correct is (only == "correct")]
     else:
         chosen = [record for record in records if only is None or record.status == only]
-    if sort != "order":
-        key = _KEYS[sort]
-
-        def rank(record: RolloutRecord) -> tuple[bool, float]:
-            value = key(record)
-            return value is None, -(value or 0.0)
-
-        chosen.sort(key=rank)
+    if key := ORDERS.get(sort):
+        known = [(record, value) for record in chosen if (value := key(record)) is not None]
+        rest = [record for record in chosen if key(record) is None]
+        chosen = [record for record, _ in sorted(known, key=lambda pair: -pair[1])] + rest
     return chosen
 
 
@@ -123,11 +118,3 @@ def _answer(record: RolloutRecord) -> Text:
 
 def _indented(label: str, text: Text) -> RenderableType:
     return Lines(Text(label, style="bold underline"), Padding(text, (0, 0, 0, 2)))
-
-
-def _print(console: Console, head: Text, records: Sequence[RolloutRecord]) -> None:
-    console.print(head)
-    for record in records:
-        console.print(render(record))
-    if not records:
-        console.print("No rollout fits.", style="dim")
