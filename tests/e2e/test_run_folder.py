@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
-from tests.toy import Lowercase, toy_recipe
+from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet import run
 from whet.build import trained_weights
 from whet.checkpoint.manifest import CheckpointError
@@ -15,7 +19,7 @@ from whet.cli.main import main
 from whet.errors import ConfigError, WhetError
 from whet.evaluate import evaluate
 from whet.learner.learner import WorkerLearner
-from whet.metrics.rollout_file import read_rollouts
+from whet.metrics.rollout_file import read_rollouts, rollout_path
 from whet.show.report import write_report
 from whet.types import Task
 
@@ -149,3 +153,19 @@ def test_a_lost_group_is_recorded_with_its_error_and_can_be_looked_at(
     assert "ConnectionError('the grader is" in shown
     assert "\x1b[2J" not in shown
     write_report(folder)
+
+
+def test_five_interrupts_of_a_run_end_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1000))
+    command = [sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not rollout_path(tmp_path / "run", 2).exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (130, "interrupted. Go on with: whet resume run\n")

@@ -6,6 +6,7 @@
 import os
 import signal
 import sys
+import threading
 import traceback
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from whet.errors import WhetError
 from whet.files import write_atomically
 from whet.visible import visible
 
-BROKEN_PIPE = 141
+INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
 class _Commands(typer.core.TyperGroup):
@@ -86,7 +87,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stdout.flush()
     except BaseException as error:
         code = finish(error, session)
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    if code == INTERRUPTED and threading.active_count() > 1:
+        os._exit(code)  # closing was interrupted, too: threads that still compute would crash Python's own exit
+    sys.exit(code)
 
 
 def finish(error: BaseException, session: Session) -> int:
@@ -102,7 +106,7 @@ def finish(error: BaseException, session: Session) -> int:
     if isinstance(error, KeyboardInterrupt):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: another one could only interrupt the words
         resume = f" Go on with: whet resume {session.run}" if session.run and session.run.exists() else ""
-        return _say(f"interrupted.{resume}", 130)
+        return _say(f"interrupted.{resume}", INTERRUPTED)
     if isinstance(error, WhetError):
         return _say(f"error: {error}{_where(error)}", error.exit_code)
     if hasattr(error, "format_message"):
