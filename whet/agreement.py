@@ -21,7 +21,7 @@ from whet.processes.compute import compute
 from whet.types import Distribution, Group
 
 if TYPE_CHECKING:
-    from whet.learner.base import Learner
+    from whet.learner.base import Scorer
     from whet.recipe import Recipe
 
 ALARM = 1.05
@@ -64,9 +64,9 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
         return await compare(groups, learner, recipe)
 
 
-async def compare(groups: list[Group], learner: "Learner", recipe: "Recipe") -> Agreement:
+async def compare(groups: list[Group], learner: "Scorer", recipe: "Recipe") -> Agreement:
     """The learner's opinion of sampled groups, and why it differs."""
-    shared = learner.describe().get("forest", True)
+    shared = learner.facts.forest
     layout = partial(Batch.from_groups, share_prompts=shared, distribution=recipe.sampling.distribution)
     batch: Batch = await compute(layout, groups)
     found = await _errors(batch, learner)
@@ -76,7 +76,7 @@ async def compare(groups: list[Group], learner: "Learner", recipe: "Recipe") -> 
     return result
 
 
-async def _errors(batch: Batch, learner: "Learner") -> dict[str, float]:
+async def _errors(batch: Batch, learner: "Scorer") -> dict[str, float]:
     said = (await learner.score(batch, {"logprobs"}))["logprobs"]
     return await compute(_errors_of, said, batch)
 
@@ -97,7 +97,7 @@ def _errors_of(said: Tensor, batch: Batch) -> dict[str, float]:
     }
 
 
-async def _cause(batch: Batch, learner: "Learner", recipe: "Recipe", found: dict[str, float]) -> str:
+async def _cause(batch: Batch, learner: "Scorer", recipe: "Recipe", found: dict[str, float]) -> str:
     """The explanation that makes most of the disagreement go away."""
     own = batch.distribution
     told: list[tuple[Distribution, str]] = [

@@ -19,7 +19,7 @@ from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
 from whet.errors import DataError
 from whet.evaluate import evaluate_tasks
-from whet.learner.base import Learner
+from whet.learner.base import Learner, Scorer
 from whet.learner.cached_reference import CachedReference
 from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
@@ -53,15 +53,16 @@ class Feed(Protocol):
 
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Learner]:
-        """What is to be done once before step ``version + 1``, telling how far it is; the learners to go on with."""
+    ) -> Mapping[str, Scorer]:
+        """Do what is to be done once before step ``version + 1``, telling how far it is; returns who scores from then
+        on."""
         ...
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         """Whoever samples gets the weights."""
         ...
 
-    async def evaluate(self, learners: Mapping[str, Learner]) -> dict[str, float]:
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         """One evaluation line; empty where there is nothing to measure on."""
         ...
 
@@ -110,13 +111,13 @@ class SampledFeed:
 
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Learner]:
+    ) -> Mapping[str, Scorer]:
         return learners
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         return await self.sync.publish(learners["policy"], self.generator, version)
 
-    async def evaluate(self, learners: Mapping[str, Learner]) -> dict[str, float]:
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         config, taskset = self.recipe.evaluation, self.recipe.taskset
         async with self.devices.lent_to("generation"):
             report = await evaluate_tasks(
@@ -161,30 +162,30 @@ class RowsFeed:
 
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Learner]:
+    ) -> Mapping[str, Scorer]:
         """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
         recipe, algorithm = self.recipe, self.recipe.algorithm
         if not algorithm.caches_reference:
             return learners
         cached = self._cached(learners, folder)
-        learners = {**learners, algorithm.main_role: cached}
+        scorers: dict[str, Scorer] = {**learners, algorithm.main_role: cached}
         steps = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
         steps.load_state(self.source.state())
         with cached.filling():
             if recipe.evaluation.enabled:
-                await self._held_out_batch(learners)
+                await self._held_out_batch(scorers)
             for step in range(version, recipe.steps):
                 tell(f"reference {step - version}/{recipe.steps - version}")
                 groups = await steps.next_groups()
-                await annotate(await compute(self._batch, groups, learners), algorithm, learners, groups)
+                await annotate(await compute(self._batch, groups, scorers), algorithm, scorers, groups)
         await cached.finish()
-        return learners
+        return scorers
 
     def _cached(self, learners: Mapping[str, Learner], folder: Path, read_only: bool = False) -> CachedReference:
         learner = learners[self.recipe.algorithm.main_role]
         return CachedReference(learner, folder / REFERENCE_FILE, self._reference_facts(learners), read_only)
 
-    def looking_up(self, learners: Mapping[str, Learner], run: Path) -> Mapping[str, Learner]:
+    def looking_up(self, learners: Mapping[str, Learner], run: Path) -> Mapping[str, Scorer]:
         """The learners, with the reference that a run has cached; its file isn't changed."""
         if not self.recipe.algorithm.caches_reference or not (run / REFERENCE_FILE).exists():
             return learners
@@ -193,29 +194,29 @@ class RowsFeed:
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
         return Metrics()
 
-    async def evaluate(self, learners: Mapping[str, Learner]) -> dict[str, float]:
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         """The loss on the held-out rows and, where rows are judged, the share that the model gets right."""
         algorithm = self.recipe.algorithm
-        batch = await self._held_out_batch(learners)
+        batch = await self._held_out_batch(scorers)
         if batch is None:
             log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
             return {}
-        return await measure(batch, algorithm.losses[algorithm.main_role], learners[algorithm.main_role])
+        return await measure(batch, algorithm.losses[algorithm.main_role], scorers[algorithm.main_role])
 
-    async def _held_out_batch(self, learners: Mapping[str, Learner]) -> Batch | None:
+    async def _held_out_batch(self, scorers: Mapping[str, Scorer]) -> Batch | None:
         """Laid out and scored by the reference once; what depends on the policy is filled anew each time."""
         algorithm = self.recipe.algorithm
         if self._held_out is None:
             groups = self._groups()
             if not groups:
                 return None
-            batch = await compute(self._batch, groups, learners)
+            batch = await compute(self._batch, groups, scorers)
             self._held_out = await compute(algorithm.weigh, batch, self.recipe.sampling.max_new_tokens), groups
         batch, groups = self._held_out
-        return await annotate(batch, algorithm, learners, groups)
+        return await annotate(batch, algorithm, scorers, groups)
 
-    def _batch(self, groups: list[Group], learners: Mapping[str, Learner]) -> Batch:
-        forest = all(one.describe().get("forest", True) for one in learners.values())
+    def _batch(self, groups: list[Group], scorers: Mapping[str, Scorer]) -> Batch:
+        forest = all(one.facts.forest for one in scorers.values())
         return Batch.from_groups(groups, share_prompts=forest)
 
     def _groups(self) -> list[Group]:
@@ -237,11 +238,11 @@ class RowsFeed:
 
     def _reference_facts(self, learners: Mapping[str, Learner]) -> dict[str, str]:
         """What reference log-probs depend on besides the tokens."""
-        facts = learners[self.recipe.algorithm.main_role].describe()
+        facts = learners[self.recipe.algorithm.main_role].facts
         return {
             "model": fingerprint(self.recipe.model),
             "chat template": self.renderer.template,
-            "precision": f"{facts['precision']} {facts['matmul_precision']}",
+            "precision": f"{facts.precision} {facts.matmul_precision}",
         }
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
@@ -270,11 +271,11 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
     return values
 
 
-async def measure(batch: Batch, loss: "Loss", learner: Learner) -> dict[str, float]:
+async def measure(batch: Batch, loss: "Loss", scorer: Scorer) -> dict[str, float]:
     """A loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; where rows
     are judged also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
     ``evaluation/margin``."""
-    said = await learner.score(batch, set(loss.outputs))
+    said = await scorer.score(batch, set(loss.outputs))
     metrics = await compute(_loss_metrics, loss, said, batch)
     found, n = metrics.result(), len(batch.group_uids)
     values = {"evaluation/loss": found["loss"], "evaluation/n": float(n)}

@@ -25,7 +25,7 @@ from whet.data.source import Source
 from whet.errors import ConfigError
 from whet.feed import Feed, build_feed
 from whet.files import write_atomically
-from whet.learner.base import Learner
+from whet.learner.base import Learner, Scorer
 from whet.learner.state import FACTS
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
@@ -92,6 +92,7 @@ class Run:
     start: int  # steps done so far
     feed: Feed
     learners: Mapping[str, Learner]
+    scorers: Mapping[str, Scorer]  # the same, but for what the feed has cached
     store: CheckpointStore
     devices: Devices  # taken in turns where learners and generator share them
     sinks: OpenSinks
@@ -125,7 +126,7 @@ class Run:
     async def before_first_step(self) -> None:
         """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
         async with self.phase("prepare"):
-            self.learners = await self.feed.prepare(self.learners, self.folder, self.start, self.sinks.status)
+            self.scorers = await self.feed.prepare(self.learners, self.folder, self.start, self.sinks.status)
         await self.feed.publish(self.learners, self.start)
         if self.start == 0:
             await self._evaluate(0)
@@ -212,7 +213,7 @@ class Run:
         if not self.recipe.evaluation.enabled:
             return None
         async with self.phase("evaluate"):
-            values = await self.feed.evaluate(self.learners)
+            values = await self.feed.evaluate(self.scorers)
         if not values:
             return None
         self.sinks.write(step, values, kind="evaluation")
@@ -243,10 +244,11 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             start=0,
             feed=feed,
             learners=learners,
+            scorers=learners,
             store=store,
             devices=devices,
             sinks=OpenSinks([]),
-            share_prompts=all(learner.describe().get("forest", True) for learner in learners.values()),
+            share_prompts=all(learner.facts.forest for learner in learners.values()),
         )
         closing.closes("the checkpoint that is being written", run.behind.close)
         store.clean()
@@ -262,7 +264,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
         closing.closes("the sinks", run.sinks.close)
         if not run.start:
             main = learners[recipe.algorithm.main_role]
-            run.sinks.write(0, {f"run/{name}": value for name, value in main.describe().items()})
+            run.sinks.write(0, {f"run/{name}": value for name, value in main.facts.shown().items()})
         yield run
 
 

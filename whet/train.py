@@ -25,7 +25,7 @@ async def train(run: "Run") -> None:
             crash_point("step.generated")
             async with run.phase("learn", "learning"):
                 batch = await compute(_batch, groups, run)
-                batch = await annotate(batch, algorithm, run.learners, groups)
+                batch = await annotate(batch, algorithm, run.scorers, groups)
                 run.metrics.merge(await compute(algorithm.report, batch))
                 for minibatch in await compute(_minibatches, batch, run, step):
                     for role, loss in algorithm.losses_at(step).items():

@@ -123,12 +123,12 @@ def test_it_saves_and_loads_and_says_how_far_it_is(llama, tmp_path):
 
     async def again(learner):
         await learner.load(tmp_path)
-        return learner.describe(), dict(await weights_of(learner, torch.float64))
+        return learner.facts, dict(await weights_of(learner, torch.float64))
 
     facts, loaded = with_learner(config(llama), again)
-    assert facts["steps_done"] == 1
-    assert facts["forest"] is True
-    assert facts["trained_parameters"] == facts["parameters"] == sum(t.numel() for t in loaded.values())
+    assert facts.steps_done == 1
+    assert facts.forest is True
+    assert facts.trained_parameters == facts.parameters == sum(t.numel() for t in loaded.values())
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
 
 

@@ -122,6 +122,6 @@ def test_a_measured_matmul_precision_comes_back_with_the_learner(llama, tmp_path
         other = {"highest": "medium", "medium": "highest"}[facts["matmul_precision"]]
         (tmp_path / "learner.json").write_text(json.dumps(facts | {"matmul_precision": other}))
         learner.load(tmp_path)
-        assert learner.describe()["matmul_precision"] == other == torch.get_float32_matmul_precision()
+        assert learner.facts().matmul_precision == other == torch.get_float32_matmul_precision()
     finally:
         torch.set_float32_matmul_precision(before)

@@ -16,7 +16,7 @@ from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntro
 from tests.parallel.ranks import seat_of
 from whet.batch import Batch
 from whet.errors import WhetError
-from whet.learner.base import Top
+from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
@@ -67,7 +67,7 @@ class Said:
     norms: list[float]
     weights: dict[str, Tensor]  # after the last step
     published: dict[str, Tensor]  # the same as a generator gets it
-    described: dict[str, Any]
+    described: LearnerFacts
 
 
 def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
@@ -173,7 +173,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
         [update.gradient_norm for update in updates],
         gathered(worker),
         published,
-        worker.describe(),
+        worker.facts(),
     )
 
 

@@ -111,8 +111,8 @@ def test_after_the_first_time_only_the_adapter_travels(tiny_model: Path, tmp_pat
                     if name in held:
                         torch.testing.assert_close(held[name], tensor)
                 await learn_something(learner)
-            facts = learner.describe()
-            assert sizes == [4 * facts["parameters"]] + [4 * facts["trained_parameters"]] * 3
+            facts = learner.facts
+            assert sizes == [4 * facts.parameters] + [4 * facts.trained_parameters] * 3
             assert layouts == [[True, True], [False], [False], [False]]
         assert not list(tmp_path.glob("whet-weights-*"))
 

@@ -49,9 +49,9 @@ def test_the_frozen_weights_come_once_and_then_the_adapter_alone(parts: Adapted,
             assert metrics["refit/probe_max"] < 1e-3
             sizes.append(metrics["refit/gigabytes"])
             await learn_something(parts.learner)
-        facts = parts.learner.describe()
-        every = 4e-9 * (facts["parameters"] + VOCAB * 64)  # the tied head travels, too
-        assert sizes == pytest.approx([every, *[4e-9 * facts["trained_parameters"]] * 2])
+        facts = parts.learner.facts
+        every = 4e-9 * (facts.parameters + VOCAB * 64)  # the tied head travels, too
+        assert sizes == pytest.approx([every, *[4e-9 * facts.trained_parameters] * 2])
 
     loop.run(go())
 

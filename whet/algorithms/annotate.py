@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 
 from whet.algorithms.base import Algorithm
 from whet.batch import Batch
-from whet.learner.base import Learner
+from whet.learner.base import Scorer
 from whet.processes.compute import compute
 from whet.types import Group
 
 
 async def annotate(
-    batch: Batch, algorithm: Algorithm, learners: Mapping[str, Learner], groups: Sequence[Group]
+    batch: Batch, algorithm: Algorithm, learners: Mapping[str, Scorer], groups: Sequence[Group]
 ) -> Batch:
     """Fill ``batch``, made from ``groups``, in place and return it."""
     wanted: dict[str, dict[str, str]] = {}

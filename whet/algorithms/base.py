@@ -3,7 +3,7 @@ filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
@@ -11,7 +11,7 @@ from whet.batch import Output
 from whet.config import Config
 from whet.data.base import Data
 from whet.environments.base import TaskSet
-from whet.learner.config import OptimizerConfig
+from whet.learner.config import Head, OptimizerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.rollouts.filters import Filter
@@ -20,10 +20,9 @@ from whet.types import Group, Weighting
 if TYPE_CHECKING:
     from whet.algorithms.credit import AdvantageEstimator
     from whet.batch import Batch
-    from whet.learner.base import Learner
+    from whet.learner.base import Scorer
     from whet.models.config import ModelConfig
 
-Head = Literal["language", "value"]
 HEADS: dict[Head, frozenset[Output]] = {
     "language": frozenset({"logprobs", "entropy", "topk"}),
     "value": frozenset({"values"}),
@@ -67,7 +66,7 @@ class Algorithm(Config, ABC):
     def check_models(self, model: "ModelConfig") -> None:
         """Raises ``ConfigError`` where the run's other models don't fit ``model``, the recipe's."""
 
-    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
+    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> None:
         """Fill what ``filled_by`` can't say: columns that take several models' word, scores of a whole step."""
 
     @property

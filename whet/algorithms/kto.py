@@ -17,7 +17,7 @@ from whet.types import Group, Weighting
 
 if TYPE_CHECKING:
     from whet.batch import Batch
-    from whet.learner.base import Learner
+    from whet.learner.base import Scorer
 
 
 class KTO(PreferenceAlgorithm):
@@ -34,7 +34,7 @@ class KTO(PreferenceAlgorithm):
     def fills(self) -> frozenset[str]:
         return super().fills | {"reference_point"}
 
-    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
+    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> None:
         """The same reference point on every row: max(0, mean of lp - lp_ref), 0 for a single row."""
         from whet.algorithms.mismatched import mismatched
 

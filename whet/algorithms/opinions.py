@@ -15,7 +15,7 @@ from whet.algorithms.retelling import Retold, retell
 from whet.algorithms.vocabulary import renderer_of, same_tokens, tokenizer_of
 from whet.batch import Batch
 from whet.errors import DataError
-from whet.learner.base import Learner, Top
+from whet.learner.base import Scorer, Top
 from whet.types import Group
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ class Judge:
 
     name: str
     teacher: "Teacher"
-    learner: Learner
+    learner: Scorer
 
 
 Panel = tuple[Judge, ...]
 
 
 async def ask(
-    batch: Batch, groups: Sequence[Group], panels: Sequence[Panel], student: Learner, columns: Set[str], top: Top
+    batch: Batch, groups: Sequence[Group], panels: Sequence[Panel], student: Scorer, columns: Set[str], top: Top
 ) -> dict[str, Tensor]:
     """The teacher columns of a batch: ``topk_ids``, ``teacher_logprobs`` [N, K] and ``teacher_token_logprobs`` [N],
     0 where untrained. ``panels`` holds each group's judges."""
@@ -75,22 +75,22 @@ async def likeliest_tokens(batch: Batch, judges: Panel, top: Top) -> tuple[Tenso
     return ids, logprobs
 
 
-async def token_logprobs(batch: Batch, groups: Sequence[Group], judges: Panel, student: Learner) -> Tensor:
+async def token_logprobs(batch: Batch, groups: Sequence[Group], judges: Panel, student: Scorer) -> Tensor:
     """Log-probs of the batch's own tokens under the judges' mixture, [N] float64. ``groups`` are those that it was made
     from; ``old_logprobs`` must be filled where a judge has other tokens than the student."""
     said = []
     for judge in judges:
-        if same_tokens(student.model, judge.teacher):
+        if same_tokens(student.facts.model, judge.teacher):
             said.append((await judge.learner.score(batch, {"logprobs"}))["logprobs"].double())
         else:
             said.append(await _through_text(batch, groups, judge, student))
     return mixture(torch.stack(said), [judge.teacher.weight for judge in judges])
 
 
-async def _through_text(batch: Batch, groups: Sequence[Group], judge: Judge, student: Learner) -> Tensor:
+async def _through_text(batch: Batch, groups: Sequence[Group], judge: Judge, student: Scorer) -> Tensor:
     """For a teacher with other tokens: the student's log-probs, changed by what the two disagree about the span of text
     that each token is part of, in equal shares. [N]"""
-    ours, theirs = tokenizer_of(student.model), renderer_of(judge.teacher, judge.teacher.chat_template)
+    ours, theirs = tokenizer_of(student.facts.model), renderer_of(judge.teacher, judge.teacher.chat_template)
     try:
         told = [[retell(one, ours, theirs, group.uid) for one in group.trajectories] for group in groups]
     except DataError as error:
@@ -101,7 +101,7 @@ async def _through_text(batch: Batch, groups: Sequence[Group], judge: Judge, stu
         log.warning("teacher %s can't write %d replies as they are; each is judged as a whole", judge.name, unlike)
     there = Batch.from_groups(
         [replace(g, trajectories=[one.trajectory for one in several]) for g, several in zip(groups, told, strict=True)],
-        share_prompts=judge.learner.describe().get("forest", True),
+        share_prompts=judge.learner.facts.forest,
         distribution=batch.distribution,
     )
     said = (await judge.learner.score(there, {"logprobs"}))["logprobs"]

@@ -15,7 +15,7 @@ from whet.types import Group
 
 if TYPE_CHECKING:
     from whet.batch import Batch
-    from whet.learner.base import Learner
+    from whet.learner.base import Scorer
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Taught(Algorithm):
             if not same:
                 log.warning("%s: they are compared by the spans of text that both can write", others)
 
-    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Learner]") -> None:
+    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> None:
         """Each teacher is asked about the groups that it judges."""
         from whet.algorithms.opinions import Judge, ask
         from whet.algorithms.vocabulary import same_tokens
@@ -92,10 +92,10 @@ class Taught(Algorithm):
         student, columns = learners["policy"], self.needs & COLUMNS - batch.filled
         if not columns:
             return
-        strange = any(not same_tokens(student.model, teacher) for teacher in self.teachers.values())
+        strange = any(not same_tokens(student.facts.model, teacher) for teacher in self.teachers.values())
         if strange and batch.old_logprobs is None:
             batch.old_logprobs = (await student.score(batch, {"logprobs"}))["logprobs"]
-        rows = min(learner.describe()["vocabulary"] for learner in learners.values())
+        rows = min(learner.facts.vocabulary for learner in learners.values())
         judges = {name: Judge(name, one, learners[_role(name)]) for name, one in self.teachers.items()}
         panels = [tuple(judges[name] for name in self._judges_of(group)) for group in groups]
         said = await ask(batch, groups, panels, student, columns, Top(min(self.k, rows), below=rows))

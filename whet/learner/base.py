@@ -1,16 +1,39 @@
 """What a learner is, whatever its role (policy, critic, reward model, teacher) and however many ranks it spans."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from whet.batch import Batch
+from whet.cluster.lease import Tenant
+from whet.learner.config import Head, Precision
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
-from whet.weights.parcel import Opening, Parcel, Sending
+from whet.weights.parcel import WeightSource
+
+
+@dataclass(slots=True, frozen=True)
+class LearnerFacts:
+    """What is known of a learner once it is built; the same on all of its ranks."""
+
+    model: ModelConfig  # what it was loaded from
+    head: Head  # what it says about tokens: their log-probs, or a critic's values
+    parameters: int
+    trained_parameters: int
+    precision: Precision
+    matmul_precision: str
+    device: str
+    ranks: int
+    forest: bool  # sequences can share their prompt: its attention is whet's
+    vocabulary: int  # rows of its output matrix
+    steps_done: int  # optimizer steps, as of its last load
+
+    def shown(self) -> dict[str, Any]:
+        """Return them as plain values, for people."""
+        return asdict(self) | {"model": self.model.path}
 
 
 @dataclass(slots=True)
@@ -29,20 +52,23 @@ class Top:
     below: int  # only ids below this: a student whose output matrix is shorter has no others
 
 
-class Learner(Protocol):
-    """A model that scores batches and, where it has an optimizer, learns. Batches are whole; cutting them up and
-    putting columns back in order is the learner's business."""
+class Scorer(Protocol):
+    """A model that says something about batches, trained or frozen. Batches are whole; cutting them up and putting
+    columns back in order is its own business."""
 
     @property
-    def model(self) -> ModelConfig:
-        """What it was loaded from."""
-        ...
+    def facts(self) -> LearnerFacts: ...
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """Forward only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]), ``topk``
         ([N, K], of the batch's ``topk_ids``; with ``top`` of the likeliest tokens, which are then ``topk_ids``).
         """
         ...
+
+
+class Learner(Scorer, WeightSource, Tenant, Protocol):
+    """A ``Scorer`` that learns where it has an optimizer, hands out its weights (by default all, LoRA merged, under the
+    names of the plain Hugging Face model; see ``Content``) and shares its devices (awake for scores and updates)."""
 
     async def release_reference(self) -> None:
         """Let go of the reference model. Asked for ``reference_logprobs`` again, the learner loads it again."""
@@ -52,25 +78,12 @@ class Learner(Protocol):
         """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
         ...
 
-    async def begin_weights(self, sending: Sending) -> Opening:
-        """Start to hand out the current weights: by default all, LoRA merged, under the names of the plain Hugging Face
-        model; see ``Content``."""
-        ...
-
-    async def next_weights(self) -> Parcel | None:
-        """The next bucket of them, as ``begin_weights`` was told; None at the end."""
-        ...
-
-    async def end_weights(self) -> None:
-        """Whoever took them is done."""
-        ...
-
     async def save(self, folder: Path) -> None:
         """Write weights and optimizer as safetensors plus JSON into an existing folder."""
         ...
 
     async def begin_save(self, folder: Path) -> None:
-        """The same behind training's back: returns once there is a copy. One at a time."""
+        """Start to do the same while training goes on: returns once there is a copy. One at a time."""
         ...
 
     async def finish_save(self) -> None:
@@ -83,8 +96,4 @@ class Learner(Protocol):
 
     async def close(self) -> None:
         """Let go of workers and memory."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for people: parameters, trainable parameters, dtype, device, speed settings."""
         ...

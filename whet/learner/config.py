@@ -10,6 +10,8 @@ from whet.parallel.config import ParallelConfig
 
 Precision = Literal["float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
+Head = Literal["language", "value"]
+"""What a model says about tokens: their log-probs, or a critic's values."""
 
 
 class LearnerConfig(Config):

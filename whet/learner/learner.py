@@ -4,7 +4,7 @@ them to the workers, and puts what they answer back in the batch's order. Knows 
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,11 +13,10 @@ from whet.batch import Batch
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.errors import DeadlineError, WhetError
-from whet.learner.base import Top, Update
+from whet.learner.base import LearnerFacts, Top, Update
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
-from whet.models.config import ModelConfig
 from whet.packing import MicroBatch, pack
 from whet.processes.compute import compute
 from whet.weights.parcel import Opening, Parcel, Sending
@@ -28,8 +27,8 @@ _ASKING = 0.1  # seconds between two questions whether a save is written
 class WorkerLearner:
     """A ``Learner`` over a group of workers. Make one with ``launch``."""
 
-    def __init__(self, group: WorkerGroup, config: WorkerConfig, facts: dict[str, Any]) -> None:
-        self._group, self._config, self._facts = group, config, facts
+    def __init__(self, group: WorkerGroup, config: WorkerConfig, facts: LearnerFacts) -> None:
+        self._group, self._config, self.facts = group, config, facts
 
     @classmethod
     async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
@@ -43,15 +42,11 @@ class WorkerLearner:
             )
         group = cluster.launch(LearnerWorker, config, placement)
         try:
-            facts = (await group.call("describe"))[0]
+            facts = (await group.call("facts"))[0]
         except BaseException:
             await group.close()
             raise
         return cls(group, config, facts)
-
-    @property
-    def model(self) -> ModelConfig:
-        return self._config.model
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """See ``Learner``. 0 where untrained; where nothing is trained, every column is zeros, [N]."""
@@ -105,7 +100,7 @@ class WorkerLearner:
 
     async def load(self, folder: Path) -> None:
         await self._group.call("load", folder)
-        self._facts = (await self._group.call("describe"))[0]
+        self.facts = (await self._group.call("facts"))[0]
 
     async def sleep(self) -> None:
         """Make room on the devices; to be woken before the next update."""
@@ -116,10 +111,6 @@ class WorkerLearner:
 
     async def close(self) -> None:
         await self._group.close()
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for people, as of the last ``launch`` or ``load``."""
-        return dict(self._facts)
 
     def _pack(self, batch: Batch, unit: Unit) -> tuple[list[list[MicroBatch]], Tensor]:
         """[shard][micro-batch], or nothing where nothing is trained; the indices of what is packed, [n]."""

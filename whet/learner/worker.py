@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from pydantic import Field
@@ -21,8 +21,8 @@ from whet.cluster.base import Seat
 from whet.config import Config
 from whet.errors import WhetError
 from whet.learner import precision
-from whet.learner.base import Top
-from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.base import LearnerFacts, Top
+from whet.learner.config import Head, LearnerConfig, OptimizerConfig
 from whet.learner.keeping import Keeping
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
 from whet.learner.passes import learn, say
@@ -54,7 +54,7 @@ class WorkerConfig(Config):
     parallel: ParallelConfig = ParallelConfig()
     optimizer: OptimizerConfig | None = None
     """None: the model is frozen and only scores."""
-    head: Literal["language", "value"] = "language"
+    head: Head = "language"
     """What the learner says about tokens: their log-probs, or a critic's values."""
     steps: int = Field(0, ge=0)
     """Optimizer steps of the whole run: where a schedule ends."""
@@ -226,21 +226,20 @@ class LearnerWorker(Keeping):
         if self.scorer.value_head is not None:
             yield from self.scorer.value_head.named_parameters(prefix="value_head")
 
-    def describe(self) -> dict[str, Any]:
-        """Facts for people."""
-        return {
-            "model": self.config.model.path,
-            "head": self.config.head,
-            "parameters": self.parameters,
-            "trained_parameters": self.trained_parameters,
-            "precision": self.precision,
-            "matmul_precision": self.matmul_precision,
-            "device": str(self.device),
-            "ranks": self.seat.ranks,
-            "forest": self.forest,
-            "vocabulary": self.vocabulary,
-            "steps_done": self.step,
-        }
+    def facts(self) -> LearnerFacts:
+        return LearnerFacts(
+            self.config.model,
+            self.config.head,
+            self.parameters,
+            self.trained_parameters,
+            self.precision,
+            self.matmul_precision,
+            str(self.device),
+            self.seat.ranks,
+            self.forest,
+            self.vocabulary,
+            self.step,
+        )
 
     def close(self) -> None:
         """Let go of everything large, and of the other ranks."""

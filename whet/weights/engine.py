@@ -100,7 +100,7 @@ class EngineSync:
         """Of LoRA that travels alone."""
         if self.config.lora == "merged":
             return None
-        lora = learner.model.lora
+        lora = learner.facts.model.lora
         if lora is None:
             raise ConfigError("weights.lora=adapter sends what LoRA trains, and model.lora is not set")
         return lora.rank, lora.alpha

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from whet.batch import Batch
 from whet.errors import RefitError
-from whet.learner.base import Learner
+from whet.learner.base import Scorer
 from whet.metrics import Metrics
 from whet.processes.compute import compute
 from whet.types import Distribution, Group, Span, Task, Trajectory
@@ -13,7 +13,7 @@ from whet.weights.config import WeightSyncConfig
 
 
 async def compare_decoding(
-    learner: Learner,
+    learner: Scorer,
     prompt: list[int],
     tokens: list[int],
     decoded: list[float],
@@ -27,7 +27,7 @@ async def compare_decoding(
     batch = await compute(_batch, prompt, tokens, distribution or Distribution())
     scored = (await learner.score(batch, {"logprobs"}))["logprobs"]
     mean, largest = await compute(_difference, batch, scored, decoded)
-    coarse = dtype in (torch.bfloat16, torch.float16) or learner.describe().get("precision") == "bfloat16"
+    coarse = dtype in (torch.bfloat16, torch.float16) or learner.facts.precision == "bfloat16"
     tolerance = config.probe_tolerance or (0.25 if coarse else 1e-3)
     if not mean <= tolerance:
         raise RefitError(
