@@ -50,7 +50,7 @@ def test_a_failed_rollout_is_neither_correct_nor_wrong():
 
 
 def test_a_missing_step_is_an_error_that_says_which_there_are(run_folder):
-    with pytest.raises(DataError, match="1-8"):
+    with pytest.raises(DataError, match="8 steps from 1 to 8"):
         list(read_rollouts(run_folder, 99))
 
 

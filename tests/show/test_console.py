@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tests.show.runs import evaluation_values, train_values
 from whet.show.catalog import CATALOG, PHASES, show
-from whet.show.console import ConsoleSink, ConsoleWriter
+from whet.show.console import ConsoleSink, ConsoleWriter, plain_line
 from whet.show.curves import Curve, plot
 from whet.show.dashboard import Dashboard
 from whet.show.summary import print_summary
@@ -124,3 +124,13 @@ def test_a_phase_has_one_colour_in_the_terminal_and_in_a_dark_report():
     style = (Path(__file__).parents[2] / "whet/show/assets/report.css").read_text()
     for name, colour in PHASES.items():
         assert re.search(rf"--p-{name}: light-dark\(#\w+, {colour}\)", style), name
+
+
+def test_names_of_models_and_scores_can_not_act_in_the_terminal(tmp_path):
+    hostile = "\x1b[2J\u202e"
+    dashboard = Dashboard(tmp_path, {"model": {"path": f"some/{hostile}"}}, now=lambda: 0.0)
+    line = plain_line(1, None, {"evaluation/accuracy": 0.5, f"evaluation/{hostile}": 1.0}, "evaluation")
+    for text in ("\n".join(drawn(dashboard, 80, 24)), line):
+        assert "\x1b[2J" not in text
+        assert "\u202e" not in text
+        assert "\\x1b[2J" in text

@@ -100,7 +100,7 @@ def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:
         file = path.open("rb")
     except FileNotFoundError:
         recorded = rollout_steps(run_folder)
-        have = f"recorded steps: {_ranges(recorded)}" if recorded else "this run recorded none"
+        have = f"it has {len(recorded)} steps from {recorded[0]} to {recorded[-1]}" if recorded else "it recorded none"
         raise DataError(f"No rollouts of step {step} in {run_folder} ({have}).") from None
     with file:
         for number, line in enumerate(file, 1):
@@ -127,14 +127,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return value
-
-
-def _ranges(numbers: list[int]) -> str:
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][1] + 1:
-            parts[-1][1] = n
-        else:
-            parts.append([n, n])
-    text = [str(a) if a == b else f"{a}-{b}" for a, b in parts]
-    return ", ".join(text if len(text) <= 12 else [*text[:6], "...", *text[-5:]])

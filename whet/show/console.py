@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
 from whet.show.catalog import CATALOG, duration, show
+from whet.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,9 +72,10 @@ class ConsoleWriter(Sink):
 
 
 def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: Kind = "train") -> str:
-    """One step in one line, for logs: no colour, nothing but ASCII."""
+    """One step in one line, for logs."""
     head = f"step {step}/{steps}" if steps else f"step {step}"
-    return "  ".join([head, *(_plain_evaluation(values) if kind == "evaluation" else _plain_train(values))])
+    parts = _plain_evaluation(values) if kind == "evaluation" else _plain_train(values)
+    return visible("  ".join([head, *parts]))  # an environment names its scores
 
 
 def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
