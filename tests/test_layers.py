@@ -24,7 +24,8 @@ FLOORS = [
     {"train", "evaluate"},
     {"feed"},
     {"recipe"},
-    {"run", "plan", "agreement", "show"},
+    {"run"},
+    {"plan", "agreement", "show"},
     {"cli", "recipes", "__main__"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
