@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 def build_renderer(recipe: "Recipe") -> "Renderer":
-    """The model's tokenizer with the recipe's chat template, or else its own."""
+    """Load the model's tokenizer with the recipe's chat template, or else its own."""
     from whet.data.renderer import Renderer
     from whet.models.loading import load_tokenizer
 
-    return Renderer(load_tokenizer(recipe.model), recipe.chat_template)
+    return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments)
 
 
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":

@@ -17,7 +17,7 @@ from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.processes.compute import compute, run_computing
-from whet.rollouts.episode import Sampling, play
+from whet.rollouts.episode import Sampling, Temperature, play
 from whet.seeds import derive_seed
 from whet.types import Status, Task, Trajectory
 
@@ -34,15 +34,15 @@ class EvaluationConfig(Config):
     """Which tasks."""
     limit: int | None = Field(None, gt=0)
     """At most this many tasks, the first of the split."""
-    samples: int = Field(1, gt=0)
+    samples: int = Field(1, gt=0, le=100_000)
     """Answers per task."""
-    temperature: float = Field(0.0, ge=0)
+    temperature: Temperature = 0.0
     """0: greedy."""
     max_new_tokens: int | None = Field(None, gt=0)
     """Longest answer; by default as in training."""
     enabled: bool = True
     """False: never."""
-    concurrency: int = Field(256, gt=0)
+    concurrency: int = Field(256, gt=0, le=100_000)
     """Episodes that run at once."""
     retries: int = Field(2, ge=0)
     """How often an episode is run again after its environment or generator failed."""

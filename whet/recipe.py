@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from whet.algorithms.base import HEADS, Algorithm
 from whet.algorithms.registry import ALGORITHMS
@@ -31,6 +31,7 @@ from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
 
+_MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory together
 _UNITS = {"token": "single tokens", "sequence": "single replies", "group": "pairs of replies"}
 
 
@@ -51,6 +52,8 @@ class Recipe(Config):
     """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of your own."""
     chat_template: str | None = None
     """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
+    template_arguments: dict[str, JsonValue] = Field(default={})
+    """Variables of the chat template, as in ``{enable_thinking: false}``."""
     sampling: Sampling = Sampling()
     """How the policy answers in training."""
     rollouts: RolloutConfig = RolloutConfig()
@@ -84,6 +87,7 @@ class Recipe(Config):
                 "data=reward_model with it as data.taskset"
             )
         if self.algorithm.samples_per_task:
+            self._check_episodes(self.algorithm.samples_per_task)
             self._check_lengths()
             self._check_sampling()
         groups, key = self.data.groups_per_step, "data.batch_size"
@@ -118,6 +122,14 @@ class Recipe(Config):
         yield from self.cluster.problems(self.parallel.ranks)
         yield from self.devices.problems(self.cluster, samples)
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
+
+    def _check_episodes(self, samples: int) -> None:
+        episodes = self.rollouts.prompts_per_step * samples
+        if episodes > _MOST_EPISODES:
+            raise ValueError(
+                f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} times algorithm.group_size = {samples} "
+                f"are {episodes:,} episodes in a step; at most {_MOST_EPISODES:,} are possible"
+            )
 
     def _check_lengths(self) -> None:
         longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens

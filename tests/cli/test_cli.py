@@ -70,6 +70,9 @@ def test_a_wrong_recipe_ends_in_one_message_with_code_2_and_no_heavy_import(fold
         (["train", "r.yaml", "--fodler", "x"], "No such option"),
         (["show", "nowhere"], "there is no recipe of this name"),
         (["resume", "runs/none"], "runs/none: there is no such run folder"),
+        (["show", "a" * 300 + ".yaml"], "the name is too long for a file or folder"),
+        (["train", "r.yaml", "--folder", "a" * 300], "the name is too long for a file or folder"),
+        (["resume", "a" * 300], "the name is too long for a file or folder"),
         (["train", "r.yaml", "--folder", "."], "it exists and is not empty"),
     ],
 )

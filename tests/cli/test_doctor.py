@@ -68,11 +68,19 @@ def test_a_recipe_that_does_not_load_is_broken(tmp_path, monkeypatch):
     (tmp_path / "good.yaml").write_text("steps: 3\n")
     (tmp_path / "bad.yaml").write_text("stepz: 3\n")
     monkeypatch.chdir(tmp_path)
-    found = list(checks.recipes_validate(["good.yaml", "bad.yaml"]))
+    found = list(checks.recipes_validate(["good.yaml", "bad.yaml"], []))
     assert [finding.subject for finding in found] == ["recipe bad.yaml"]
     assert found[0].state == "broken"
     assert "Did you mean 'steps'?" in found[0].value
-    assert next(checks.recipes_validate(["good.yaml"])).state == "good"
+    assert next(checks.recipes_validate(["good.yaml"], [])).state == "good"
+
+
+def test_a_setting_on_the_command_line_is_checked_too(capsys):
+    from whet.cli.main import main
+
+    with pytest.raises(SystemExit, match="1"):
+        main(["doctor", "quickstart", "stepz=1"])
+    assert "override 1 (stepz=1): stepz: unknown key. Did you mean 'steps'?" in capsys.readouterr().out
 
 
 def test_a_recipe_that_samples_is_tried(tmp_path, capsys):
@@ -81,7 +89,7 @@ def test_a_recipe_that_samples_is_tried(tmp_path, capsys):
 
     recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(save_tiny_model(tmp_path / "model")))
     with pytest.raises(SystemExit) as ended:
-        main(["doctor", str(recipe)])
+        main(["doctor", str(recipe), "steps=1"])
     said = capsys.readouterr().out
     assert ended.value.code == 0, said
     assert "ok      agreement" in said

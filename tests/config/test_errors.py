@@ -72,6 +72,13 @@ CASES = {
     "two documents": ("steps: 3\n---\nsteps: 4", "r.yaml:2: not valid YAML: a second document"),
     "python tag": ("name: !!python/object/apply:os.getcwd []", "not allowed"),
     "self-containing alias": ("numbers: &a {b: *a}", "an alias that contains itself"),
+    "an alias of aliases": (
+        "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n"
+        + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefg", "bcdefgh", strict=True)),
+        "r.yaml: more than 100,000 values, counting aliases",
+    ),
+    "nested without end": ("numbers: " + "[" * 3000, "r.yaml:1: not valid YAML: nested more than 50 deep"),
+    "half a character": (r'name: "\ud800"', "r.yaml: a text holds half a character, such as \\ud800"),
     "control character": ("steps: 3\nname: a\x07b", "r.yaml:2: the character '\\x07' is not allowed"),
     "extends is nowhere": ("extends: nowhere", "r.yaml:1: extends: 'nowhere': there is no recipe of this name."),
     "extends is no text": ("extends: [a]", "r.yaml:1: extends: expected the name of a recipe"),
@@ -136,6 +143,13 @@ def test_a_missing_key_says_what_was_expected():
 
 def test_text_that_is_not_utf8_is_refused_with_its_line():
     assert "r.yaml:2: not UTF-8 text (byte 0xe9)" in complaint(b"steps: 3\nname: caf\xe9\n")
+
+
+def test_a_file_that_is_no_recipe_is_refused_by_its_size(in_empty_folder):
+    with (in_empty_folder / "r.yaml").open("wb") as file:
+        file.truncate(99_000_000)
+    with pytest.raises(RecipeError, match=r"r\.yaml: more than 1 MB, which is no recipe"):
+        load(Settings, "r.yaml")
 
 
 def test_a_circle_of_parents_is_refused(in_empty_folder):

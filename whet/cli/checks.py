@@ -138,7 +138,7 @@ def model_cache() -> Iterator[Finding]:
         yield Finding("quickstart model", f"{NAME} is not installed (optional)", "advice", INSTALL)
 
 
-def recipes_validate(names: list[str]) -> Iterator[Finding]:
+def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding]:
     """Whether each recipe loads."""
     from whet.config import load
     from whet.errors import WhetError
@@ -147,7 +147,7 @@ def recipes_validate(names: list[str]) -> Iterator[Finding]:
     broken = 0
     for name in names:
         try:
-            load(Recipe, name)
+            load(Recipe, name, overrides)
         except WhetError as error:
             broken += 1
             yield Finding(f"recipe {name}", str(error), "broken", f"see: whet show {name}")

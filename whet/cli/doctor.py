@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from whet.cli import checks
-from whet.cli.words import AsJson, print_json
+from whet.cli.words import AsJson, Overrides, print_json
 
 
 def doctor(
@@ -15,6 +15,7 @@ def doctor(
         str | None,
         typer.Argument(metavar="[RECIPE]", help="Check this recipe, and whether its parts agree."),
     ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Check this installation and machine. Exit code 1 if something needed is broken."""
@@ -27,8 +28,8 @@ def doctor(
         checks.threads(),
         checks.matmul_speed(),
         checks.model_cache(),
-        checks.recipes_validate([recipe] if recipe else list(list_recipes())),
-        _agreement(recipe),
+        checks.recipes_validate([recipe] if recipe else list(list_recipes()), overrides or []),
+        _agreement(recipe, overrides or []),
     ):
         for finding in check:
             found.append(finding)
@@ -44,14 +45,14 @@ def doctor(
         raise typer.Exit(1)
 
 
-def _agreement(recipe: str | None) -> Iterator[checks.Finding]:
+def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Finding]:
     """Samples a few answers and has them scored, where there is a recipe and it samples at all."""
     from whet.config import load
     from whet.errors import ConfigError, WhetError
     from whet.recipe import Recipe
 
     try:
-        wanted = load(Recipe, recipe, []).value if recipe else None
+        wanted = load(Recipe, recipe, overrides).value if recipe else None
     except ConfigError:
         return  # which is said already
     if wanted is None or not wanted.algorithm.samples_per_task:

@@ -78,9 +78,8 @@ def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     from whet.recipe import Recipe
 
     own = load(Recipe, run).value
-    return settings.model_copy(
-        update={"model": own.model, "chat_template": own.chat_template, "checkpoints": own.checkpoints}
-    )
+    parts = ("model", "chat_template", "template_arguments", "checkpoints")
+    return settings.model_copy(update={name: getattr(own, name) for name in parts})
 
 
 def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:

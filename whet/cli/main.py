@@ -3,6 +3,7 @@
 0 done, 1 failed, 2 the recipe or command line is wrong, 130 interrupted, 141 the reader of the output went away.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -116,6 +117,8 @@ def finish(error: BaseException, session: Session) -> int:
         context = getattr(error, "ctx", None)
         hint = f"\nSee: {context.command_path} --help" if context is not None else ""
         return _say(f"error: {error.format_message()}{hint}", 2)
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return _say(f"error: {str(error.filename)[:60]}...: the name is too long for a file or folder", 2)
     text = str(error).strip() or "no message"
     return _say(f"error: {type(error).__name__}: {text}{_where(error)}{_keep_traceback(error, session)}", 1)
 

@@ -8,6 +8,10 @@ from pydantic import Field
 
 from whet.cluster.base import Cluster
 from whet.config import Config
+from whet.config.nearest import did_you_mean
+
+WORKERS = ("LearnerWorker",)
+"""The classes of the workers that a run launches on a cluster."""
 
 
 class ClusterConfig(Config, ABC):
@@ -72,6 +76,13 @@ class RayClusterConfig(ClusterConfig):
         from whet.cluster.ray_cluster import RayCluster
 
         return RayCluster(self, cores)
+
+    def problems(self, ranks: int) -> Iterator[str]:
+        """Name what keeps it from running learners of ``ranks`` workers."""
+        yield from super().problems(ranks)
+        for name in sorted(self.runtime_env.keys() - set(WORKERS)):
+            hint = f"{did_you_mean(name, WORKERS)} Known: {', '.join(WORKERS)}"
+            yield f"cluster.runtime_env names no worker with {name!r}.{hint}"
 
 
 class DevicesConfig(Config):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 import whet
 from whet.config.base import Config
@@ -55,6 +56,8 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
         value = root.from_values(tree.plain())
     except ValidationError as error:
         raise RecipeError([*problems, *problems_of(error, root, tree)]) from None
+    except PydanticSerializationError:
+        problems.append(Problem("", str(path), "a text holds half a character, such as \\ud800; write whole ones"))
     if problems:
         raise RecipeError(problems)
     return Loaded(value, _origins(value, tree), path)

@@ -48,7 +48,7 @@ class Rows(Data):
     """Every reply, the last one only, or all tokens but the first. A reward model reads conversations as a whole."""
     max_tokens: int | None = Field(default=None, ge=2)
     """Longer rows are left out, and counted."""
-    batch_size: int = Field(default=8, gt=0)
+    batch_size: int = Field(default=8, gt=0, le=1_000_000)
     """Rows that one step learns from."""
 
     @property

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from whet.config.nearest import did_you_mean
 from whet.data.control_tokens import ControlTokens
 from whet.errors import ConfigError, DataError
 from whet.types import Message
@@ -20,6 +21,7 @@ PLAIN = (
     "{% for message in messages %}### {{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
+_SET_HERE = {"messages", "tools", "add_generation_prompt"}
 _EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
 # Stand for a question and a reply in conversations that are rendered only to see what surrounds them.
 _QUESTION, _REPLY = "whetaskswhet", "whetreplywhet"
@@ -34,7 +36,7 @@ class Renderer:
         """``chat_template``: None for the tokenizer's own, ``"plain"`` for a simple built-in one, or Jinja text.
         ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``.
 
-        Raises ``ConfigError`` when there is no template or it can't be rendered by appending.
+        Raises ``ConfigError`` for no template, one that doesn't read an argument or can't be rendered by appending.
         """
         self.tokenizer = tokenizer
         self.template = PLAIN if chat_template == "plain" else chat_template or tokenizer.chat_template
@@ -44,6 +46,10 @@ class Renderer:
                 "the tokenizer has no chat template: set chat_template to 'plain' or to the text of a template, "
                 "or use an instruction-tuned model"
             )
+        variables = set(re.findall(r"[^\W\d]\w*", self.template)) - _SET_HERE
+        for name in sorted(self.arguments.keys() - variables):
+            what = "is set by whet" if name in _SET_HERE else "is not read by the chat template"
+            raise ConfigError(f"template_arguments.{name} {what}.{did_you_mean(name, variables)}")
         if self.template == PLAIN and not tokenizer.eos_token:
             raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
         self._control = ControlTokens(tokenizer, self.template, self._marks())

@@ -29,8 +29,8 @@ class Arithmetic(BoxedProblems):
     """Digits of the longest number."""
     stories: float = Field(default=0.0, ge=0, le=1)
     """Share of problems told as a story."""
-    train_size: int = Field(default=2000, ge=1)
-    test_size: int = Field(default=200, ge=0)
+    train_size: int = Field(default=2000, ge=1, le=10_000_000)
+    test_size: int = Field(default=200, ge=0, le=10_000_000)
     seed: int = 0
 
     def problems(self) -> dict[Split, list[Problem]]:

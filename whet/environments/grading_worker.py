@@ -53,7 +53,7 @@ class GradingCrash(HostileAnswer):
 class GradingLimits(Config):
     """How much one graded answer may cost."""
 
-    workers: int = Field(default=2, ge=1)
+    workers: int = Field(default=2, ge=1, le=1000)
     """Processes, started when first needed."""
     cpu_s: int = Field(default=5, ge=1)
     """CPU time of one call, in seconds."""

@@ -66,9 +66,9 @@ class ReasoningGym(TaskSet):
     dataset: str
     settings: dict[str, Any] = Field(default_factory=dict)
     """The generator's own, but for size and seed."""
-    train_size: int = Field(default=2000, ge=1)
+    train_size: int = Field(default=2000, ge=1, le=10_000_000)
     """Questions to generate; repeated and held-out ones are dropped."""
-    test_size: int = Field(default=200, ge=0)
+    test_size: int = Field(default=200, ge=0, le=10_000_000)
     seed: int = 0
     answer: AnswerKind = "tag"
     """Where in the reply the answer stands."""

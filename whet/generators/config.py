@@ -41,11 +41,11 @@ class GeneratorConfig(Config, ABC):
     """Whether it computes in the run's own process, where weights are copied to it."""
 
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "bfloat16"
-    max_batch: int = Field(default=64, ge=1)
+    max_batch: int = Field(default=64, ge=1, le=100_000)
     """Completions decoded side by side; more requests wait in a queue."""
     max_context: int = Field(default=4096, ge=2)
     """Most tokens of prompt and completion together."""
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, le=1000)
     """Engines with the same weights; the samples of one prompt meet on one of them."""
     slack: int = Field(default=16, ge=0)
     """With ``replicas``: a request goes where its prompt is known, unless that replica has this many more requests

@@ -4,8 +4,9 @@ nothing that was sampled is decoded and encoded again. Knows no groups, no permi
 import logging
 import time
 from collections.abc import Callable
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from whet.config import Config
 from whet.data.renderer import Renderer
@@ -19,10 +20,20 @@ from whet.types import Distribution, Message, Span, Status, Trajectory
 log = logging.getLogger(__name__)
 
 
+def _usable(temperature: float) -> float:
+    """Logits are divided by it, in single precision."""
+    if temperature and not 1e-3 <= temperature <= 1e3:
+        raise ValueError(f"expected 0 (the most likely token) or a number from 0.001 to 1000, got {temperature}")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_usable)]
+
+
 class Sampling(Config):
     """How answers are sampled."""
 
-    temperature: float = Field(1.0, ge=0)
+    temperature: Temperature = 1.0
     """0 takes the most likely token each time."""
     top_k: int = Field(0, ge=0)
     """Sample among the k most likely tokens; 0: all."""
@@ -36,7 +47,7 @@ class Sampling(Config):
     """Longest episode, in replies."""
     max_prompt_tokens: int = Field(2048, gt=0)
     """A task with a longer prompt is an error."""
-    stop: tuple[str, ...] = ()
+    stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = ()
     """Texts that end a reply."""
 
     @property

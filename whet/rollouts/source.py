@@ -44,7 +44,7 @@ class RolloutConfig(Config):
     """Which task comes next; None: all of them in turn, shuffled anew each epoch."""
     max_staleness: int = Field(0, ge=0)
     """How many weight versions behind a rollout may have started. 0: synchronous; 1: one step off; n: n steps off."""
-    concurrency: int = Field(256, gt=0)
+    concurrency: int = Field(256, gt=0, le=100_000)
     """Episodes that run at once."""
     deadline: float = Field(600.0, gt=0)
     """Seconds that one group may take before the run stops."""
