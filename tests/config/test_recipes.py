@@ -106,7 +106,7 @@ def test_arguments_of_the_chat_template_reach_the_renderer(tmp_path):
 
     assert prompt().startswith("short ")
     assert not prompt("template_arguments.enable_thinking=true").startswith("short ")
-    with pytest.raises(ConfigError, match=r"enable_thinkin is not read by .* Did you mean 'enable_thinking'\?"):
+    with pytest.raises(ConfigError, match=r"'enable_thinkin' is not read by .* Did you mean 'enable_thinking'\?"):
         prompt("template_arguments.enable_thinkin=true")
-    with pytest.raises(ConfigError, match=r"template_arguments\.messages is set by whet"):
+    with pytest.raises(ConfigError, match=r"template_arguments: 'messages' is set by whet"):
         prompt("template_arguments.messages=[]")

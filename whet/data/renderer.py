@@ -49,7 +49,7 @@ class Renderer:
         variables = set(re.findall(r"[^\W\d]\w*", self.template)) - _SET_HERE
         for name in sorted(self.arguments.keys() - variables):
             what = "is set by whet" if name in _SET_HERE else "is not read by the chat template"
-            raise ConfigError(f"template_arguments.{name} {what}.{did_you_mean(name, variables)}")
+            raise ConfigError(f"template_arguments: {name!r} {what}.{did_you_mean(name, variables)}")
         if self.template == PLAIN and not tokenizer.eos_token:
             raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
         self._control = ControlTokens(tokenizer, self.template, self._marks())
