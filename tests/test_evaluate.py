@@ -11,6 +11,7 @@ from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
 from whet.build import build_generator, build_renderer, trained_weights
 from whet.cli.main import main
+from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError, DeadlineError
 from whet.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
 
@@ -23,14 +24,15 @@ def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
         renderer = build_renderer(recipe)
         generator = build_generator(recipe, renderer)
         generator.load_weights(trained_weights(recipe, None).tensors())
-        config = EvaluationConfig(**settings)
+        config, environments = EvaluationConfig(**settings), HostedEnvironments(taskset.open())
         try:
             tasks = taskset.tasks("test")
             return await evaluate_tasks(
-                tasks, taskset, generator, renderer, config.sampling(recipe.sampling), config, seed=1
+                tasks, environments, generator, renderer, config.sampling(recipe.sampling), config, seed=1
             )
         finally:
             await generator.close()
+            await environments.close()
 
     return asyncio.run(go())
 

@@ -87,9 +87,12 @@ def toy_recipe(folder: Path, **changes: Any) -> Recipe:
 
 def read_settings(settings: dict[str, Any]) -> Recipe:
     with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "toy.yaml"
-        path.write_text(json.dumps(settings))  # JSON is YAML
-        return load(Recipe, path).value
+        return load(Recipe, write_settings(Path(scratch) / "toy.yaml", settings)).value
+
+
+def write_settings(path: Path, settings: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(settings))  # JSON is YAML
+    return path
 
 
 def write_recipe(path: Path, recipe: Recipe) -> Path:

@@ -7,6 +7,9 @@ from types import TracebackType
 
 log = logging.getLogger(__name__)
 
+left_behind = list[str]()
+"""Names of threads that did not end when they were told to. Whoever ends the process must not wait for them."""
+
 
 class Closing(AsyncExitStack):
     """An exit stack out of which the first error comes: later ones, of what is closed because of it, are logged."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from whet.closing import Closing
 from whet.config import Config
 from whet.data.renderer import Renderer
-from whet.environments.base import TaskSet
+from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
@@ -98,7 +98,7 @@ class Report:
 
 async def evaluate_tasks(
     tasks: Sequence[Task],
-    taskset: TaskSet,
+    environments: HostedEnvironments,
     generator: Generator,
     renderer: Renderer,
     sampling: Sampling,
@@ -110,14 +110,15 @@ async def evaluate_tasks(
     where the task set has no such score, when its reward is positive. An episode that fails for good
     raises ``DataError``: a hole is not a zero."""
     if not tasks:
-        raise DataError(f"{type(taskset).__name__} has no tasks to evaluate on")
+        raise DataError("the task set has no tasks to evaluate on")
 
     samples, slots = config.samples, asyncio.Semaphore(config.concurrency)
 
     async def answer(task: Task, sample: int) -> Trajectory:
         async with slots:
             trajectory = await play(
-                lambda: taskset.make(task),
+                environments,
+                task,
                 generator,
                 renderer,
                 sampling,
@@ -135,7 +136,11 @@ async def evaluate_tasks(
         async with limit, asyncio.TaskGroup() as group:
             jobs = [group.create_task(answer(task, i)) for task in tasks for i in range(samples)]
     except TimeoutError:
-        raise DeadlineError(f"the evaluation took longer than evaluation.deadline = {config.deadline:g} s") from None
+        place = environments.blocked_at()
+        hint = "" if place is None else f"; an environment blocks at {place}"
+        raise DeadlineError(
+            f"the evaluation took longer than evaluation.deadline = {config.deadline:g} s{hint}"
+        ) from None
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
     answers = [job.result() for job in jobs]
@@ -189,7 +194,8 @@ def evaluate(
 
     async def go() -> Report:
         async with Closing() as closing:
-            closing.closes("the task set", taskset.close)
+            environments = HostedEnvironments(taskset.open())
+            closing.closes("the environments", environments.close)
             renderer = build_renderer(settings)
             generator = build_generator(settings, renderer)
             closing.closes("the generator", generator.close)
@@ -198,7 +204,7 @@ def evaluate(
             tasks = taskset.tasks(config.split)[: config.limit]
             return await evaluate_tasks(
                 tasks,
-                taskset,
+                environments,
                 generator,
                 renderer,
                 config.sampling(recipe.sampling),

@@ -14,9 +14,11 @@ from torch import Tensor
 from whet.algorithms.annotate import annotate
 from whet.batch import Batch, ModelOutput
 from whet.build import build_generator, build_sync
+from whet.closing import Closing
 from whet.cluster.lease import Devices
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
+from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError
 from whet.evaluate import evaluate_tasks
 from whet.learner.base import Learner, Scorer
@@ -97,10 +99,12 @@ class SampledFeed:
         self.distribution = recipe.sampling.distribution
         self.generator = build_generator(recipe, renderer)
         self.devices.tenants["generation"] = self.generator
+        self.environments = HostedEnvironments(recipe.taskset.open())
         self.source = RolloutSource(
             recipe.rollouts,
             recipe.sampling,
-            recipe.taskset,
+            recipe.taskset.tasks("train"),
+            self.environments,
             self.generator,
             renderer,
             group_size=recipe.algorithm.samples_per_task,
@@ -122,7 +126,7 @@ class SampledFeed:
         async with self.devices.lent_to("generation"):
             report = await evaluate_tasks(
                 taskset.tasks(config.split)[: config.limit],
-                taskset,
+                self.environments,
                 self.generator,
                 self.renderer,
                 config.sampling(self.recipe.sampling),
@@ -138,7 +142,9 @@ class SampledFeed:
             write_rollouts(folder, step, [*records(step, groups, batch, self.renderer), *lost])
 
     async def close(self) -> None:
-        await self.generator.close()
+        async with Closing() as closing:
+            closing.closes("the generator", self.generator.close)
+            closing.closes("the environments", self.environments.close)
 
 
 def _probe_text(renderer: Renderer, task: Task) -> list[int]:

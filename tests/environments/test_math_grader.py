@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.environments.grading_worker import GradingLimits
 from whet.environments.math_grader import MathGrader, as_number, compare_numbers, last_boxed
 from whet.errors import DataError
+from whet.processes.pool import WorkerLimits
 
 
 @pytest.fixture(scope="module")
 def grader():
-    grader = MathGrader(limits=GradingLimits(workers=1, cpu_s=2, memory_gib=2.0))
+    grader = MathGrader(limits=WorkerLimits(workers=1, cpu_s=2, memory_gib=2.0)).open()
     yield grader
-    grader.close()
+    asyncio.run(grader.close())
 
 
 def grade(grader, boxed, gold):
-    return asyncio.run(grader.grade(f"So it is \\boxed{{{boxed}}}.", gold))
+    return asyncio.run(grader.compare(f"So it is \\boxed{{{boxed}}}.", gold))
 
 
 @pytest.mark.parametrize(
@@ -96,23 +96,23 @@ def test_no_text_breaks_the_fast_path(text):
 
 def test_a_reply_without_a_box_is_wrong_unless_the_box_is_optional():
     reply = "I tried 31 and 32"
-    assert asyncio.run(MathGrader().grade(reply, "32")) == {"reward": 0, "correct": 0, "format": 0}
-    lenient = MathGrader(require_box=False)
-    assert asyncio.run(lenient.grade(reply, "32")) == {"reward": 1, "correct": 1, "format": 1}
-    assert asyncio.run(lenient.grade("no number", "32"))["format"] == 0
+    assert asyncio.run(MathGrader().open().compare(reply, "32")) == {"reward": 0, "correct": 0, "format": 0}
+    lenient = MathGrader(require_box=False).open()
+    assert asyncio.run(lenient.compare(reply, "32")) == {"reward": 1, "correct": 1, "format": 1}
+    assert asyncio.run(lenient.compare("no number", "32"))["format"] == 0
 
 
 def test_the_usual_case_starts_no_worker_and_takes_microseconds():
-    grader = MathGrader()
+    grader = MathGrader().open()
 
     async def many():
         for number in range(1000):
-            assert (await grader.grade(f"\\boxed{{{number}}}", str(number)))["reward"] == 1
+            assert (await grader.compare(f"\\boxed{{{number}}}", str(number)))["reward"] == 1
 
     started = time.perf_counter()
     asyncio.run(many())
     assert time.perf_counter() - started < 1
-    assert not grader.pool._idle
+    assert grader.pool.children == 0
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_an_answer_that_hangs_sympy_is_killed_and_the_next_one_is_graded(grader,
 
 def test_overlong_and_empty_answers_are_no_answers():
     for boxed in ("1" * 2000, "", "   "):
-        assert grade(MathGrader(), boxed, "42") == {"reward": 0, "correct": 0, "format": 0}
+        assert grade(MathGrader().open(), boxed, "42") == {"reward": 0, "correct": 0, "format": 0}
 
 
 def test_a_known_answer_that_means_nothing_is_a_data_error(grader):

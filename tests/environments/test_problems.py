@@ -55,12 +55,13 @@ def test_splits_never_overlap_uids_are_distinct_and_the_order_is_fixed(tmp_path)
 
 def test_a_right_answer_is_worth_one_and_a_wrong_one_nothing(tmp_path):
     for taskset in every_taskset(tmp_path):
+        environments = taskset.open()
         for task in taskset.tasks("train")[:5]:
-            right = asyncio.run(taskset.grade(task, f"\\boxed{{{task.data['answer']}}}"))
+            right = asyncio.run(environments.grade(task, f"\\boxed{{{task.data['answer']}}}"))
             assert right == {"reward": 1, "correct": 1, "format": 1}
-            assert asyncio.run(taskset.grade(task, "\\boxed{123456789}"))["correct"] == 0
-            assert asyncio.run(taskset.grade(task, "no idea"))["format"] == 0
-        asyncio.run(taskset.close())
+            assert asyncio.run(environments.grade(task, "\\boxed{123456789}"))["correct"] == 0
+            assert asyncio.run(environments.grade(task, "no idea"))["format"] == 0
+        asyncio.run(environments.close())
 
 
 def test_held_out_problems_stay_the_same_when_rows_are_reordered(tmp_path):

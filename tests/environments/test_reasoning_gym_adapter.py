@@ -9,6 +9,7 @@ import reasoning_gym
 
 from whet.environments.reasoning_gym_adapter import SCREENS, TRUSTED, ReasoningGym, check_generator, extract
 from whet.errors import ConfigError, DataError
+from whet.processes.pool import WorkerLimits
 
 
 def make(dataset="chain_sum", **settings):
@@ -21,10 +22,11 @@ def grades(taskset, *answers):
     async def all_of_them():
         task = taskset.tasks("train")[0]
         right = taskset._entries["train"][task.uid].entry["answer"]
+        grading = taskset.open()
         try:
-            return [await taskset.grade(task, right if answer is ... else answer) for answer in answers]
+            return [await grading.grade(task, right if answer is ... else answer) for answer in answers]
         finally:
-            await taskset.close()
+            await grading.close()
 
     return asyncio.run(all_of_them())
 
@@ -85,9 +87,7 @@ def test_answers_that_would_run_as_code_do_not_reach_the_scorer(dataset, tmp_pat
 
 
 def test_an_answer_that_hangs_the_scorer_is_killed():
-    from whet.environments.grading_worker import GradingLimits
-
-    taskset = make("countdown", limits=GradingLimits(workers=1, cpu_s=1))
+    taskset = make("countdown", limits=WorkerLimits(workers=1, cpu_s=1))
     right, hanging = grades(taskset, ..., "9**9**9**9")
     assert right["correct"] == 1
     assert hanging["reward"] == 0
@@ -104,8 +104,8 @@ def test_unknown_generators_and_settings_are_errors_that_name_the_known_ones():
     with pytest.raises(ConfigError, match="rejects its settings"):
         make(settings={"min_terms": 5, "max_terms": 2}).tasks("train")
     other = make("leg_counting").tasks("train")[0]
-    with pytest.raises(DataError, match="no task of this set"):
-        asyncio.run(make().grade(other, "1"))
+    with pytest.raises(DataError, match="not a task of this set"):
+        asyncio.run(make().open().grade(other, "1"))
 
 
 def test_a_generator_that_evaluates_text_and_that_nobody_looked_at_is_refused():

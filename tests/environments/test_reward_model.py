@@ -249,13 +249,14 @@ def tasks(model: Path, taskset: str, **settings: Any) -> RewardModelTasks:
 
 def play(taskset: RewardModelTasks, *replies: str) -> list[Step]:
     async def go() -> list[Step]:
-        episode = taskset.make(taskset.tasks("train")[0])
+        environments = taskset.open()
+        episode = environments.make(taskset.tasks("train")[0])
         await episode.start()
         try:
             return [await episode.step({"role": "assistant", "content": reply}) for reply in replies]
         finally:
             await episode.close()
-            await taskset.close()
+            await environments.close()
 
     return asyncio.run(go())
 

@@ -85,13 +85,14 @@ def check_lost_and_counted(folder: Path, kind: type[Says], scores: Any, says: st
 @each_wrong
 def test_a_grade_that_is_no_finite_number_loses_its_group_and_says_which(tiny_model: Path, value: Any) -> None:
     check_lost_and_counted(
-        tiny_model, Says, {"reward": value}, r"reward, returned by Says.grade of task .*finite number"
+        tiny_model, Says, {"reward": value}, r"the reward returned by Says.grade of task .*finite number"
     )
 
 
 @each_wrong
 def test_so_does_a_score_beside_the_reward(tiny_model: Path, value: Any) -> None:
-    check_lost_and_counted(tiny_model, Says, {"reward": 1.0, "style": value}, r"style, returned by .*finite number")
+    scores = {"reward": 1.0, "style": value}
+    check_lost_and_counted(tiny_model, Says, scores, r"the score style returned by .*finite number")
 
 
 @pytest.mark.parametrize("scores", [None, 1.0, {}, {"correct": 1.0}, [("reward", 1.0)]])

@@ -12,6 +12,7 @@ import pytest
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from whet.build import build_generator, build_renderer, trained_weights
 from whet.environments.base import Observation, Step
+from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError, DeadlineError, WhetError
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.source import RolloutConfig, RolloutSource
@@ -32,14 +33,25 @@ async def source(
     generator = build_generator(recipe, renderer)
     generator.load_weights(trained_weights(recipe, None).tensors())
     config = RolloutConfig(**({"prompts_per_step": 3} | changes))
+    taskset = taskset or Lowercase()
+    environments = HostedEnvironments(taskset.open())
     made = RolloutSource(
-        config, recipe.sampling, taskset or Lowercase(), generator, renderer, group_size=2, filters=filters, seed=7
+        config,
+        recipe.sampling,
+        taskset.tasks("train"),
+        environments,
+        generator,
+        renderer,
+        group_size=2,
+        filters=filters,
+        seed=7,
     )
     try:
         async with made:
             yield made
     finally:
         await generator.close()
+        await environments.close()
 
 
 def uids(groups: Sequence[Any]) -> list[str]:

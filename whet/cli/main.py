@@ -15,6 +15,7 @@ import typer
 
 from whet.cli import doctor, evaluate, export, plan, recipes, show, train, view
 from whet.cli.words import Session
+from whet.closing import left_behind
 from whet.errors import WhetError
 from whet.files import write_atomically
 from whet.visible import visible
@@ -89,8 +90,9 @@ def main(arguments: list[str] | None = None) -> None:
     except BaseException as error:
         code = finish(error, session)
     code = code if isinstance(code, int) else 0
-    if code == INTERRUPTED and threading.active_count() > 1:
-        os._exit(code)  # closing was interrupted, too: threads that still compute would crash Python's own exit
+    sys.stderr.flush()
+    if left_behind or (code == INTERRUPTED and threading.active_count() > 1):
+        os._exit(code)  # threads that still run would hold up, or crash, Python's own exit
     sys.exit(code)
 
 

@@ -1,4 +1,5 @@
-"""What an environment and a task set are. One ``Environment`` is one episode; a ``TaskSet`` poses tasks and makes them.
+"""What a task set and an environment are. A ``TaskSet`` is settings: it poses tasks. Opened, it gives ``Environments``,
+which make one ``Environment`` for each episode.
 
 Environments speak messages. They know no tokens, no model and no torch.
 """
@@ -63,31 +64,56 @@ def finite(value: Any, what: str) -> float:
     raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number")
 
 
-class TaskSet(Data, ABC):
-    """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
-    ``data.type`` in a recipe; no change to the package is needed."""
+def checked_score(name: str, value: Any, where: str) -> float:
+    """The score, or the reward, as a float. ``where`` says whose it is. Raises ``DataError`` for what is not a finite
+    number, and for ``correct`` beyond 0 to 1."""
+    what = f"the reward {where}" if name == "reward" else f"the score {name} {where}"
+    number = finite(value, what)
+    if name == "correct" and not 0 <= number <= 1:
+        raise DataError(f"{what} is {number:g}; it must be from 0 to 1, for its mean is the accuracy")
+    return number
 
-    @abstractmethod
-    def tasks(self, split: str) -> Sequence[Task]:
-        """The tasks of ``"train"`` or ``"test"``, in a fixed order, every uid distinct. The two never overlap."""
 
-    @property
-    def grades(self) -> bool:
-        """Whether it rewards answers. One that only poses tasks can be rewarded by a reward model."""
-        return type(self).grade is not TaskSet.grade or type(self).make is not TaskSet.make
+class Environments:
+    """The live side of a task set: makes and grades its episodes, and holds what that takes (worker processes, models).
+    ``TaskSet.open`` builds it from the settings; whoever opens it closes it."""
 
     def make(self, task: Task) -> Environment:
-        """A fresh episode of the task. By default one turn, graded by ``grade``."""
+        """Return a fresh episode of the task. By default one turn, graded by ``grade``."""
         from whet.environments.single_turn import SingleTurn
 
         return SingleTurn(self, task)
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """Scores of one answer; ``"reward"`` among them. Only used by the default ``make``."""
+        """Return the scores of one answer, ``"reward"`` among them. Only used by the default ``make``."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that does without")
 
     async def score_group(self, task: Task, group: Group) -> None:
-        """Change rewards in view of the whole group (relative rewards). By default nothing."""
+        """Change rewards in view of the whole group (relative rewards), in training. By default nothing."""
 
     async def close(self) -> None:
-        """Release what grading holds (worker processes). By default nothing."""
+        """Let go of what is held. By default nothing."""
+
+
+class TaskSet(Data, Environments, ABC):
+    """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
+    ``data.type`` in a recipe; no change to the package is needed. What grading holds for long (worker processes, a
+    connection) belongs to an ``Environments`` of its own, which ``open`` returns."""
+
+    @abstractmethod
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of ``"train"`` or ``"test"``, in a fixed order, no uid twice. They don't overlap."""
+
+    def open(self) -> Environments:
+        """Build what makes and grades episodes. By default the task set itself, by its own ``make`` or ``grade``."""
+        return self
+
+    @property
+    def own_episodes(self) -> bool:
+        """Whether the class itself says how episodes are made or graded."""
+        return type(self).grade is not Environments.grade or type(self).make is not Environments.make
+
+    @property
+    def grades(self) -> bool:
+        """Whether answers are rewarded. A task set that only poses tasks can be rewarded by a reward model."""
+        return self.own_episodes or type(self).open is not TaskSet.open

@@ -6,13 +6,15 @@ killable worker process, as LaTeX only: neither here nor there is a reply ever e
 
 import re
 from fractions import Fraction
-from functools import cached_property
 
 from pydantic import Field
 
 from whet.config import Config
-from whet.environments.grading_worker import GradingLimits, GradingPool
+from whet.environments.base import Environments
+from whet.environments.grading import GradingPool
 from whet.errors import DataError
+from whet.processes.pool import WorkerLimits
+from whet.types import Task
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(rf"([+-]?)\s*({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)")
@@ -30,19 +32,38 @@ class MathGrader(Config):
     """Off: without a box the last number of the text counts, which rewards guessing aloud."""
     max_chars: int = Field(default=1000, ge=1)
     """Longest boxed answer that counts."""
-    limits: GradingLimits = GradingLimits()
+    limits: WorkerLimits = WorkerLimits()
 
-    @cached_property
-    def pool(self) -> GradingPool:
-        return GradingPool(prepare=prepare, limits=self.limits)
+    def open(self) -> "MathGrading":
+        return MathGrading(self)
 
-    async def grade(self, answer: str, gold: str) -> dict[str, float]:
+    def extract(self, answer: str) -> str | None:
+        """The text that is graded: not empty and of bounded length; None where there is none."""
+        found = last_boxed(answer)
+        if found is None and not self.require_box:
+            numbers = _LAST_NUMBER.findall(answer[-self.max_chars :])
+            found = numbers[-1] if numbers else None
+        return found if found is not None and found.strip() and len(found) <= self.max_chars else None
+
+
+class MathGrading(Environments):
+    """A grader at work. Worker processes start with the first answer that needs them."""
+
+    def __init__(self, grader: MathGrader) -> None:
+        self.grader = grader
+        self.pool = GradingPool(prepare, grader.limits)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """``compare`` with the task's known answer."""
+        return await self.compare(answer, task.data["answer"])
+
+    async def compare(self, answer: str, gold: str) -> dict[str, float]:
         """``reward`` and ``correct`` (0 or 1), ``format`` (1 if there is an answer to compare), and where a hostile
         answer broke the worker ``grading_timeout`` or ``grading_crash``.
 
         Raises ``DataError`` when the known answer itself means nothing to math-verify.
         """
-        given = self.extract(answer)
+        given = self.grader.extract(answer)
         if given is None:
             return _scores(correct=False, extracted=False)
         right = compare_numbers(given, gold)
@@ -53,19 +74,8 @@ class MathGrader(Config):
             raise DataError(f"the known answer {gold!r} can't be parsed as mathematics; correct or drop its row")
         return scores
 
-    def extract(self, answer: str) -> str | None:
-        """The text that is graded: not empty and of bounded length; None where there is none."""
-        found = last_boxed(answer)
-        if found is None and not self.require_box:
-            numbers = _LAST_NUMBER.findall(answer[-self.max_chars :])
-            found = numbers[-1] if numbers else None
-        return found if found is not None and found.strip() and len(found) <= self.max_chars else None
-
-    def close(self) -> None:
-        """Stop the workers; they start again when needed."""
-        pool = self.__dict__.pop("pool", None)
-        if pool is not None:
-            pool.close()
+    async def close(self) -> None:
+        self.pool.close()
 
 
 def last_boxed(text: str) -> str | None:

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 
 from whet.config import Config
 from whet.data.split import Tally, distinct, hold_out
-from whet.environments.base import TaskSet
+from whet.environments.base import Environments, TaskSet
 from whet.environments.math_grader import MathGrader
 from whet.errors import ConfigError, DataError
 from whet.seeds import derive_seed
@@ -67,11 +67,9 @@ class BoxedProblems(TaskSet, ABC):
     def tasks(self, split: str) -> Sequence[Task]:
         return self._tasks[known_split(split)]
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        return await self.grader.grade(answer, task.data["answer"])
-
-    async def close(self) -> None:
-        self.grader.close()
+    def open(self) -> Environments:
+        """By default a ``MathGrading``; a subclass with its own ``grade`` or ``make`` stands for itself."""
+        return self if self.own_episodes else self.grader.open()
 
     @cached_property
     def _tasks(self) -> dict[Split, list[Task]]:

@@ -18,11 +18,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from whet.data.split import Tally, distinct
-from whet.environments.base import TaskSet
-from whet.environments.grading_worker import GradingLimits, GradingPool
+from whet.environments.base import Environments, TaskSet
+from whet.environments.grading import GradingPool
 from whet.environments.math_grader import last_boxed
 from whet.environments.problems import Problem, Split, known_split, messages, question_key
 from whet.errors import ConfigError, DataError
+from whet.processes.pool import WorkerLimits
 from whet.seeds import derive_seed
 from whet.types import Task
 
@@ -75,7 +76,7 @@ class ReasoningGym(TaskSet):
     instruction: str | None = None
     """Appended to the question; None: what ``answer`` asks for."""
     system: str | None = None
-    limits: GradingLimits = GradingLimits()
+    limits: WorkerLimits = WorkerLimits()
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Raises ``ConfigError`` for an unknown generator or setting."""
@@ -85,28 +86,16 @@ class ReasoningGym(TaskSet):
             for uid, entry in self._entries[known_split(split)].items()
         ]
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """``reward`` is the scorer's score, ``correct`` is 1 from a score of 1, ``format`` is 1 if there is an answer
-        that can be scored."""
+    def open(self) -> "GymGrading":
+        return GymGrading(self)
+
+    def entry(self, task: Task) -> tuple[dict[str, Any], bytes]:
+        """What the generator made of a task, and its pickled settings: what its scorer needs."""
         split = known_split(task.uid.split("/")[-2])
         found = self._entries[split].get(task.uid)
         if found is None:
-            raise DataError(f"{task.uid!r} is no task of this set: {self.dataset} with seed {self.seed}")
-        given = extract(answer, self.answer)
-        screen = SCREENS.get(self.dataset)
-        if given is None or (screen and not screen.fullmatch(given)):
-            return {"reward": 0.0, "correct": 0.0, "format": 0.0}
-        config = pickle.dumps(self._settings(split))
-        return await self._pool.scores(score_in_worker, self.dataset, config, given, found.entry)
-
-    async def close(self) -> None:
-        pool = self.__dict__.pop("_pool", None)
-        if pool is not None:
-            pool.close()
-
-    @cached_property
-    def _pool(self) -> GradingPool:
-        return GradingPool(prepare=prepare, limits=self.limits)
+            raise DataError(f"{task.uid!r} is not a task of this set: {self.dataset} with seed {self.seed}")
+        return found.entry, pickle.dumps(self._settings(split))
 
     @cached_property
     def _entries(self) -> dict[Split, dict[str, _Entry]]:
@@ -135,6 +124,26 @@ class ReasoningGym(TaskSet):
         # 32 bits: some generators hand the seed to numpy.
         seed = derive_seed(self.seed, "reasoning_gym", self.dataset, split) % 2**32
         return {**self.settings, "size": size, "seed": seed}
+
+
+class GymGrading(Environments):
+    """The generator's own scorer at work, in worker processes."""
+
+    def __init__(self, taskset: ReasoningGym) -> None:
+        self.taskset, self.pool = taskset, GradingPool(prepare, taskset.limits)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """``reward`` is the scorer's score, ``correct`` is 1 from a score of 1, ``format`` is 1 if there is an answer
+        that can be scored."""
+        dataset = self.taskset.dataset
+        entry, settings = self.taskset.entry(task)
+        given, screen = extract(answer, self.taskset.answer), SCREENS.get(dataset)
+        if given is None or (screen and not screen.fullmatch(given)):
+            return {"reward": 0.0, "correct": 0.0, "format": 0.0}
+        return await self.pool.scores(score_in_worker, dataset, settings, given, entry)
+
+    async def close(self) -> None:
+        self.pool.close()
 
 
 def extract(reply: str, kind: AnswerKind) -> str | None:

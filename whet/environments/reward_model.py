@@ -6,14 +6,13 @@ the model without getting better is found out.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
 from whet.config import Component
-from whet.environments.base import Environment, Observation, Step, TaskSet, finite
+from whet.environments.base import Environment, Environments, Observation, Step, TaskSet, finite
 from whet.environments.judge import Judge, JudgeProcess
 from whet.environments.registry import TASK_SETS
 from whet.types import Message, Task
@@ -48,40 +47,45 @@ class RewardModelTasks(TaskSet):
     @model_validator(mode="after")
     def _fits_together(self) -> "RewardModelTasks":
         name = type(self.taskset).__name__
-        if type(self.taskset).score_group is not TaskSet.score_group:
+        if type(self.taskset).score_group is not Environments.score_group:
             raise ValueError(f"{name} changes rewards in view of the group, which a reward model would overrule")
         if self.grade_weight and not self.taskset.grades:
             raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
         return self
 
-    @cached_property
-    def judge(self) -> Judge:
-        return Judge(self.model, self.revision, self.process)
-
     def tasks(self, split: str) -> Sequence[Task]:
         return self.taskset.tasks(split)
 
-    def make(self, task: Task) -> Environment:
-        return JudgedEpisode(self, self.taskset.make(task) if self.taskset.grades else _Ungraded(task))
+    def open(self) -> "RewardedEnvironments":
+        return RewardedEnvironments(self)
 
     def paid(self, score: float) -> float:
         """What a score of the model is worth."""
         value = (finite(score, f"the score of the reward model {self.model}") - self.shift) * self.scale
         return value if self.clamp is None else max(-self.clamp, min(self.clamp, value))
 
+
+class RewardedEnvironments(Environments):
+    """Those of the task set, with the reward model at work."""
+
+    def __init__(self, tasks: RewardModelTasks) -> None:
+        self.tasks, self.inner = tasks, tasks.taskset.open()
+        self.judge = Judge(tasks.model, tasks.revision, tasks.process)
+
+    def make(self, task: Task) -> Environment:
+        return JudgedEpisode(self, self.inner.make(task) if self.tasks.taskset.grades else _Ungraded(task))
+
     async def close(self) -> None:
-        judge = self.__dict__.pop("judge", None)
-        if judge is not None:
-            judge.close()
-        await self.taskset.close()
+        self.judge.close()
+        await self.inner.close()
 
 
 class JudgedEpisode:
     """An episode of the task set. The conversation is judged after every reply and the difference is paid, so that the
     rewards add up to what the conversation is worth, wherever it ends."""
 
-    def __init__(self, tasks: RewardModelTasks, inner: Environment) -> None:
-        self.tasks, self.inner = tasks, inner
+    def __init__(self, environments: RewardedEnvironments, inner: Environment) -> None:
+        self.judge, self.tasks, self.inner = environments.judge, environments.tasks, inner
         self.seen = Observation([])
         self.paid = self.graded = 0.0
 
@@ -93,7 +97,7 @@ class JudgedEpisode:
     async def step(self, reply: Message) -> Step:
         step = await self.inner.step(reply)
         self.seen.messages.append(reply)
-        score = await self.tasks.judge.score(self.seen.messages, self.seen.tools)
+        score = await self.judge.score(self.seen.messages, self.seen.tools)
         self.seen.messages += step.messages
         value = self.tasks.paid(score)
         reward = value - self.paid + self.tasks.grade_weight * step.reward

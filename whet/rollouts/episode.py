@@ -3,19 +3,19 @@ nothing that was sampled is decoded and encoded again. Knows no groups, no permi
 
 import logging
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
 from whet.config import Config
 from whet.data.renderer import Renderer
-from whet.environments.base import Environment, finite
+from whet.environments.base import Environment, Environments, checked_score
 from whet.errors import DataError, WhetError
 from whet.generators.base import Generator, SamplingParams
 from whet.metrics.clock import Timing
+from whet.processes.loop_thread import described
 from whet.seeds import derive_seed
-from whet.types import Distribution, Message, Span, Status, Trajectory
+from whet.types import Distribution, Message, Span, Status, Task, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,8 @@ class Sampling(Config):
 
 
 async def play(
-    make: Callable[[], Environment],
+    environments: Environments,
+    task: Task,
     generator: Generator,
     renderer: Renderer,
     sampling: Sampling,
@@ -85,13 +86,15 @@ async def play(
     why = ""
     for attempt in range(retries + 1):
         try:
-            return await run_episode(make(), generator, renderer, sampling, seed=seed, session=session, timing=timing)
-        except DataError as error:  # a bad task: trying again would not help, and the others may be good
-            why, last = str(error), True
-        except WhetError:
-            raise
+            environment = environments.make(task)
+            return await run_episode(
+                environment, generator, renderer, sampling, seed=seed, session=session, timing=timing
+            )
         except Exception as error:
-            why, last = repr(error), attempt == retries
+            bad_task = isinstance(error, DataError)  # trying again would not help, and the others may be good
+            if isinstance(error, WhetError) and not bad_task:
+                raise
+            why, last = described(error), bad_task or attempt == retries
         timing.failures += 1
         log.warning("episode %s failed (attempt %d): %s", session, attempt + 1, why)
         if last:
@@ -133,9 +136,10 @@ async def run_episode(
             messages.append(reply)
             step = await environment.step(reply)
             timing.grading += time.perf_counter() - sampled
-            trajectory.reward += finite(step.reward, f"the reward of episode {session}")
+            where = f"of episode {session}"
+            trajectory.reward += checked_score("reward", step.reward, where)
             for name, value in step.scores.items():
-                trajectory.scores[name] = finite(value, f"the score {name} of episode {session}")
+                trajectory.scores[name] = checked_score(name, value, where)
             if completion.finish_reason == "length":
                 break
             if step.done:

@@ -20,11 +20,13 @@ from pydantic import Field
 from whet.config import Component, Config
 from whet.data.order import TaskOrder
 from whet.data.renderer import Renderer
-from whet.environments.base import TaskSet, finite
+from whet.environments.base import checked_score
+from whet.environments.hosted import HostedEnvironments
 from whet.errors import ConfigError, DataError, DeadlineError, WhetError
 from whet.generators.base import Generator
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
+from whet.processes.loop_thread import described
 from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws
 from whet.rollouts.episode import Sampling, play
 from whet.rollouts.filters import Filter
@@ -84,26 +86,26 @@ class RolloutSource:
         self,
         config: RolloutConfig,
         sampling: Sampling,
-        taskset: TaskSet,
+        tasks: Sequence[Task],
+        environments: HostedEnvironments,
         generator: Generator,
         renderer: Renderer,
         *,
         group_size: int,
         filters: Sequence[Filter] = (),
         seed: int = 0,
-        tasks: Sequence[Task] | None = None,
     ) -> None:
-        self.config, self.sampling, self.taskset = config, sampling, taskset
+        self.config, self.sampling, self.tasks, self.environments = config, sampling, tasks, environments
         self.generator, self.renderer = generator, renderer
         self.group_size, self.filters, self.seed = group_size, tuple(filters), seed
-        self.tasks = taskset.tasks("train") if tasks is None else tasks
-        if not self.tasks:
-            raise DataError(f"{type(taskset).__name__} has no training tasks")
+        if not tasks:
+            raise DataError("the task set has no training tasks")
         self.order = TaskOrder(len(self.tasks), seed)
         self.curriculum = config.curriculum.over(self.tasks, seed) if config.curriculum else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self.lost: list[Group] = []  # to failures, while the last step was sampled
+        self._owed = 0  # permits of the groups that were handed over last
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -119,7 +121,6 @@ class RolloutSource:
         if jobs:
             await asyncio.wait(jobs, timeout=30)  # one that ignores being cancelled must not keep the run from ending
         self._tickets.clear()
-        await self.taskset.close()
 
     async def next_groups(self) -> list[Group]:
         """One step's groups, in ticket order. Raises ``DataError`` when filters drop too many, ``WhetError`` when too
@@ -168,8 +169,6 @@ class RolloutSource:
         self._owed = 0
         if self.config.max_staleness:
             self._issue()  # run ahead; in step, sampling starts when the next groups are asked for
-
-    _owed = 0
 
     def tally(self) -> tuple[Metrics, Timing]:
         """Metrics and timing since the last call."""
@@ -243,9 +242,11 @@ class RolloutSource:
         try:
             group = await asyncio.wait_for(asyncio.shield(ticket.job), self.config.deadline)
         except TimeoutError:
+            place = self.environments.blocked_at()
+            hint = "an environment or the generator hangs" if place is None else f"an environment blocks at {place}"
             raise DeadlineError(
                 f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; "
-                "an environment or the generator hangs, or the deadline is too short"
+                f"{hint}, or the deadline is too short"
             ) from None
         assert group is not None
         return group
@@ -256,21 +257,24 @@ class RolloutSource:
         group = Group(uid, task, list(trajectories))
         if not any(t.status is Status.FAILED for t in trajectories):
             try:
-                await self.taskset.score_group(task, group)
+                await self.environments.score_group(task, group)
+                where = f"of {uid} after score_group"
                 for trajectory in trajectories:
-                    trajectory.reward = finite(trajectory.reward, f"the reward of {uid} after score_group")
+                    trajectory.reward = checked_score("reward", trajectory.reward, where)
                     for name, value in trajectory.scores.items():
-                        trajectory.scores[name] = finite(value, f"the score {name} of {uid} after score_group")
+                        trajectory.scores[name] = checked_score(name, value, where)
             except Exception as error:
                 if isinstance(error, WhetError) and not isinstance(error, DataError):
                     raise
-                group.trajectories = [Trajectory([], status=Status.FAILED, error=f"score_group: {error!r}")]
+                why = f"score_group: {described(error)}"
+                group.trajectories = [Trajectory([], status=Status.FAILED, error=why)]
         return group
 
     async def _episode(self, task: Task, uid: str, sample: int) -> Trajectory:
         async with self._slots:
             return await play(
-                lambda: self.taskset.make(task),
+                self.environments,
+                task,
                 self.generator,
                 self.renderer,
                 self.sampling,

@@ -2,22 +2,22 @@
 
 import asyncio
 import os
-import pickle
 import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.environments import workers
-from whet.environments.grading_worker import GradingCrash, GradingLimits, GradingPool, GradingTimeout
+from tests.processes import functions
+from whet.environments.grading import GradingPool
 from whet.errors import WhetError
+from whet.processes.pool import CallCrash, CallTimeout, WorkerLimits
 
 
 def run(calls, prepare=None, **limits):
     """The result of ``calls(pool)`` and the pool, closed."""
     settings = {"workers": 1, "cpu_s": 1, "deadline_s": 20.0, "memory_gib": 2.0, **limits}
-    pool = GradingPool(prepare, GradingLimits(**settings))
+    pool = GradingPool(prepare, WorkerLimits(**settings))
     try:
         return asyncio.run(calls(pool)), pool
     finally:
@@ -36,9 +36,9 @@ def gone(pid):
 
 def test_a_worker_is_reused_and_its_printing_does_not_reach_the_protocol():
     async def calls(pool):
-        first = await pool.call(workers.process_id)
-        noisy = await pool.call(workers.chatter, {"a": [1, 2.5, "x\n"]})
-        return first, noisy, await pool.call(workers.process_id)
+        first = await pool.call(functions.process_id)
+        noisy = await pool.call(functions.chatter, {"a": [1, 2.5, "x\n"]})
+        return first, noisy, await pool.call(functions.process_id)
 
     (first, noisy, again), pool = run(calls)
     assert noisy == {"a": [1, 2.5, "x\n"]}
@@ -49,16 +49,16 @@ def test_a_worker_is_reused_and_its_printing_does_not_reach_the_protocol():
 
 def test_large_requests_and_results_pass():
     text = "x" * 3_000_000
-    result, _ = run(lambda pool: pool.call(workers.echo, text))
+    result, _ = run(lambda pool: pool.call(functions.echo, text))
     assert result == text
 
 
-@pytest.mark.parametrize("function", [workers.hang, workers.hold_the_interpreter])
+@pytest.mark.parametrize("function", [functions.hang, functions.hold_the_interpreter])
 def test_a_computation_that_never_ends_is_killed_and_the_next_call_works(function):
     async def calls(pool):
-        with pytest.raises(GradingTimeout):
+        with pytest.raises(CallTimeout):
             await pool.call(function)
-        return await pool.scores(function), await pool.call(workers.echo, 1)
+        return await pool.scores(function), await pool.call(functions.echo, 1)
 
     (scores, after), pool = run(calls)
     assert scores["reward"] == scores["correct"] == 0
@@ -69,19 +69,19 @@ def test_a_computation_that_never_ends_is_killed_and_the_next_call_works(functio
 
 def test_waiting_past_the_deadline_is_a_timeout_after_one_retry():
     async def calls(pool):
-        with pytest.raises(GradingTimeout, match="deadline"):
-            await pool.call(workers.sleep, 60)
+        with pytest.raises(CallTimeout, match="deadline"):
+            await pool.call(functions.sleep, 60)
 
     _, pool = run(calls, deadline_s=0.3)
     assert pool.restarts == 2
 
 
-@pytest.mark.parametrize("function", [workers.die, workers.eat_memory, workers.recurse])
+@pytest.mark.parametrize("function", [functions.die, functions.eat_memory, functions.recurse])
 def test_what_kills_two_workers_is_a_hostile_answer(function):
     async def calls(pool):
-        with pytest.raises(GradingCrash):
+        with pytest.raises(CallCrash):
             await pool.call(function)
-        return await pool.call(workers.echo, "healthy")
+        return await pool.call(functions.echo, "healthy")
 
     result, pool = run(calls)
     assert result == "healthy"
@@ -89,17 +89,17 @@ def test_what_kills_two_workers_is_a_hostile_answer(function):
 
 
 def test_a_worker_that_dies_once_costs_nobody_a_reward(tmp_path):
-    result, pool = run(lambda pool: pool.call(workers.die_once, str(tmp_path / "died")))
+    result, pool = run(lambda pool: pool.call(functions.die_once, str(tmp_path / "died")))
     assert result == "survived"
     assert pool.restarts == 1
 
 
 def test_a_bug_of_the_grader_is_an_error_with_its_traceback_and_no_reward():
     async def calls(pool):
-        with pytest.raises(WhetError, match="a bug of the grader") as caught:
-            await pool.scores(workers.raise_bug)
-        assert not isinstance(caught.value, GradingCrash)
-        return await pool.call(workers.echo, 2)
+        with pytest.raises(WhetError, match="a bug of the function") as caught:
+            await pool.scores(functions.raise_bug)
+        assert not isinstance(caught.value, CallCrash)
+        return await pool.call(functions.echo, 2)
 
     assert run(calls)[0] == 2
 
@@ -107,25 +107,25 @@ def test_a_bug_of_the_grader_is_an_error_with_its_traceback_and_no_reward():
 @pytest.mark.parametrize(
     ("prepare", "says"),
     [
-        (workers.broken_prepare, "no such library here"),
-        (workers.exit_in_prepare, "exit status 5"),
-        (workers.slow_prepare, "no reply within"),
+        (functions.broken_prepare, "no such library here"),
+        (functions.exit_in_prepare, "exited with status 5"),
+        (functions.slow_prepare, "no reply within"),
     ],
 )
 def test_a_worker_that_cannot_start_is_an_infrastructure_failure(prepare, says):
     async def calls(pool):
         with pytest.raises(WhetError, match=says) as caught:
-            await pool.scores(workers.echo, 1)
-        assert not isinstance(caught.value, GradingTimeout | GradingCrash)
+            await pool.scores(functions.echo, 1)
+        assert not isinstance(caught.value, CallTimeout | CallCrash)
 
-    run(calls, prepare=prepare, start_s=2.0 if prepare is workers.slow_prepare else 60.0)
+    run(calls, prepare=prepare, start_s=2.0 if prepare is functions.slow_prepare else 60.0)
 
 
 def test_calls_run_side_by_side():
     async def calls(pool):
-        await asyncio.gather(*[pool.call(workers.echo, 0) for _ in range(2)])
+        await asyncio.gather(*[pool.call(functions.echo, 0) for _ in range(2)])
         started = time.monotonic()
-        await asyncio.gather(*[pool.call(workers.sleep, 1.5) for _ in range(2)])
+        await asyncio.gather(*[pool.call(functions.sleep, 1.5) for _ in range(2)])
         return time.monotonic() - started
 
     assert run(calls, workers=2)[0] < 2.9
@@ -133,8 +133,8 @@ def test_calls_run_side_by_side():
 
 def test_closing_ends_calls_under_way_and_leaves_no_process():
     async def calls(pool):
-        pid = await pool.call(workers.process_id)
-        call = asyncio.create_task(pool.call(workers.sleep, 60))
+        pid = await pool.call(functions.process_id)
+        call = asyncio.create_task(pool.call(functions.sleep, 60))
         await asyncio.sleep(0.2)
         await asyncio.to_thread(pool.close)
         with pytest.raises(WhetError, match="closed"):
@@ -147,11 +147,11 @@ def test_closing_ends_calls_under_way_and_leaves_no_process():
 def test_workers_die_with_a_parent_that_is_killed():
     script = (
         "import asyncio, os, sys\n"
-        "from tests.environments import workers\n"
-        "from whet.environments.grading_worker import GradingPool\n"
+        "from tests.processes import functions\n"
+        "from whet.processes.pool import Pool\n"
         "async def main():\n"
-        "    pool = GradingPool()\n"
-        "    print(await pool.call(workers.process_id), flush=True)\n"
+        "    pool = Pool()\n"
+        "    print(await pool.call(functions.process_id), flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
@@ -168,13 +168,31 @@ def test_a_function_the_worker_cannot_import_is_refused():
     run(calls)
 
 
-def test_a_pool_survives_pickling_and_serves_several_event_loops():
-    pool = GradingPool(limits=GradingLimits(workers=1))
+def test_a_pool_serves_several_event_loops():
+    pool = GradingPool(limits=WorkerLimits(workers=1))
     try:
-        assert asyncio.run(pool.call(workers.echo, 1)) == 1
-        assert asyncio.run(pool.call(workers.echo, 2)) == 2
-        copy = pickle.loads(pickle.dumps(pool))
-        assert copy.limits == pool.limits
-        assert copy is not pool
+        assert asyncio.run(pool.call(functions.echo, 1)) == 1
+        assert asyncio.run(pool.call(functions.echo, 2)) == 2
     finally:
         pool.close()
+
+
+def test_an_exit_in_a_function_is_a_mistake_of_the_function_and_no_reward():
+    async def calls(pool):
+        with pytest.raises(WhetError, match=r"a bug of the function:\n(.*\n)*SystemExit: 0"):
+            await pool.scores(functions.leave, 0)
+        return await pool.call(functions.echo, 1)
+
+    assert run(calls)[0] == 1
+
+
+def test_a_copy_that_a_function_makes_of_its_worker_ends_and_its_reply_is_not_taken_for_the_workers():
+    async def calls(pool):
+        pids = [await pool.call(functions.fork) for _ in range(3)]
+        return pids, await pool.call(functions.process_id)
+
+    (copies, worker), pool = run(calls)
+    assert worker not in copies
+    assert len(set(copies)) == 3
+    assert pool.restarts == 0
+    assert all(map(gone, copies))

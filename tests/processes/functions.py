@@ -1,4 +1,4 @@
-"""Functions for grading workers to run; importable there by name."""
+"""Functions for worker processes to run; importable there by name."""
 
 import os
 import signal
@@ -66,3 +66,15 @@ def exit_in_prepare():
 
 def slow_prepare():
     time.sleep(60)
+
+
+def leave(status):
+    raise SystemExit(status)
+
+
+def fork():
+    """In both processes; the worker's own result is the copy's number, once the copy has ended."""
+    copy = os.fork()
+    if copy:
+        os.waitpid(copy, 0)
+    return copy

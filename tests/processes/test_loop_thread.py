@@ -1,0 +1,132 @@
+"""Code on a thread of its own can't keep its caller, or the process, from going on."""
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from whet.closing import left_behind
+from whet.errors import WhetError
+from whet.processes.loop_thread import Escape, LoopThread, described
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    left_behind.clear()
+
+
+def with_thread(work: Callable[[LoopThread], Awaitable[Any]]) -> Any:
+    async def go() -> Any:
+        thread = LoopThread("user")
+        try:
+            return await work(thread)
+        finally:
+            await thread.close()
+
+    return asyncio.run(go())
+
+
+async def give(value: Any) -> Any:
+    await asyncio.sleep(0)
+    return value, threading.current_thread().name
+
+
+async def raise_(error: BaseException) -> None:
+    raise error
+
+
+async def block(gate: threading.Event) -> None:
+    gate.wait(60)
+
+
+def test_calls_run_there_side_by_side_and_return_here() -> None:
+    async def work(thread: LoopThread) -> Any:
+        return await asyncio.gather(*(thread.run(give, i) for i in range(3)))
+
+    assert with_thread(work) == [(i, "user") for i in range(3)]
+    assert not left_behind
+
+
+def test_errors_come_as_they_are_and_what_would_end_more_than_the_call_as_an_escape() -> None:
+    async def work(thread: LoopThread) -> None:
+        with pytest.raises(KeyError, match="x"):
+            await thread.run(raise_, KeyError("x"))
+        for error in (SystemExit(0), asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()):
+            with pytest.raises(Escape, match=rf"{type(error).__name__}.* at .*{__name__.split('.')[-1]}\.py:\d+"):
+                await thread.run(raise_, error)
+
+    with_thread(work)
+
+
+def test_a_caller_that_gives_up_does_not_wait_for_code_that_blocks_and_is_told_where() -> None:
+    gate = threading.Event()
+
+    async def work(thread: LoopThread) -> None:
+        assert thread.blocked_at() is None
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await thread.run(block, gate)
+        assert time.monotonic() - begun < 1
+        assert re.search(rf"{__file__}:\d+ in block$", thread.blocked_at() or "")
+
+    with_thread(work)
+    gate.set()
+    assert left_behind == ["user"]
+
+
+def test_code_that_is_given_up_is_cancelled() -> None:
+    noticed = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            noticed.set()
+
+    async def work(thread: LoopThread) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await thread.run(wait)
+        assert await asyncio.to_thread(noticed.wait, 5)
+
+    with_thread(work)
+    assert not left_behind
+
+
+def test_a_helper_thread_that_hangs_is_left_behind() -> None:
+    gate = threading.Event()
+
+    async def work(thread: LoopThread) -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await thread.run(asyncio.to_thread, gate.wait, 60)
+
+    with_thread(work)
+    gate.set()
+    assert left_behind
+    assert all(name.startswith("user-helper") for name in left_behind)
+
+
+def test_a_closed_thread_refuses_calls_and_closing_an_idle_one_leaves_nothing() -> None:
+    async def go() -> None:
+        thread = LoopThread("user")
+        await thread.close()
+        with pytest.raises(WhetError, match="user is closed"):
+            await thread.run(give, 1)
+
+    asyncio.run(go())
+    assert not left_behind
+
+
+def test_an_error_without_a_text_is_described_all_the_same() -> None:
+    class Mute(Exception):
+        def __repr__(self) -> str:
+            raise SystemExit
+
+    assert described(Mute()) == "Mute, whose text can't be had,"

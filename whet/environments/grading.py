@@ -1,0 +1,20 @@
+"""Scores given in worker processes: an answer that breaks its grader is worth nothing, and says why."""
+
+from collections.abc import Callable
+from typing import Any
+
+from whet.processes.pool import CallCrash, CallTimeout, Pool
+
+
+class GradingPool(Pool):
+    """Worker processes that grade."""
+
+    async def scores(self, function: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
+        """The scores that ``function`` gives. A hostile answer, on which the worker hangs or dies, has a reward of 0
+        and the reason, ``grading_timeout`` or ``grading_crash``, as a score of 1."""
+        try:
+            scores: dict[str, float] = await self.call(function, *args)
+        except (CallTimeout, CallCrash) as failure:
+            reason = "grading_timeout" if isinstance(failure, CallTimeout) else "grading_crash"
+            return {"reward": 0.0, "correct": 0.0, "format": 1.0, reason: 1.0}
+        return scores

@@ -1,0 +1,185 @@
+"""A Python process of our own at the other end of a pair of sockets: one request, one reply at a time, both bytes.
+
+    Child("module:make")                        the child
+      exchange(request, seconds) ── request ──▶ answer = make(); answer(request)
+                                 ◀── reply ────
+
+Who waits for whom: ``exchange`` waits for the reply until its deadline. A child that is late is killed, for its reply
+could be taken for that of the next request. The child waits for requests, without a deadline: the kernel kills it with
+its owner, however that ends and whatever the child is doing (Linux; elsewhere it ends with the request under way).
+Knows nothing of what is asked, and nothing that a child sends is ever run here.
+"""
+
+import contextlib
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from typing import Any
+
+from whet.errors import DeadlineError, WorkerError
+
+log = logging.getLogger(__name__)
+
+KILL_S = 10.0  # a killed process is gone in less
+COPIED = 71  # exit status of a copy of a child that user code made with os.fork
+
+# Linux takes the end of the thread that started a process for the end of its parent, so this one never ends.
+_STARTER = ThreadPoolExecutor(1, thread_name_prefix="whet-starter")
+
+
+Answer = Callable[[bytes | bytearray], bytes]
+"""What a child does with a request."""
+
+
+def thread_settings(count: int) -> dict[str, str]:
+    """The environment of a process that computes on so many threads, and leaves the cores to others while it waits."""
+    kinds = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return dict.fromkeys(kinds, str(count)) | {"OMP_WAIT_POLICY": "PASSIVE"}
+
+
+class ChildDied(WorkerError):
+    """The process is gone. The message says how: "was killed by SIGKILL", "exited with status 3"."""
+
+
+class Child:
+    """The owner's side. One thread exchanges at a time; ``kill`` may come from any."""
+
+    def __init__(
+        self,
+        make: str,
+        *,
+        environment: Mapping[str, str] | None = None,
+        cores: Sequence[int] | None = None,
+        quiet: bool = False,
+    ) -> None:
+        """Start a process that calls what ``module:name`` names once, and what that returns for every request.
+        ``environment`` is added to this process's own; ``cores``: those that it is bound to; ``quiet``: what it prints
+        on its standard output is thrown away."""
+        ours, theirs = socket.socketpair()
+        start = f"serve({theirs.fileno()}, {os.getpid()}, {make!r}, {cores and list(cores)})"
+        command = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; {start}"
+        with theirs:
+            self.process = _STARTER.submit(
+                subprocess.Popen,
+                [sys.executable, "-c", command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if quiet else None,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # an interrupt from the keyboard is the owner's to handle
+            ).result()
+        self._socket, self._exchanging = ours, threading.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def exchange(self, request: bytes, seconds: float | None = None) -> bytearray:
+        """Send one request, return its reply. Raises ``ChildDied``, or ``DeadlineError`` after ``seconds``."""
+        with self._exchanging:
+            try:
+                end = None if seconds is None else time.monotonic() + seconds
+                _send(self._socket, request, end)
+                return _receive(self._socket, end)
+            except TimeoutError:
+                pass
+            except (EOFError, OSError):
+                raise ChildDied(self._how_it_ended()) from None
+        self.kill()
+        raise DeadlineError(f"no reply within {seconds:g} s")
+
+    def kill(self) -> None:
+        """Return once the process and the copies that it made of itself are gone, or after a while: one that hangs
+        inside the system (a GPU's driver, a network disk) goes when that lets it."""
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own
+        try:
+            self.process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            log.warning("process %d was killed and is still there after %g s", self.process.pid, KILL_S)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for a reply is told at once
+        with self._exchanging:
+            self._socket.close()
+
+    def _how_it_ended(self) -> str:
+        try:
+            status = self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            return "closed its socket"
+        return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+
+
+def serve(number: int, owner: int, make: str, cores: list[int] | None) -> None:
+    """The child's life: answer the requests that come through the socket with that number."""
+    die_with(owner)
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+    own, link = os.getpid(), socket.socket(fileno=number)
+    answer: Answer = resolve(make)()
+    while True:
+        try:
+            reply = answer(_receive(link, None))
+        except EOFError:
+            return
+        if os.getpid() != own:
+            os._exit(COPIED)
+        _send(link, reply, None)
+        del reply  # what was sent must not be kept until the next request
+
+
+def die_with(owner: int) -> None:
+    """Have the kernel kill this process, even a frozen one, when ``owner``, its parent, ends (Linux)."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+    if os.getppid() != owner:
+        os._exit(1)
+
+
+def resolve(path: str) -> Any:
+    """What ``module:name`` names, in this process."""
+    module, _, name = path.partition(":")
+    return reduce(getattr, name.split("."), importlib.import_module(module))
+
+
+def _send(link: socket.socket, message: bytes, end: float | None) -> None:
+    for part in (len(message).to_bytes(8, "big"), message):
+        link.settimeout(_left(end))
+        link.sendall(part)
+
+
+def _receive(link: socket.socket, end: float | None) -> bytearray:
+    """Raises ``EOFError`` where nobody is at the other end any more, ``TimeoutError``."""
+
+    def exactly(size: int) -> bytearray:
+        received = bytearray()
+        while len(received) < size:
+            link.settimeout(_left(end))
+            chunk = link.recv(min(size - len(received), 1 << 20))
+            if not chunk:
+                raise EOFError
+            received += chunk
+        return received
+
+    return exactly(int.from_bytes(exactly(8), "big"))
+
+
+def _left(end: float | None) -> float | None:
+    if end is None:
+        return None
+    left = end - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left

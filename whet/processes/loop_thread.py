@@ -1,0 +1,158 @@
+"""An event loop on a thread of its own, for code that may block, never end, or try to end the process.
+
+Who waits for whom: whoever awaits ``run`` waits for the code as long as it likes, and may give up at any time: the code
+is then cancelled and, where it does not listen, left behind. Other code on the same thread waits as long as one call
+blocks; ``blocked_at`` says where. What is left behind is named in ``left_behind``.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import TypeVar, TypeVarTuple
+
+from whet.closing import left_behind
+from whet.errors import WhetError
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+log = logging.getLogger(__name__)
+
+COPIED = 71  # exit status of a copy of this process that user code made with os.fork
+_LIBRARY = sysconfig.get_path("stdlib")
+_CLOSING = 1.0  # seconds that the code has to end, once it is asked to
+_LOOPS = weakref.WeakSet[asyncio.AbstractEventLoop]()  # none of them may go on in a copy of the process
+
+
+class Escape(Exception):
+    """User code raised what would have ended more than itself: ``SystemExit``, ``CancelledError`` ..."""
+
+
+class LoopThread:
+    """Starts with the first call."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_log_stray)
+        self._helpers = ThreadPoolExecutor(thread_name_prefix=f"{name}-helper")  # of asyncio.to_thread
+        self._loop.set_default_executor(self._helpers)
+        self._ended = False
+        end_copies(self._loop)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    async def run(self, call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+        """Return ``await call(*args)``. Raises what it raises, ``Escape`` for what is no
+        ``Exception``. A caller that is cancelled does not wait for the call to end."""
+        if self._ended:
+            raise WhetError(f"{self.name} is closed")
+        if not self._thread.ident:
+            self._thread.start()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_contained(call, *args), self._loop))
+
+    def blocked_at(self) -> str | None:
+        """The place in the code that holds the thread now, "FILE:LINE in FUNCTION"; None while it waits. What the code
+        calls of Python's own library is left out."""
+        innermost = sys._current_frames().get(self._thread.ident or 0)
+        if innermost is None or os.path.basename(innermost.f_code.co_filename) == "selectors.py":
+            return None
+        frame: FrameType | None = innermost
+        while frame is not None and frame.f_code.co_filename.startswith((_LIBRARY, "<")):
+            frame = frame.f_back
+        code = (frame or innermost).f_code
+        return f"{code.co_filename}:{(frame or innermost).f_lineno} in {code.co_qualname}"
+
+    async def close(self) -> None:
+        """End the code that is under way, and the thread; leave behind what doesn't end."""
+        self._ended = True
+        self._helpers.shutdown(wait=False, cancel_futures=True)
+        if not self._thread.ident:
+            self._loop.close()
+            return
+        self._loop.call_soon_threadsafe(self._cancel_all)
+        until = time.monotonic() + _CLOSING
+        while (hanging := self._hanging()) and time.monotonic() < until:
+            await asyncio.sleep(0.01)
+        if hanging:
+            left_behind.extend(hanging)
+            where = self.blocked_at()
+            log.warning("user code does not end and is left behind%s", f": it is at {where}" if where else "")
+
+    def _hanging(self) -> list[str]:
+        helpers = [thread.name for thread in threading.enumerate() if thread.name.startswith(f"{self.name}-helper")]
+        return helpers + [self.name] * self._thread.is_alive()
+
+    def _cancel_all(self) -> None:
+        """Stop the loop once all tasks have ended."""
+        waiting = asyncio.gather(*asyncio.all_tasks(self._loop), return_exceptions=True)
+        waiting.add_done_callback(lambda _: self._loop.stop())
+        waiting.cancel()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while not self._ended:
+            try:
+                self._loop.run_forever()
+            except BaseException as error:  # an exit in a task that user code has started on its own
+                log.warning("user code in the background raised %s", described(error))
+        self._loop.close()
+
+
+def end_copies(loop: asyncio.AbstractEventLoop) -> None:
+    """Where user code copies the process (``os.fork``), this loop ends the copy before it goes on."""
+    _LOOPS.add(loop)
+
+
+def described(error: BaseException) -> str:
+    """An exception and the line that raised it; of our own errors, the message. Never raises, whatever the exception's
+    own methods do."""
+    if isinstance(error, Escape | WhetError):
+        return str(error)
+    try:
+        text = repr(error)
+    except BaseException:
+        text = f"{type(error).__name__}, whose text can't be had,"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    return f"{text} at {frames[-1].filename}:{frames[-1].lineno}" if frames else text
+
+
+async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    try:
+        return await call(*args)
+    except Exception:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise Escape(described(error)) from error
+
+
+def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """What nobody awaits, of code that was left behind or started tasks of its own."""
+    error = context.get("exception")
+    what = described(error) if isinstance(error, BaseException) else ""
+    log.info("user code in the background: %s %s", context.get("message"), what)
+
+
+def _end_copy() -> None:
+    print("a copy of the run, which user code made with os.fork, ends here", file=sys.stderr, flush=True)
+    os._exit(COPIED)
+
+
+def _in_copy() -> None:
+    for loop in _LOOPS:
+        if not loop.is_closed():
+            loop.call_soon(_end_copy)
+
+
+os.register_at_fork(after_in_child=_in_copy)

@@ -1,0 +1,199 @@
+"""Calls of functions in worker processes that can be killed: plain arguments go in, JSON values come out.
+
+What was written by a model may hang a parser, eat the memory or crash the interpreter: then the call fails with an
+error that says so. A worker that can't start, or a function that raises, is somebody else's fault and another error.
+A worker contains runaway computations. It is no sandbox: functions called here must not run what they are given.
+
+Who waits for whom: ``Pool.call`` waits for one of ``workers`` threads; each of them owns one process and waits for its
+reply until the deadline. A worker that was lost is replaced by the next call.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import resource
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.errors import DeadlineError, WhetError
+from whet.processes.child import Answer, Child, ChildDied, resolve, thread_settings
+
+OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack
+
+
+class CallTimeout(WhetError):
+    """A call used up the CPU seconds, or twice the deadline."""
+
+
+class CallCrash(WhetError):
+    """A call killed two healthy workers (memory, recursion, a crash of the interpreter)."""
+
+
+class WorkerLimits(Config):
+    """How many workers there are, and what one call may cost."""
+
+    workers: int = Field(default=2, ge=1, le=1000)
+    """Processes, started when first needed."""
+    cpu_s: int = Field(default=5, ge=1)
+    """CPU seconds of one call."""
+    deadline_s: float = Field(default=20.0, gt=0)
+    """Wall clock of one call; generous, for machines that are busy."""
+    start_s: float = Field(default=120.0, gt=0)
+    """Wall clock until a new worker is ready."""
+    memory_gib: float = Field(default=4.0, gt=0)
+    """Address space of a worker."""
+
+
+class Pool:
+    """A few workers, started when needed and replaced when they die. Belongs to no event loop.
+
+    >>> pool = Pool()
+    >>> await pool.call(operator.add, 2, 3)
+    5
+    """
+
+    def __init__(self, prepare: Callable[[], None] | None = None, limits: WorkerLimits | None = None) -> None:
+        """``prepare`` runs once in every new worker, outside the limits of a call: slow imports belong there."""
+        self.limits = limits or WorkerLimits()
+        self.restarts = 0  # workers that were lost
+        self._prepare = _path(prepare) if prepare else None
+        self._lock = threading.Lock()
+        self._children = set[Child]()
+        self._own = threading.local()  # each thread's child
+        self._threads = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="whet-pool")
+        self._closed = False
+
+    @property
+    def children(self) -> int:
+        """How many workers there are now."""
+        return len(self._children)
+
+    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return ``function(*args)``, run in a worker. The function is importable by name, its result is a JSON value.
+
+        Raises ``CallTimeout`` or ``CallCrash`` when the arguments break healthy workers, ``WhetError`` when a worker
+        can't start or the function raises.
+        """
+        request = pickle.dumps((_path(function), args, self.limits.cpu_s))
+        with self._lock:
+            self._check_open()
+            future = self._threads.submit(self._call, request)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Kill the workers. Calls under way raise ``WhetError``."""
+        with self._lock:
+            self._closed = True
+            children = list(self._children)
+        for child in children:
+            child.kill()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _call(self, request: bytes) -> Any:
+        failure: WhetError
+        for _ in range(2):
+            child = self._worker()
+            try:
+                return _result(child.exchange(request, self.limits.deadline_s))
+            except DeadlineError:
+                failure = CallTimeout(f"a call hit its deadline of {self.limits.deadline_s:g} s")
+            except ChildDied as death:
+                if child.process.returncode == -signal.SIGXCPU:
+                    self._lose(child)
+                    raise CallTimeout(f"a call used up its {self.limits.cpu_s} CPU seconds") from None
+                failure = CallCrash(f"the worker {death}")
+            self._lose(child)
+        self._worker()  # raises if workers can't start: then no call is to blame
+        raise failure
+
+    def _worker(self) -> Child:
+        """This thread's worker, ready for a call."""
+        child: Child | None = getattr(self._own, "child", None)
+        if child is not None:
+            if child.alive:
+                return child
+            self._lose(child)
+        child = self._own.child = Child(f"{__name__}:answering", environment=thread_settings(1), quiet=True)
+        hello = pickle.dumps((f"{__name__}:_set_up", (self._prepare, int(self.limits.memory_gib * 2**30)), None))
+        try:
+            with self._lock:
+                self._check_open()
+                self._children.add(child)
+            _result(child.exchange(hello, self.limits.start_s))
+        except WhetError as problem:
+            self._lose(child)
+            raise WhetError(
+                f"a worker process could not start: {problem}; see its messages above, and give it more memory_gib or "
+                "start_s if it needs them"
+            ) from None
+        return child
+
+    def _lose(self, child: Child) -> None:
+        child.kill()
+        self._own.child = None
+        with self._lock:
+            self._children.discard(child)
+            self.restarts += 1
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise WhetError("the pool of worker processes was closed")
+
+
+def _result(reply: bytearray) -> Any:
+    found = json.loads(reply)
+    if "error" in found:
+        raise WhetError(f"a function failed in its worker process, which is a bug of the function:\n{found['error']}")
+    return found["result"]
+
+
+def answering() -> Answer:
+    """The worker's side."""
+
+    def answer(request: bytes | bytearray) -> bytes:
+        path, args, cpu_s = pickle.loads(request)
+        if cpu_s is not None:
+            # The kernel keeps this limit even while a huge power holds the interpreter.
+            _limit(resource.RLIMIT_CPU, int(time.process_time()) + cpu_s + 1)
+        try:
+            return json.dumps({"result": resolve(path)(*args)}).encode()
+        except (MemoryError, RecursionError):
+            os._exit(OUT_OF_BOUNDS)
+        except BaseException:  # also an exit: it is a mistake of the function, not of what it was given
+            return json.dumps({"error": traceback.format_exc(limit=-5)}).encode()
+
+    return answer
+
+
+def _set_up(prepare: str | None, memory: int) -> None:
+    _limit(resource.RLIMIT_AS, memory)
+    if prepare is not None:
+        resolve(prepare)()
+
+
+def _limit(kind: int, value: int) -> None:
+    """Lower a soft limit. Systems that lack this limit leave the wall-clock deadline to do the work."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+
+
+def _path(function: Callable[..., Any]) -> str:
+    """``module:name`` of a function that another process can import."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or module == "__main__" or "<" in name:
+        raise WhetError(
+            f"a worker process can't import {function!r}: it must be a top-level function of a module that can be "
+            "imported, not a lambda, a local function or one of the script that was started"
+        )
+    return f"{module}:{name}"
