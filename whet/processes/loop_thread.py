@@ -98,6 +98,8 @@ class LoopThread:
         waiting.cancel()
 
     def _run(self) -> None:
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(1)  # of this thread: a team of its own would slow that of the compute thread
         asyncio.set_event_loop(self._loop)
         while not self._ended:
             try:
