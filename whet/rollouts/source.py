@@ -243,10 +243,11 @@ class RolloutSource:
             group = await asyncio.wait_for(asyncio.shield(ticket.job), self.config.deadline)
         except TimeoutError:
             place = self.environments.blocked_at()
-            hint = "an environment or the generator hangs" if place is None else f"an environment blocks at {place}"
+            hint = "an environment or the generator hangs, or the deadline is too short"
+            if place is not None:
+                hint = f"an environment blocks at {place}, or the deadline is too short"
             raise DeadlineError(
-                f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; "
-                f"{hint}, or the deadline is too short"
+                f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; {hint}"
             ) from None
         assert group is not None
         return group
