@@ -247,7 +247,8 @@ class RolloutSource:
             if place is not None:
                 hint = f"an environment blocks at {place}, or the deadline is too short"
             raise DeadlineError(
-                f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; {hint}"
+                f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; "
+                + hint
             ) from None
         assert group is not None
         return group
