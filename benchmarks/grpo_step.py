@@ -12,7 +12,6 @@ copying.
 """
 
 import argparse
-import asyncio
 import json
 import statistics
 import subprocess
@@ -35,6 +34,7 @@ from whet.evaluate import EvaluationConfig
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.models.config import ModelConfig
+from whet.processes.compute import run_computing
 from whet.recipe import Recipe
 from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
@@ -275,7 +275,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        result = asyncio.run(measure(args, Path(folder)))
+        result = run_computing(measure(args, Path(folder)))
     show(result)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")

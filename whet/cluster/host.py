@@ -18,6 +18,7 @@ from whet.cluster.base import Seat
 from whet.cluster.group import RemoteTraceback, call_method
 from whet.cluster.rendezvous import LOOPBACK, own_address
 from whet.config import Config
+from whet.processes.memory import keep_freed_memory
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class Host:
 
     def build(self, worker: type, config: Config, seat: Seat) -> Reply:
         """Make the worker."""
+        keep_freed_memory()
         if name := interface_to(seat.rendezvous.rpartition(":")[0]):  # gloo would ask the machine's name for an address
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # exactly this one

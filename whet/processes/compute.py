@@ -14,9 +14,11 @@ no longer than its deadline. A job that hangs is left behind when its owner is c
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from whet.errors import DeadlineError
+from whet.processes.memory import keep_freed_memory
 from whet.processes.threads import JobThread, named
 
 T = TypeVar("T")
@@ -53,11 +55,14 @@ def run_computing(main: Coroutine[Any, Any, T]) -> T:
     torch meanwhile (in user code, say) runs on one thread, so that it never makes a second team."""
     import torch
 
+    keep_freed_memory()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    COMPUTE.submit(torch.set_num_threads, threads)
+    COMPUTE.end()  # one that was started before has not been prepared
+    COMPUTE.prepare = partial(torch.set_num_threads, threads)
     try:
         return asyncio.run(main)
     finally:
         COMPUTE.end()
+        COMPUTE.prepare = None
         torch.set_num_threads(threads)

@@ -39,6 +39,7 @@ class JobThread:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.prepare: Callable[[], object] | None = None  # called once on each thread that starts from now on
         self._changed = threading.Condition()  # guards the fields below
         self._jobs, self._turns = deque[_Job](), deque[_Job]()
         self._running: _Job | None = None
@@ -104,6 +105,8 @@ class JobThread:
         self._thread.start()
 
     def _run(self) -> None:
+        if self.prepare is not None:
+            self.prepare()
         turn = False
         while (job := self._next(turn)) is not None:
             turn = not turn
