@@ -15,7 +15,8 @@ import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,13 +30,26 @@ from whet.weights.config import WeightSyncConfig
 from whet.weights.digest import differing, digest
 from whet.weights.engine import EngineSync
 from whet.weights.local import LocalSource
-from whet.weights.sender import Listed
+
+
+class Listed:
+    """``NamedTensors`` that are there already."""
+
+    def __init__(self, named: list[tuple[str, Tensor]]) -> None:
+        self.named = named
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        return [(name, tensor.dtype, tensor.shape) for name, tensor in self.named]
+
+    def tensors(self) -> list[tuple[str, Tensor]]:
+        return self.named
 
 
 class Held:
     """A model that holds tensors and computes nothing."""
 
     rank = 0
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -52,10 +66,10 @@ class Held:
     def finish(self) -> list[str]:
         return []
 
-    def part(self, name: str, tensor: Tensor) -> Tensor:
+    def shard(self, name: str, tensor: Tensor) -> Tensor:
         return tensor
 
-    def columns(self, name: str, columns: list[int]) -> Tensor:
+    def read_back(self, name: str, columns: list[int]) -> Tensor:
         return self.tensors[name][:, columns] if columns else self.tensors[name]
 
 
@@ -79,7 +93,6 @@ def receive(wire: Connection, holds: bool) -> None:
 class Process:
     """An engine in another process, as far as weights go."""
 
-    weights_complete = refitting = False
     ranks = 1
     dtype = torch.bfloat16
 
@@ -96,8 +109,9 @@ class Process:
         await asyncio.to_thread(self.wire.send, message)
         return [await asyncio.to_thread(self.wire.recv)]
 
-    async def pause(self) -> None: ...
-    async def resume(self, version: int) -> None: ...
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["Process"]]:
+        yield [self]
 
     async def close(self) -> None:
         self.wire.send(None)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.toy import Lowercase, save_tiny_model, toy_recipe
 from whet.agreement import Agreement, measure_agreement
+from whet.generators.engine_model import OpenEngine
 from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
 
@@ -68,12 +69,12 @@ def test_a_truncation_that_the_generator_ignores_is_named(folder, monkeypatch):
 
 
 def test_weights_that_did_not_arrive_are_named(folder, monkeypatch):
-    load = TorchGenerator.take_weights
+    load = OpenEngine.load
 
     def damaged(self, named):
         load(self, [(name, tensor * 1.5 if "down_proj" in name else tensor) for name, tensor in named])
 
-    monkeypatch.setattr(TorchGenerator, "take_weights", damaged)
+    monkeypatch.setattr(OpenEngine, "load", damaged)
     agreement = found(folder)
     assert math.isnan(agreement.error)
     assert agreement.cause is not None
@@ -82,12 +83,12 @@ def test_weights_that_did_not_arrive_are_named(folder, monkeypatch):
 
 
 def test_an_embedding_that_did_not_arrive_is_named(folder, monkeypatch):
-    load = TorchGenerator.take_weights
+    load = OpenEngine.load
 
     def stale(self, named):
         load(self, [(name, tensor * 0.5 if "lm_head" in name else tensor) for name, tensor in named])
 
-    monkeypatch.setattr(TorchGenerator, "take_weights", stale)
+    monkeypatch.setattr(OpenEngine, "load", stale)
     agreement = found(folder)
     assert agreement.cause is not None
     assert agreement.cause.startswith("tied embeddings")

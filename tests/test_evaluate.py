@@ -9,6 +9,7 @@ import pytest
 
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
+from tests.weights.collected import load_into
 from whet.build import build_generator, build_renderer, trained_weights
 from whet.cli.main import main
 from whet.environments.hosted import HostedEnvironments
@@ -23,7 +24,7 @@ def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
         recipe = toy_recipe(folder)
         renderer = build_renderer(recipe)
         generator = build_generator(recipe, renderer)
-        generator.load_weights(trained_weights(recipe, None).tensors())
+        await load_into(generator, trained_weights(recipe, None).tensors())
         config, environments = EvaluationConfig(**settings), HostedEnvironments(taskset.open())
         try:
             tasks = taskset.tasks("test")

@@ -2,7 +2,7 @@
 
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from whet.closing import Closing
 from whet.seeds import derive_seed
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from whet.cluster.base import Cluster
     from whet.cluster.lease import Devices
     from whet.data.renderer import Renderer
-    from whet.generators.base import Generator
+    from whet.generators.base import Refittable
     from whet.learner.learner import WorkerLearner
     from whet.recipe import Recipe
     from whet.weights.base import WeightSync
-    from whet.weights.parcel import Named
+    from whet.weights.source import NamedTensors
 
 
 def build_renderer(recipe: "Recipe") -> "Renderer":
@@ -31,7 +31,7 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
     return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments)
 
 
-def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Generator":
+def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable[Any]":
     """A generator whose weights are still to be written."""
     from whet.generators.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
@@ -69,7 +69,7 @@ def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = No
     return EngineSync(recipe.weights, repeated, own, devices)
 
 
-def trained_weights(recipe: "Recipe", run: Path | None) -> "Named":
+def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
     """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
     import torch
 

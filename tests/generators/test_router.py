@@ -127,11 +127,11 @@ def test_every_replica_gets_the_weights_and_proves_it(
             assert [one.version for one in router.replicas] == [3, 3]
             one, two = (dict(each.named_weights()) for each in router.replicas)
             assert all(one[name].equal(two[name]) for name in one)
-            honest = router.replicas[1].take_weights
-            monkeypatch.setattr(
-                router.replicas[1], "take_weights", lambda named: honest([(n, t + 1) for n, t in named])
-            )
-            with pytest.raises(RefitError, match="does not hold"):
+            opened = router.replicas[1].engine.open()
+            honest = opened.load
+            opened.load = lambda named: honest([(n, t + 1) for n, t in named])
+            monkeypatch.setattr(router.replicas[1].engine, "open", lambda: opened)
+            with pytest.raises(RefitError, match=r"^replica 2 of 2: .*does not hold"):
                 await sync.publish(learner, router, 4)
         finally:
             await router.close()

@@ -10,6 +10,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd, run
 from tests.tiny import VOCAB, tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
+from tests.weights.collected import load_into
 from whet.errors import ConfigError, DeadlineError, RefitError, WhetError
 from whet.generators.base import SamplingParams
 from whet.generators.engine_model import build_engine_model
@@ -150,11 +151,7 @@ def test_new_weights_give_what_a_fresh_engine_gives_and_keep_requests_under_way(
         before = await old.sample(*request, "s")
         under_way = asyncio.create_task(old.sample(OTHER, SamplingParams(200, seed=4), "s"))
         await old.sample(PROMPT, SamplingParams(1), "s")
-        with pytest.raises(RefitError, match="pause"):
-            old.load_weights(new.items())
-        await old.pause()
-        old.load_weights(new.items())
-        await old.resume(1)
+        await load_into(old, new.items(), 1)
         after, expected = await old.sample(*request, "s"), await fresh.sample(*request, "s")
         await fresh.close()
         assert before.tokens != after.tokens
@@ -174,12 +171,12 @@ def test_weights_that_do_not_fit_are_named_and_sampling_is_refused_until_a_compl
 
     async def body() -> None:
         with pytest.raises(RefitError) as error:
-            generator.load_weights(bad.items())
+            await load_into(generator, bad.items())
         for part in ("model.norm.weight: missing", "lm_head.weight: shape [5, 64]", "nobody"):
             assert part in str(error.value)
         with pytest.raises(RefitError, match="incomplete"):
             await generator.sample(PROMPT, SamplingParams(2), "s")
-        generator.load_weights(good.items())
+        await load_into(generator, good.items())
         assert len((await generator.sample(PROMPT, SamplingParams(2), "s")).tokens) == 2
 
     run(generator, body)
@@ -191,12 +188,16 @@ def test_a_tied_head_may_come_or_not_but_may_not_differ_from_the_embedding() -> 
     assert "lm_head.weight" not in names
     state = {name: tensor.clone() for name, tensor in tiny_qwen3(seed=5).state_dict().items()}
     assert "lm_head.weight" in state
-    generator.load_weights(state.items())
-    assert torch.equal(names["model.embed_tokens.weight"], state["model.embed_tokens.weight"])
-    generator.load_weights((n, t) for n, t in state.items() if n != "lm_head.weight")
-    state["lm_head.weight"] += 1
-    with pytest.raises(RefitError, match=r"differs from model\.embed_tokens\.weight"):
-        generator.load_weights(state.items())
+
+    async def body() -> None:
+        await load_into(generator, state.items())
+        assert torch.equal(names["model.embed_tokens.weight"], state["model.embed_tokens.weight"])
+        await load_into(generator, ((n, t) for n, t in state.items() if n != "lm_head.weight"))
+        state["lm_head.weight"] += 1
+        with pytest.raises(RefitError, match=r"differs from model\.embed_tokens\.weight"):
+            await load_into(generator, state.items())
+
+    run(generator, body)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -215,7 +216,7 @@ def test_score_decode_equals_a_plain_forward() -> None:
     with torch.no_grad():
         logits = reference(torch.tensor([PROMPT + tokens]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
     expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(generator.score_decode(PROMPT, tokens)), expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor(generator.engine.score_decode(PROMPT, tokens)), expected, atol=1e-4, rtol=0)
 
 
 def test_a_failing_engine_fails_every_request_with_its_error() -> None:

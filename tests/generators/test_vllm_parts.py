@@ -102,7 +102,7 @@ def test_a_ranks_part_is_what_vllms_own_loader_takes(
     layers = Layers(key_values)
     model = _model(layers, ranks)
     for name, parameter, told, tensor in layers.given(key_values):
-        part = model.part(f"layers.{name}", tensor)
+        part = model.shard(f"layers.{name}", tensor)
         assert part is not None, name
         parameter.data.zero_()
         parameter.weight_loader(parameter, tensor, *told)
@@ -123,12 +123,12 @@ def test_what_vllm_may_cut_in_another_way_is_not_claimed(monkeypatch: pytest.Mon
     layers.loaded.weight.weight_loader = lambda parameter, tensor: None  # a model's own, as mixers of states have
     layers.norm = nn.Linear(8, 4)
     model = _model(layers, 2)
-    assert model.part("layers.unknown.weight", _numbers(16, WIDTH)) is None
-    assert model.part("layers.loaded.weight", _numbers(16, WIDTH)) is None
-    assert model.part("layers.norm.weight", _numbers(8, 8)) is None  # cut, but nobody knows how
-    assert model.part("layers.norm.weight", _numbers(4, 8)) is not None
-    assert model.part("layers.nowhere.weight", _numbers(4, 8)) is None
+    assert model.shard("layers.unknown.weight", _numbers(16, WIDTH)) is None
+    assert model.shard("layers.loaded.weight", _numbers(16, WIDTH)) is None
+    assert model.shard("layers.norm.weight", _numbers(8, 8)) is None  # cut, but nobody knows how
+    assert model.shard("layers.norm.weight", _numbers(4, 8)) is not None
+    assert model.shard("layers.nowhere.weight", _numbers(4, 8)) is None
     alone = _model(layers, 1)
     assert (
-        alone.part("layers.norm.weight", _numbers(8, 8)) is not None
+        alone.shard("layers.norm.weight", _numbers(8, 8)) is not None
     )  # with one rank a wrong size is an error, not unread

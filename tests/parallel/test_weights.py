@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterable, Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from tests.parallel.ranks import on_ranks
 from whet.learner import keeping
 from whet.learner.named_weights import ModelWeights
 from whet.weights.digest import differing, digest
-from whet.weights.parcel import Content, Sending
+from whet.weights.manifest import to_text
 from whet.weights.receiver import Receiver
+from whet.weights.source import Content, WeightRequest
 
 BUCKET = 8 * 1024
 
@@ -36,10 +38,10 @@ class Held:
     def finish(self) -> list[str]:
         return []
 
-    def part(self, name: str, tensor: Tensor) -> Tensor:
+    def shard(self, name: str, tensor: Tensor) -> Tensor:
         return tensor
 
-    def columns(self, name: str, columns: list[int]) -> Tensor:
+    def read_back(self, name: str, columns: list[int]) -> Tensor:
         return self.tensors[name][:, columns] if columns else self.tensors[name]
 
 
@@ -81,22 +83,25 @@ def send(
 
         keeping.in_turn = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
-    receiver, known = Receiver(held), None
-    for _ in range(2):
-        opening = worker.begin_weights(Sending(dtype, BUCKET, transport=transport, known=known))
-        known = opening.known
+    receiver = Receiver(held)
+    for anew in (True, False):
+        handshake = worker.begin_weights(WeightRequest(dtype, BUCKET, transport=transport, anew=anew))
         if rank == 0:
-            receiver.begin(1000, 0, opening.layout)
-            if opening.setup is not None:
-                getattr(receiver, opening.setup[0])(*opening.setup[1])
+            receiver.begin(1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
+        connecting = None
+        if handshake.connection is not None and rank == 0:  # in a broadcast it waits for the sender
+            connecting = Thread(target=receiver.connect, args=(transport, handshake.connection, 1))
+            connecting.start()
         digests, buckets = {}, 0
-        while (parcel := worker.next_weights()) is not None:
-            digests |= parcel.digests
+        while (bucket := worker.next_weights()) is not None:
+            digests |= bucket.digests
             buckets += 1
-            if parcel.method:
-                getattr(receiver, parcel.method)(*parcel.arguments)
-            held.load(parcel.tensors)
-            del parcel
+            if connecting is not None:
+                connecting.join()
+            if transport is not None and rank == 0:
+                receiver.take(bucket.number)
+            held.load(bucket.tensors)
+            del bucket
         worker.end_weights()
         if rank == 0:
             arrived = digest(held.tensors.items())
@@ -151,10 +156,10 @@ def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, 
     """What leaves the first rank, by what was asked for."""
     worker, found = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
     for content in ("merged", "base", "adapter"):
-        worker.begin_weights(Sending(torch.float64, BUCKET, content=content))
+        worker.begin_weights(WeightRequest(torch.float64, BUCKET, content=content))
         found[content] = {}
-        while (parcel := worker.next_weights()) is not None:
-            found[content] |= {name: tensor.clone() for name, tensor in parcel.tensors}
+        while (bucket := worker.next_weights()) is not None:
+            found[content] |= {name: tensor.clone() for name, tensor in bucket.tensors}
         worker.end_weights()
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
+from tests.weights.collected import load_into
 from whet.build import build_generator, build_renderer, trained_weights
 from whet.environments.base import Observation, Step
 from whet.environments.hosted import HostedEnvironments
@@ -31,7 +32,7 @@ async def source(
     recipe = toy_recipe(folder)
     renderer = build_renderer(recipe)
     generator = build_generator(recipe, renderer)
-    generator.load_weights(trained_weights(recipe, None).tensors())
+    await load_into(generator, trained_weights(recipe, None).tensors())
     config = RolloutConfig(**({"prompts_per_step": 3} | changes))
     taskset = taskset or Lowercase()
     environments = HostedEnvironments(taskset.open())

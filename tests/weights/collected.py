@@ -1,11 +1,26 @@
-"""All of a learner's weights, bucket by bucket."""
+"""Weights without a sync: all of a learner's, bucket by bucket; some that are there; and into a generator at once."""
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from whet.weights.parcel import Sending
+from whet.weights.source import WeightRequest
+
+
+@dataclass
+class Listed:
+    """``NamedTensors`` that are there already."""
+
+    named: list[tuple[str, Tensor]]
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        return [(name, tensor.dtype, tensor.shape) for name, tensor in self.named]
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        return self.named
 
 
 async def weights_of(
@@ -13,8 +28,15 @@ async def weights_of(
 ) -> list[tuple[str, Tensor]]:
     """(Hugging Face name, tensor), as somebody in this process gets them."""
     found: list[tuple[str, Tensor]] = []
-    await learner.begin_weights(Sending(dtype, bucket_bytes))
-    while (parcel := await learner.next_weights()) is not None:
-        found += parcel.tensors
+    await learner.begin_weights(WeightRequest(dtype, bucket_bytes))
+    while (bucket := await learner.next_weights()) is not None:
+        found += bucket.tensors
     await learner.end_weights()
     return found
+
+
+async def load_into(generator: Any, named: Iterable[tuple[str, Tensor]], version: int = 0) -> None:
+    """Into a generator of this process."""
+    async with generator.refit(version) as models:
+        for model in models:
+            model.load(named)

@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from tests.toy import toy_recipe
-from tests.weights.collected import weights_of
+from tests.weights.collected import Listed, weights_of
 from tests.weights.test_engine import TRANSPORTS, StandIn, Write
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer
 from whet.errors import ConfigError, RefitError
 from whet.types import Distribution
+from whet.weights.buffers import BufferWriter
 from whet.weights.engine import EngineSync
-from whet.weights.local import Relay
-from whet.weights.sender import Listed
-from whet.weights.shared_memory import SharedMemory
 
 NAME = "base_model.model.model.layers.{}.self_attn.o_proj.lora_{}.weight"
 
@@ -29,7 +27,6 @@ NAME = "base_model.model.model.layers.{}.self_attn.o_proj.lora_{}.weight"
 class WithAdapters(StandIn):
     """An engine that computes with W + scaling B A and says that it holds B A as it came."""
 
-    under_adapter = False
     louder = 1.0  # how many times too strong it applies what it holds
 
     def adapter(self, rank: int, alpha: float) -> "Adapter":
@@ -54,7 +51,7 @@ class Adapter:
     def finish(self) -> list[str]:
         missing = [name for name in self.expected if name not in self.came]
         if not missing:
-            self.engine.inside.load_weights(self.merged())
+            self.engine.replace(dict(self.merged()))
         return missing
 
     def merged(self) -> list[tuple[str, Tensor]]:
@@ -65,10 +62,10 @@ class Adapter:
                 whole[layer] = whole[layer] + self.scaling * self.came[name.replace("lora_A", "lora_B")] @ a
         return list(whole.items())
 
-    def part(self, name: str, tensor: Tensor) -> Tensor:
+    def shard(self, name: str, tensor: Tensor) -> Tensor:
         return tensor
 
-    def columns(self, name: str, columns: list[int]) -> Tensor:
+    def read_back(self, name: str, columns: list[int]) -> Tensor:
         assert columns == []
         return self.came[name]
 
@@ -119,18 +116,17 @@ def test_after_the_first_time_only_the_adapter_travels(tiny_model: Path, tmp_pat
     asyncio.run(go())
 
 
-def test_buckets_that_pass_through_this_process_carry_an_adapter_too(
+def test_buckets_that_are_broadcast_from_another_machine_carry_an_adapter_too(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
 
     async def go() -> None:
-        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+        async with parts(tiny_model, tmp_path, transport=None) as (learner, engine, sync):
             for version in range(3):
                 await sync.publish(learner, engine, version)
                 await learn_something(learner)
-            assert isinstance(sync._sender, Relay)
-            contents = ["adapter" if args[4] else "base" for method, args in engine.calls if method == "begin"]
+            contents = ["adapter" if args[3] else "base" for method, args in engine.calls if method == "begin"]
             assert contents == ["base", "adapter", "adapter", "adapter"]
 
     asyncio.run(go())
@@ -146,7 +142,7 @@ def test_where_nobody_knows_what_the_engine_holds_the_frozen_weights_come_again(
         ):
             first = (await sync.publish(learner, engine, 0)).result()["refit/gigabytes"]
             with monkeypatch.context() as patch:
-                patch.setattr(engine.receiver, "take_memory", lambda *_: None)
+                patch.setattr(engine.receiver, "take", lambda *_: None)
                 with pytest.raises(RefitError, match=r"did not receive .* lora_A|missing or differ"):
                     await sync.publish(learner, engine, 1)
             assert not engine.weights_complete
@@ -161,11 +157,11 @@ def test_where_nobody_knows_what_the_engine_holds_the_frozen_weights_come_again(
     asyncio.run(go())
 
 
-def stale(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+def stale(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> None:
     return write(here, bucket, [(n, t + 0.01 if n == NAME.format(1, "A") else t) for n, t in named])
 
 
-def swapped(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+def swapped(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> None:
     there = dict(named)
     one, other = NAME.format(0, "A"), NAME.format(1, "A")
     if one in there and other in there:
@@ -180,8 +176,8 @@ def test_damage_on_the_way_is_named(
     async def go() -> None:
         async with parts(tiny_model, tmp_path, bucket_mb=1.0) as (learner, engine, sync):
             await sync.publish(learner, engine, 0)
-            honest = SharedMemory.write
-            monkeypatch.setattr(SharedMemory, "write", lambda *args: damage(honest, *args))
+            honest = BufferWriter.write
+            monkeypatch.setattr(BufferWriter, "write", lambda *args: damage(honest, *args))
             with pytest.raises(RefitError, match=r"did not receive.*self_attn\.o_proj\.lora_A"):
                 await sync.publish(learner, engine, 1)
             assert not engine.weights_complete

@@ -27,16 +27,16 @@ from whet.build import build_sync
 from whet.config.problems import RecipeError
 from whet.errors import ConfigError, RefitError, WhetError
 from whet.learner.worker import LearnerWorker
-from whet.weights import cuda_ipc, memory, receiver, shared_memory
-from whet.weights.cuda_ipc import CudaIpc
+from whet.weights import buffers, memory, receiver
+from whet.weights.buffers import BufferReader, BufferWriter
 from whet.weights.digest import differing, digest
-from whet.weights.parcel import Parcel, Sending, lay_out
+from whet.weights.manifest import Entry, pack, to_text
 from whet.weights.receiver import Receiver
-from whet.weights.shared_memory import Slots
+from whet.weights.source import Bucket, WeightRequest
 
 DTYPE, SMALL, LARGE = torch.float64, 2**16, 2**18  # the largest tensor is between the two
 CPU = torch.device("cpu")
-Write = Callable[[Slots, int, Iterable[tuple[str, Tensor]]], tuple[Any, ...]]
+Write = Callable[[BufferWriter, int, Iterable[tuple[str, Tensor]]], None]
 
 
 # An engine's process
@@ -49,12 +49,12 @@ def serve(address: str) -> None:
         while (asked := caller.recv()) is not None:
             method, args = asked
             try:
-                caller.send(buffers() if method == "buffers" else getattr(inside, method)(*args))
+                caller.send(mapped() if method == "mapped" else getattr(inside, method)(*args))
             except WhetError as error:
                 caller.send(error)
 
 
-def buffers() -> int:
+def mapped() -> int:
     """How many of a transport's buffers this process has mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:whet-weights")
 
@@ -103,31 +103,36 @@ def _connect(address: str) -> Any:
 # A learner's process; its first rank stands in for the run, too
 
 
-def refit(worker: LearnerWorker, engines: Engines | None, sending: Sending) -> tuple[str, bool]:
-    """(``Opening.known``, whether engines were told where memory is). What came to each of them is checked."""
-    opening = worker.begin_weights(sending)
-    if engines is not None:
-        engines.call("begin", 1000, 0, opening.layout)
-        if opening.setup is not None:
-            engines.call(opening.setup[0], *opening.setup[1])
+def refit(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
+    """Whether engines were told where memory is. What came to each of them is checked."""
+    told = begin(worker, engines, request)
     digests: dict[str, int] = {}
-    while (parcel := _next(worker)) is not None:
-        digests |= parcel.digests
+    while (bucket := _next(worker)) is not None:
+        digests |= bucket.digests
         if engines is not None:
-            engines.start(parcel.method, *parcel.arguments)
+            engines.start("take", bucket.number)
         else:
-            assert parcel.method == ""
-    expected = digest((name, tensor.to(sending.dtype)) for name, tensor in worker.named_weights())
+            assert bucket.digests == {}
+    expected = digest((name, tensor.to(request.dtype)) for name, tensor in worker.named_weights())
     if engines is not None:
         engines.wait()
         assert differing(expected, digests) == []
         for report in engines.call("finish"):
             assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
     worker.end_weights()
-    return opening.known, opening.setup is not None
+    return told
 
 
-def _next(worker: LearnerWorker) -> Parcel | None:
+def begin(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
+    handshake = worker.begin_weights(request)
+    if engines is not None:
+        engines.call("begin", 1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
+        if handshake.connection is not None:
+            engines.call("connect", request.transport, handshake.connection, 1)
+    return handshake.connection is not None
+
+
+def _next(worker: LearnerWorker) -> Bucket | None:
     """All ranks are asked at once."""
     if worker.ranks is not None:
         worker.ranks.all(None)
@@ -144,7 +149,7 @@ def take_part(
     rendezvous: str, rank: int, case: Case, folder: str, devices: list[str], script: Callable[..., Any], *args: Any
 ) -> Any:
     """The first ranks are the learner's, the others are engines; each is on one of ``devices``."""
-    cuda_ipc.device_id = lambda _: devices[rank]
+    buffers.device_id = lambda _: devices[rank]
     addresses = [f"{folder}/{number}" for number in range(case.ranks, len(devices))]
     if rank >= case.ranks:
         return serve(f"{folder}/{rank}")
@@ -173,15 +178,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def several_refits(worker: LearnerWorker, rank: int, engines: Engines | None) -> dict[str, Any]:
-    told, held, known = [], [], None
+    told: list[bool] = []
+    held = []
     for size in (SMALL, SMALL, LARGE, SMALL):
-        known, new = refit(worker, engines, Sending(DTYPE, size, transport="cuda_ipc", known=known))
-        told.append(new)
-        held.append((buffers(), engines.call("buffers") if engines else None))
+        request = WeightRequest(DTYPE, size, transport="cuda_ipc", anew=not told)
+        told.append(refit(worker, engines, request))
+        held.append((mapped(), engines.call("mapped") if engines else None))
         learn(worker)
     assert worker.sender is not None
     worker.sender.close()
-    return {"told": told, "held": held, "after": buffers()}
+    return {"told": told, "held": held, "after": mapped()}
 
 
 @pytest.mark.parametrize("layout", [{}, {"fsdp": 2}, {"pipeline": 2}], ids=["one rank", "fsdp", "pipeline"])
@@ -213,13 +219,13 @@ def test_a_run_with_ranks_of_their_own_publishes_as_over_any_transport(tiny_mode
 # Faults
 
 
-def spoil(damage: Callable[[Write, Slots, int, Iterator[tuple[str, Tensor]]], Any]) -> None:
-    honest = Slots.write
-    Slots.write = lambda here, bucket, named: damage(honest, here, bucket, iter(named))  # type: ignore[method-assign]
+def spoil(damage: Callable[[Write, BufferWriter, int, Iterator[tuple[str, Tensor]]], Any]) -> None:
+    honest = BufferWriter.write
+    BufferWriter.write = lambda here, bucket, named: damage(honest, here, bucket, iter(named))  # type: ignore[method-assign]
 
 
 def one_rank_is_slow(worker: LearnerWorker, rank: int, engines: Engines | None) -> None:
-    def late(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def late(honest: Write, here: BufferWriter, bucket: int, named: Iterator[tuple[str, Tensor]]) -> None:
         def slowly() -> Iterator[tuple[str, Tensor]]:
             for one in named:
                 time.sleep(0.03)
@@ -229,7 +235,7 @@ def one_rank_is_slow(worker: LearnerWorker, rank: int, engines: Engines | None) 
 
     if rank == 1:
         spoil(late)
-    refit(worker, engines, Sending(DTYPE, SMALL, transport="cuda_ipc"))
+    refit(worker, engines, WeightRequest(DTYPE, SMALL, transport="cuda_ipc"))
 
 
 def test_a_bucket_is_taken_when_the_slowest_rank_has_written_it(model: Path, tmp_path: Path) -> None:
@@ -237,23 +243,20 @@ def test_a_bucket_is_taken_when_the_slowest_rank_has_written_it(model: Path, tmp
 
 
 def one_device_is_wrong(worker: LearnerWorker, rank: int, engines: Engines | None) -> list[list[str]]:
-    def scribbled(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def scribbled(honest: Write, here: BufferWriter, bucket: int, named: Iterator[tuple[str, Tensor]]) -> None:
         return honest(here, bucket, [(name, tensor + (bucket == 2)) for name, tensor in named])
 
     if rank == 1:
         spoil(scribbled)
-    opening = worker.begin_weights(Sending(DTYPE, SMALL, transport="cuda_ipc"))
-    if engines is not None and opening.setup is not None:
-        engines.call("begin", 1000, 0, opening.layout)
-        engines.call(opening.setup[0], *opening.setup[1])
-    digests: dict[str, int] = {}
-    while (parcel := worker.next_weights()) is not None:
-        digests |= parcel.digests
+    begin(worker, engines, WeightRequest(DTYPE, SMALL, transport="cuda_ipc"))
+    sent = []
+    while (bucket := worker.next_weights()) is not None:
+        sent.append(bucket.digests)
         if engines is not None:
-            engines.call(parcel.method, *parcel.arguments)
-    assert opening.layout is not None
+            engines.call("take", bucket.number)
+    digests = {name: number for one in sent for name, number in one.items()}
     came = engines.call("finish") if engines is not None else []
-    return [[name for name, *_ in opening.layout[2]], *(differing(digests, report["digests"]) for report in came)]
+    return [list(sent[2]), *(differing(digests, report["digests"]) for report in came)]
 
 
 def test_each_engine_reads_what_is_on_its_own_device(model: Path, tmp_path: Path) -> None:
@@ -262,9 +265,9 @@ def test_each_engine_reads_what_is_on_its_own_device(model: Path, tmp_path: Path
 
 
 def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, transport: Any, failing: int) -> str:
-    honest = Slots.write
+    honest = BufferWriter.write
 
-    def broken(honest: Write, here: Slots, bucket: int, named: Iterator[tuple[str, Tensor]]) -> tuple[Any, ...]:
+    def broken(honest: Write, here: BufferWriter, bucket: int, named: Iterator[tuple[str, Tensor]]) -> None:
         if bucket == 2:
             next(named)  # in the midst of what ranks hand each other, one tensor after the other
             raise RuntimeError("out of memory")
@@ -273,14 +276,14 @@ def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, tr
     said = ""
     if rank == failing:
         spoil(broken)
-    worker.begin_weights(Sending(DTYPE, SMALL, transport=transport))
+    worker.begin_weights(WeightRequest(DTYPE, SMALL, transport=transport))
     for bucket in range(3):
         try:
             worker.next_weights()
         except (WhetError, RuntimeError) as error:
             said = f"{bucket}: {error}"
-    Slots.write = honest  # type: ignore[method-assign]
-    refit(worker, engines, Sending(DTYPE, SMALL, transport=transport))
+    BufferWriter.write = honest  # type: ignore[method-assign]
+    refit(worker, engines, WeightRequest(DTYPE, SMALL, transport=transport))
     return said
 
 
@@ -291,14 +294,15 @@ def test_what_one_rank_cannot_write_fails_on_all_and_nobody_hangs(model: Path, t
 
 
 def test_what_the_first_rank_alone_writes_and_cannot_leaves_the_others_free(model: Path, tmp_path: Path) -> None:
-    first, second = run(Case(model, {"pipeline": 2}), tmp_path, one_rank_fails, "shared_memory", 0)
+    script = one_rank_fails, "shared_memory", 0
+    first, second = run(Case(model, {"pipeline": 2}), tmp_path, *script, devices=["the CPU"] * 4)
     assert (first, second) == ("2: out of memory", "")
 
 
 def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines: list[str]) -> str:
-    cuda_ipc.machine = lambda: machines[rank]
+    buffers.machine = lambda: machines[rank]
     try:
-        refit(worker, engines, Sending(DTYPE, LARGE, transport="cuda_ipc"))
+        refit(worker, engines, WeightRequest(DTYPE, LARGE, transport="cuda_ipc"))
     except (RefitError, ConfigError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
@@ -315,20 +319,6 @@ def test_a_learner_on_several_machines_is_refused_on_all_ranks(model: Path, tmp_
     for said in run(Case(model, {"fsdp": 2}), tmp_path, refused, ["here", "there"]):
         assert "ConfigError: weights.transport=cuda_ipc" in said
         assert "ranks are on 2 machines; set weights.transport=collective" in said
-
-
-def test_a_learner_on_another_machine_than_the_engines_is_refused(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
-
-    async def go() -> None:
-        async with parts(tiny_model, tmp_path, {"transport": "cuda_ipc"}) as (learner, engine, sync):
-            with pytest.raises(ConfigError, match=r"cuda_ipc.*learner is on another one; set weights\.transport="):
-                await sync.publish(learner, engine, 1)
-            assert not engine.weights_complete
-
-    asyncio.run(go())
 
 
 # The device
@@ -348,42 +338,42 @@ def test_a_bucket_counts_as_taken_when_the_device_has_read_it(monkeypatch: pytes
 
     monkeypatch.setattr(receiver, "settle", settle)
     weights = [(str(number), torch.full((16,), float(number))) for number in range(6)]
-    layout = lay_out([(name, tensor.dtype, tensor.shape) for name, tensor in weights], torch.float32, 64)
-    assert len(layout) == len(weights)
-    here, model = CudaIpc(CPU, None), Late()
+    manifest = pack([(name, tensor.dtype, tensor.shape) for name, tensor in weights], torch.float32, 64)
+    assert len(manifest) == len(weights)
+    here, model = BufferWriter(CPU), Late()
     there = Receiver(model)
-    there.begin(0, 0, layout)
-    method, args = here.open(layout) or ("", ())
-    getattr(there, method)(*args)
+    there.begin(0, 0, to_text(manifest))
+    there.connect("cuda_ipc", here.open(manifest) or (), 1)
     for bucket, one in enumerate(weights):
-        there.take_memory(*here.write(bucket, [one]))
+        here.write(bucket, [one])
+        there.take(bucket)
     assert all(torch.equal(model.tensors[name], tensor) for name, tensor in weights)
 
 
 def test_memory_is_let_go_with_its_last_view_on_each_side() -> None:
-    before = buffers()
+    before = mapped()
     one, handle = memory.share(4096, CPU)
     other = memory.open_shared(handle, 4096, CPU)
     one[17] = 5
     assert other[17] == 5
-    assert buffers() == before + 2
+    assert mapped() == before + 2
     del one
     assert not Path(handle.decode()).exists()
     other[18] = 6  # still there for whoever has opened it
     del other
-    assert buffers() == before
+    assert mapped() == before
 
 
 def test_when_buffers_are_replaced_the_old_ones_stay_until_the_engines_have_the_new() -> None:
-    here = CudaIpc(CPU, None)
-    before = buffers()
-    for sizes, held in (((64,), 2), ((4096,), 4)):
-        here.open([[["w", "uint8", list(sizes), 0]]])
-        assert buffers() == before + held
-    here.sent()
-    assert buffers() == before + shared_memory.SLOTS
+    here = BufferWriter(CPU)
+    before = mapped()
+    for size, held in ((64, 2), (4096, 4)):
+        here.open(((Entry("w", "uint8", (size,), 0),),))
+        assert mapped() == before + held
+    here.taken()
+    assert mapped() == before + buffers.BUFFERS
     here.close()
-    assert buffers() == before
+    assert mapped() == before
 
 
 def test_memory_of_a_gpu_is_opened_under_the_number_that_it_has_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +391,7 @@ def test_memory_that_cannot_be_opened_is_told() -> None:
     one, handle = memory.share(64, CPU)
     del one
     with pytest.raises(RefitError, match=r"could not open .*64 bytes on cpu.* weights\.transport=collective or disk"):
-        Receiver(Held()).map_device_memory({"cpu": [handle]}, 64)
+        BufferReader(CPU, {"cpu": [handle]}, 64)
 
 
 # Recipes

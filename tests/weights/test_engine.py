@@ -14,33 +14,30 @@ import torch
 from torch import Tensor
 
 from tests.toy import toy_recipe
-from tests.weights.collected import weights_of
+from tests.weights.collected import Listed, weights_of
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer
-from whet.errors import DeadlineError, GeneratorError, RefitError
+from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.router import Router
 from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
-from whet.weights.collective import Collective, join
+from whet.weights.buffers import BufferWriter
+from whet.weights.collective import BroadcastWriter, join
 from whet.weights.config import WeightSyncConfig
-from whet.weights.cuda_ipc import CudaIpc
-from whet.weights.disk import Disk
+from whet.weights.disk import DiskWriter
 from whet.weights.engine import EngineSync
-from whet.weights.local import Relay
-from whet.weights.parcel import lay_out
+from whet.weights.manifest import from_text, pack, to_text
 from whet.weights.receiver import Receiver
-from whet.weights.sender import Listed
-from whet.weights.shared_memory import SharedMemory
 
 TRANSPORTS = ["shared_memory", "disk", "collective", "cuda_ipc"]  # the last one in the memory of CPUs
-SETUPS = ("map_memory", "join", "map_device_memory")
+WRITERS = dict(zip(TRANSPORTS, [BufferWriter, DiskWriter, BroadcastWriter, BufferWriter], strict=True))
 
 
 class StandIn:
     """An engine: the torch generator, which takes its weights from a receiver."""
 
-    weights_complete = refitting = False
+    weights_complete = under_adapter = False
     ranks = 1
     rank = 0
     device = torch.device("cpu")
@@ -62,10 +59,12 @@ class StandIn:
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
         return await self.inside.sample(prompt, params, session)
 
-    async def pause(self) -> None:
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["StandIn"]]:
         await self.inside.pause()
-
-    async def resume(self, version: int) -> None:
+        self.weights_complete = False
+        yield [self]
+        self.weights_complete, self.under_adapter = True, adapter
         await self.inside.resume(version)
 
     # The model
@@ -79,19 +78,26 @@ class StandIn:
     def finish(self) -> list[str]:
         missing = [name for name, _ in self.inside.named_weights() if name not in self.came]
         if not missing:
-            self.inside.load_weights(self.came.items())
+            self.replace(self.came)
         return missing
 
-    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+    def replace(self, weights: dict[str, Tensor]) -> None:
+        opened = self.inside.engine.open()
+        opened.load(weights.items())
+        opened.check_complete()
+
+    def shard(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor
 
-    def columns(self, name: str, columns: list[int]) -> Tensor | None:
+    def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         held = dict(self.inside.named_weights()).get(name)
         return held[:, columns] if held is not None and columns else held
 
 
 class Rank:
     """A process's model: it holds what comes."""
+
+    device = torch.device("cpu")
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -106,17 +112,17 @@ class Rank:
     def finish(self) -> list[str]:
         return []
 
-    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+    def shard(self, name: str, tensor: Tensor) -> Tensor | None:
         return tensor
 
-    def columns(self, name: str, columns: list[int]) -> Tensor | None:
+    def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         return self.held[name][:, columns] if columns else self.held[name]
 
 
 class TwoRanks:
     """An engine whose model lies in two processes, each with a receiver. It samples nothing."""
 
-    weights_complete = refitting = False
+    weights_complete = False
     ranks = 2
     dtype = torch.float32
 
@@ -128,7 +134,12 @@ class TwoRanks:
         return await asyncio.gather(*(asyncio.to_thread(getattr(one, method), *args) for one in self.receivers))
 
     async def pause(self) -> None: ...
-    async def resume(self, version: int) -> None: ...
+
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["TwoRanks"]]:
+        self.weights_complete = False
+        yield [self]
+        self.weights_complete = True
 
 
 def two_engines(tmp_path: Path, transport: str) -> tuple[Any, EngineSync, Listed]:
@@ -193,11 +204,10 @@ def test_how_weights_are_packed_and_come_is_said_once(tiny_model: Path, tmp_path
                 engine.calls.clear()
                 await sync.publish(learner, engine, version)
                 layouts.append([args[2] is not None for method, args in engine.calls if method == "begin"])
-                setups.append([method for method, _ in engine.calls if method in SETUPS])
-                assert sum(method.startswith("take_") for method, _ in engine.calls) > 4
+                setups.append([method for method, _ in engine.calls if method == "connect"])
+                assert sum(method == "take" for method, _ in engine.calls) > 4
             assert layouts == [[True], [False], [False]]
-            assert len(setups[0]) == (transport != "disk")
-            assert setups[1:] == [[], []]
+            assert setups == [["connect"], *[["connect"] if transport == "disk" else []] * 2]  # a folder of its own
 
     asyncio.run(go())
 
@@ -211,7 +221,7 @@ def test_weights_that_are_packed_otherwise_are_described_again(
             sync.config = sync.config.model_copy(update={"bucket_mb": 1.0})  # and larger than the memory that is there
             engine.calls.clear()
             await sync.publish(learner, engine, 1)
-            assert [method for method, _ in engine.calls[:2]] == ["begin", "map_memory"]
+            assert [method for method, _ in engine.calls[:2]] == ["begin", "connect"]
             assert engine.calls[0][1][2] is not None
 
     asyncio.run(go())
@@ -228,20 +238,34 @@ def test_weights_of_this_process_go_the_same_way(tiny_model: Path, tmp_path: Pat
     asyncio.run(go())
 
 
-def test_where_the_learner_shares_no_memory_with_this_machine_buckets_pass_through_here(
+def test_where_the_learner_shares_no_memory_with_this_machine_buckets_are_broadcast(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
 
     async def go() -> None:
-        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
-            for version in range(2):
+        async with parts(tiny_model, tmp_path, {"transport": None}) as (learner, engine, sync):
+            for version in range(3):
                 await sync.publish(learner, engine, version)
                 await learn_something(learner)
-            await sync.publish(learner, engine, 2)
-            assert isinstance(sync._sender, Relay)
+            assert [args[0] for method, args in engine.calls if method == "connect"] == ["collective"]
             layouts = [args[2] is not None for method, args in engine.calls if method == "begin"]
             assert layouts == [True, False, False]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "cuda_ipc"])
+def test_memory_that_was_asked_for_and_cannot_be_shared_is_refused(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str
+) -> None:
+    monkeypatch.setattr("whet.weights.sender.machine", lambda: "another node")
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
+            with pytest.raises(ConfigError, match=rf"{transport} .* on another one; set weights\.transport=collective"):
+                await sync.publish(learner, engine, 1)
+            assert not engine.weights_complete
 
     asyncio.run(go())
 
@@ -261,26 +285,27 @@ def test_weights_come_to_every_rank_of_every_engine(tmp_path: Path, transport: s
 def test_buckets_keep_order_and_size_and_a_large_tensor_comes_alone() -> None:
     sizes = [4, 4, 4, 40, 4, 8]
     described = [(str(i), torch.uint8, torch.Size([size])) for i, size in enumerate(sizes)]
-    layout = lay_out(described, torch.uint8, 12)
-    assert [[name for name, *_ in bucket] for bucket in layout] == [["0", "1", "2"], ["3"], ["4", "5"]]
-    assert [[offset for *_, offset in bucket] for bucket in layout] == [[0, 64, 128], [0], [0, 64]]
-    assert lay_out([], torch.uint8, 12) == []
+    manifest = pack(described, torch.uint8, 12)
+    assert [[entry.name for entry in bucket] for bucket in manifest] == [["0", "1", "2"], ["3"], ["4", "5"]]
+    assert [[entry.offset for entry in bucket] for bucket in manifest] == [[0, 64, 128], [0], [0, 64]]
+    assert pack([], torch.uint8, 12) == ()
+    assert from_text(to_text(manifest)) == manifest
 
 
-Write = Callable[..., tuple[Any, ...]]
+Write = Callable[..., None]
 
 
-def transposed(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+def transposed(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> None:
     return write(
         here, bucket, [(n, t.T.reshape(t.shape) if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named]
     )
 
 
-def stale(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+def stale(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> None:
     return write(here, bucket, [(n, t + 0.01 if n.endswith("1.mlp.up_proj.weight") else t) for n, t in named])
 
 
-def swapped(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> tuple[Any, ...]:
+def swapped(write: Write, here: Any, bucket: int, named: list[tuple[str, Tensor]]) -> None:
     there = dict(named)
     one, other = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_proj.weight"
     if one in there and other in there:
@@ -296,7 +321,7 @@ def test_damage_on_the_way_is_named(
     async def go() -> None:
         settings = {"transport": transport, "bucket_mb": 1.0}
         async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
-            kind = dict(zip(TRANSPORTS, [SharedMemory, Disk, Collective, CudaIpc], strict=True))[transport]
+            kind = WRITERS[transport]
             honest = kind.write
             monkeypatch.setattr(kind, "write", lambda *args: damage(honest, *args))
             with pytest.raises(RefitError, match=r"did not receive.*model\.layers\.1\.mlp\.(up|gate)_proj"):
@@ -313,11 +338,11 @@ def test_a_bucket_that_is_lost_is_named_and_a_complete_set_makes_it_good(
     async def go() -> None:
         async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
             described = [(name, tensor.dtype, tensor.shape) for name, tensor in await weights_of(learner)]
-            lost = lay_out(described, torch.float32, 2**16)[2][0][0]
+            lost = pack(described, torch.float32, 2**16)[2][0].name
             honest, taken = engine.call, []
 
             async def forgetful(target: str, method: str, *args: Any) -> list[Any]:
-                taken.append(method.startswith("take_"))
+                taken.append(method == "take")
                 if taken[-1] and sum(taken) == 3:
                     return [None]
                 return await honest(target, method, *args)
@@ -339,7 +364,7 @@ def test_an_engine_that_never_comes_to_a_collective_is_an_error_at_the_deadline(
     async def go() -> None:
         settings = {"transport": "collective", "deadline": 1.0}
         async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
-            monkeypatch.setattr(engine.receiver, "join", lambda *_: None)
+            monkeypatch.setattr(engine.receiver, "connect", lambda *_: None)
             with pytest.raises(DeadlineError, match=r"did not meet the learner .* within 1 s"):
                 await sync.publish(learner, engine, 1)
 
@@ -354,7 +379,7 @@ def test_an_engine_that_dies_is_named_although_the_learner_noticed_it_first(
             honest, handed_out = learner.next_weights, []
 
             async def dying(target: str, method: str, *args: Any) -> list[Any]:
-                if not method.startswith("take_"):
+                if method != "take":
                     return [[]]
                 await asyncio.sleep(0.2)
                 raise GeneratorError("the engine died")
@@ -378,7 +403,7 @@ def test_a_learner_that_is_not_where_it_should_be_is_an_error_at_the_deadline() 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(DeadlineError, match=rf"not met at 127\.0\.0\.1:{port} within 1 s"):
-        join("127.0.0.1", port, 1, 2, "gloo", 1.0)
+        join(1, "127.0.0.1", port, 2, "gloo", 1.0)
 
 
 def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(
@@ -388,7 +413,7 @@ def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(
 
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
-            monkeypatch.setattr("whet.weights.shared_memory.SLOTS", 1)
+            monkeypatch.setattr("whet.weights.buffers.BUFFERS", 1)
             honest = engine.call
 
             async def slow(*args: Any) -> list[Any]:
@@ -411,8 +436,8 @@ def test_a_layer_that_computes_with_old_weights_is_named(
             name = "model.layers.0.self_attn.o_proj.weight"
             old = dict(engine.inside.named_weights())[name].clone()
             await learn_something(learner)
-            honest = engine.columns
-            monkeypatch.setattr(engine, "columns", lambda n, c: old[:, c] if n == name else honest(n, c))
+            honest = engine.read_back
+            monkeypatch.setattr(engine, "read_back", lambda n, c: old[:, c] if n == name else honest(n, c))
             with pytest.raises(RefitError, match=r"compute with other weights.*: 1 of .*0\.self_attn\.o_proj"):
                 await sync.publish(learner, engine, 1)
 

@@ -14,6 +14,7 @@ from tests.weights.collected import weights_of
 from whet.batch import Batch
 from whet.build import build_generator, build_learner, build_renderer
 from whet.errors import RefitError
+from whet.generators.engine_model import OpenEngine
 from whet.losses.composite import PolicyLoss
 from whet.types import Group, Span, Task, Trajectory
 from whet.weights.config import WeightSyncConfig
@@ -91,8 +92,8 @@ def test_the_digest_names_the_tensors_that_did_not_arrive(
 ) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):
-            honest = generator.take_weights
-            monkeypatch.setattr(generator, "take_weights", lambda named: honest(damage(named)))
+            honest = OpenEngine.load
+            monkeypatch.setattr(OpenEngine, "load", lambda model, named: honest(model, damage(named)))
             with pytest.raises(RefitError, match=r"model\.layers\.\d"):
                 await sync.publish(learner, generator, 1)
 
@@ -104,8 +105,8 @@ def test_a_tensor_that_is_not_sent_at_all_is_named(
 ) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):
-            honest = generator.take_weights
-            monkeypatch.setattr(generator, "take_weights", lambda named: honest(named[:-3]))
+            honest = OpenEngine.load
+            monkeypatch.setattr(OpenEngine, "load", lambda model, named: honest(model, named[:-3]))
             with pytest.raises(RefitError, match="missing"):
                 await sync.publish(learner, generator, 1)
 
@@ -121,24 +122,24 @@ def test_the_probe_notices_what_a_digest_of_the_parameters_cannot(
     async def go() -> None:
         async with parts(tiny_model, tmp_path, weights={"digest": False}) as (learner, generator, sync):
             await sync.publish(learner, generator, 0)
-            honest = generator.score_decode
+            honest = OpenEngine.score_decode
             if fault == "stale weights":
                 held = [(name, tensor.clone()) for name, tensor in generator.named_weights()]
                 await learn_something(learner)
-                honest_take = generator.take_weights
-                monkeypatch.setattr(generator, "take_weights", lambda named: honest_take(held))
+                load = OpenEngine.load
+                monkeypatch.setattr(OpenEngine, "load", lambda model, named: load(model, held))
             elif fault == "untied head":
                 head = generator.engine.model.get_output_embeddings()
-                finished = generator.finish_weights
+                load = OpenEngine.load
 
-                def untie() -> None:
-                    finished()
+                def untie(model: Any, named: Any) -> None:
+                    load(model, named)
                     other = head.weight + 0.1 * torch.randn_like(head.weight)
                     head.forward = lambda x: torch.nn.functional.linear(x, other)
 
-                monkeypatch.setattr(generator, "finish_weights", untie)
+                monkeypatch.setattr(OpenEngine, "load", untie)
             else:
-                monkeypatch.setattr(generator, "score_decode", lambda p, t: [2 * lp for lp in honest(p, t)])
+                monkeypatch.setattr(OpenEngine, "score_decode", lambda m, p, t: [2 * lp for lp in honest(m, p, t)])
             with pytest.raises(RefitError, match="decode path"):
                 await sync.publish(learner, generator, 1)
 

@@ -63,7 +63,7 @@ def test_requests_that_come_during_a_refit_wait_for_it(parts: Parts, loop: Loop)
         sync = parts.sync(bucket_mb=1e-6)
         await parts.publish(sync)
         refit = asyncio.ensure_future(parts.publish(sync))
-        while not parts.generator.refitting or parts.generator.weights_complete:
+        while parts.generator.weights_complete:
             await asyncio.sleep(0.001)
         found = await parts.generator.sample([5, 6, 7], SamplingParams(2, seed=1), "s")
         await refit
@@ -81,7 +81,7 @@ def test_a_refit_that_broke_off_in_a_layer_is_made_good_by_the_next(
 
         async def breaking(target: str, method: str, *args: Any) -> list[Any]:
             taken.append(method)
-            if taken.count("take_memory") == 3:
+            if taken.count("take") == 3:
                 raise GeneratorError("the wire was cut")
             return await honest(target, method, *args)
 
@@ -131,11 +131,11 @@ def test_an_engine_that_sleeps_samples_nothing_and_goes_on_as_it_was(parts: Part
 def test_the_engine_runs_on_the_cores_that_it_was_given(parts: Parts, loop: Loop) -> None:
     import psutil
 
-    assert parts.generator.cores == [max(os.sched_getaffinity(0))]
+    assert parts.generator.deployment.cores == [max(os.sched_getaffinity(0))]
     loop.run(parts.publish(parts.sync()))
     for process in parts.generator.processes:
         for thread in psutil.Process(process).threads():
-            assert os.sched_getaffinity(thread.id) == set(parts.generator.cores)
+            assert os.sched_getaffinity(thread.id) == set(parts.generator.deployment.cores)
     assert len(os.sched_getaffinity(0)) >= 2
 
 
@@ -191,7 +191,7 @@ def test_a_bucket_that_is_lost_is_named(parts: Parts, loop: Loop, monkeypatch: p
         honest = parts.generator.call
 
         async def forgetful(target: str, method: str, *args: Any) -> list[Any]:
-            return [None] if method == "take_memory" and args[0] == 3 else await honest(target, method, *args)
+            return [None] if method == "take" and args[0] == 3 else await honest(target, method, *args)
 
         monkeypatch.setattr(parts.generator, "call", forgetful)
         with pytest.raises(RefitError, match=r"did not receive .* missing or differ, the first \S+weight"):

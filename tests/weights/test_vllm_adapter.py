@@ -159,7 +159,7 @@ def test_a_bucket_that_is_lost_is_named_and_then_the_frozen_weights_come_again(
         honest = parts.generator.call
 
         async def forgetful(target: str, method: str, *args: Any) -> list[Any]:
-            return [None] if method == "take_memory" and args[0] == 1 else await honest(target, method, *args)
+            return [None] if method == "take" and args[0] == 1 else await honest(target, method, *args)
 
         monkeypatch.setattr(parts.generator, "call", forgetful)
         with pytest.raises(RefitError, match=r"did not receive .* missing or differ, the first \S+lora_[AB]\.weight"):
@@ -189,19 +189,14 @@ def test_requests_that_are_not_answered_under_the_adapter_are_noticed(
 def test_modules_that_the_engine_does_not_adapt_are_named(
     parts: Adapted, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from whet.weights.engine import EngineSync
+    from whet.weights import engine
 
     async def go() -> None:
         sync = parts.sync()
-        honest = EngineSync._open
-
-        async def of_more(self: Any, *args: Any) -> Any:
-            source, opening = await honest(self, *args)
-            for entry in (opening.layout or [[]])[0]:
-                entry[0] = entry[0].replace("layers.0.self_attn.q_proj.lora", "embed_tokens.lora")
-            return source, opening
-
-        monkeypatch.setattr(EngineSync, "_open", of_more)
+        honest = engine.to_text
+        monkeypatch.setattr(
+            engine, "to_text", lambda m: honest(m).replace("layers.0.self_attn.q_proj.lora", "embed_tokens.lora")
+        )
         with pytest.raises(ConfigError, match=r"can't apply LoRA to model\.embed_tokens\. .*weights\.lora=merged"):
             await parts.publish(sync)
 

@@ -89,7 +89,7 @@ def test_a_rank_that_fails_is_named_and_a_complete_set_makes_it_good_again(parts
     async def go() -> None:
         sync = parts.sync()
         await parts.generator.call(FAULTS, "raise_once", 0)
-        with pytest.raises(GeneratorError, match=r"failed at take_memory on rank 0: ValueError: no room left"):
+        with pytest.raises(GeneratorError, match=r"failed at take on rank 0: ValueError: no room left"):
             await parts.publish(sync)
         assert (await parts.publish(sync))["refit/unread"] == 0
 

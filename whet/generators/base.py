@@ -1,9 +1,17 @@
 """What a generator is: tokens in, tokens out. It knows no messages, no rewards and no learner."""
 
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from whet.types import Distribution
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+M = TypeVar("M", covariant=True)
 
 
 @dataclass(slots=True, frozen=True)
@@ -54,3 +62,63 @@ class Generator(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class OpenModel(Protocol):
+    """The model of a generator in this process, while its weights are replaced."""
+
+    def load(self, named: "Iterable[tuple[str, Tensor]]") -> None:
+        """Copy some of the weights (Hugging Face names), cast to its type."""
+        ...
+
+    def check_complete(self) -> None:
+        """Raise ``RefitError`` where something is missing, unexpected or of another shape."""
+        ...
+
+    def named_weights(self) -> "Iterable[tuple[str, Tensor]]":
+        """Return what it holds of what came."""
+        ...
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Return log-probs (temperature 1) of ``tokens`` after ``prompt``, through the path that sampling takes."""
+        ...
+
+
+class Engine(Protocol):
+    """A generator whose model lives in other processes, each of which has a part of every matrix."""
+
+    @property
+    def ranks(self) -> int:
+        """How many processes these are."""
+        ...
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        """Call ``method`` of the object that ``module:Class`` makes of the model, in each process. Arguments and
+        answers are plain data."""
+        ...
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        """See ``Generator``."""
+        ...
+
+
+class Refittable(Generator, Protocol[M]):
+    """A generator that takes new weights. ``M`` is ``OpenModel`` where they are copied to it in this process,
+    ``Engine`` where it is called to fetch them."""
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """The type of its weights."""
+        ...
+
+    def refit(self, version: int, adapter: bool = False) -> AbstractAsyncContextManager[Sequence[M]]:
+        """Open the models of all replicas for a complete set of weights, or for a LoRA ``adapter`` over them.
+
+        >>> async with generator.refit(version) as models:
+        ...     for model in models:
+        ...         model.load(named)
+
+        Inside, nothing is sampled: requests, also new ones, wait. At the end they go on with ``version``, and nothing
+        cached under older weights serves new requests. After an error no request is served until a refit succeeds.
+        """
+        ...

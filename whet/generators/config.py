@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from whet.processes.cores import part
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-    from whet.generators.base import Generator
+    from whet.generators.base import Refittable
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class GeneratorConfig(Config, ABC):
         model: "PretrainedConfig",
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         deployment: Deployment | None = None,
-    ) -> "Generator":
+    ) -> "Refittable[Any]":
         """Return a generator for models of a transformers config, whose weights are still to be published."""
         deployment = deployment or Deployment()
         each = len(self.gpus) // self.replicas
@@ -101,7 +101,7 @@ class GeneratorConfig(Config, ABC):
     @abstractmethod
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
-    ) -> "Generator":
+    ) -> "Refittable[Any]":
         """Return one engine. ``deployment`` has the cores and GPUs that are its own."""
 
 
@@ -113,5 +113,5 @@ class RouterConfig(GeneratorConfig):
     def _refuse(cls, settings: object) -> object:
         raise ValueError("there is no type router: set replicas of the engine itself, as in {type: vllm, replicas: 2}")
 
-    def build_replica(self, *_: object) -> "Generator":
+    def build_replica(self, *_: object) -> "Refittable[Any]":
         raise NotImplementedError

@@ -35,7 +35,9 @@ def build_engine_model(
         model = AutoModelForCausalLM.from_config(own, dtype=dtype)
     model.tie_weights()
     if state is not None:
-        load_named(model, state.items())
+        loading = Loading(model)
+        loading.load(state.items())
+        loading.check_complete()
     return model
 
 
@@ -44,13 +46,6 @@ def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
     yield from ((name, parameter.data) for name, parameter in model.named_parameters())
     persistent = model.state_dict(keep_vars=True).keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
-
-
-def load_named(model: "PreTrainedModel", named: Iterable[tuple[str, Tensor]]) -> None:
-    """A complete set of weights at once; see ``Loading``."""
-    loading = Loading(model)
-    loading.take(named)
-    loading.finish()
 
 
 class Loading:
@@ -66,8 +61,8 @@ class Loading:
         self._wrong: list[str] = []
 
     @torch.no_grad()
-    def take(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Some of the set."""
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Take some of the set."""
         for name, source in named:
             target = self._targets.get(name)
             if target is None:
@@ -80,8 +75,8 @@ class Loading:
             else:
                 target.copy_(source)
 
-    def finish(self) -> None:
-        """Raises ``RefitError`` naming what is missing, unexpected or of another shape."""
+    def check_complete(self) -> None:
+        """Raise ``RefitError`` naming what is missing, unexpected or of another shape."""
         wrong = self._wrong + [
             f"{name}: missing"
             for name, target in self._targets.items()
@@ -90,6 +85,21 @@ class Loading:
         if wrong:
             more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
             raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(wrong[:8]) + more)
+
+
+class OpenEngine(Loading):
+    """An engine's model while it takes new weights. See ``OpenModel``."""
+
+    def __init__(self, engine: "EngineModel") -> None:
+        super().__init__(engine.model)
+        self._engine = engine
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self._targets[name].detach()) for name in self._written.values())
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        self._engine.weights_changed()
+        return self._engine.score_decode(prompt, tokens)
 
 
 class EngineModel:
@@ -104,6 +114,10 @@ class EngineModel:
         self.device = model.get_input_embeddings().weight.device
         self.vocab: int = model.get_input_embeddings().num_embeddings
         self.products = fusion.fuse(model) if fuse else []
+
+    def open(self) -> OpenEngine:
+        """Return the model, to take new weights."""
+        return OpenEngine(self)
 
     def weights_changed(self) -> None:
         """Call after weights were written, in whatever way: nothing derived from the old ones is used again."""

@@ -5,20 +5,26 @@ Who waits for what: pauses and resumptions go to all replicas at once and return
 are the replicas' own; an error names the replica it comes from."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from whet.errors import WhetError
-from whet.generators.base import Completion, Generator, SamplingParams
+from whet.errors import GeneratorError, WhetError
+from whet.generators.base import Completion, Refittable, SamplingParams
 
+if TYPE_CHECKING:
+    import torch
+
+M = TypeVar("M")
+S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Router:
+class Router(Generic[M]):
     """``slack``: how many more requests than the least busy one a replica may have before a prompt that it knows goes
     elsewhere."""
 
-    def __init__(self, replicas: Sequence[Generator], slack: int = 16) -> None:
+    def __init__(self, replicas: Sequence[Refittable[M]], slack: int = 16) -> None:
         self.replicas = tuple(replicas)
         self.slack = slack
         self.load = [0] * len(self.replicas)  # requests under way
@@ -30,7 +36,8 @@ class Router:
         number = self._choose(tuple(prompt), session)
         self.load[number] += 1
         try:
-            return await self._named(number, self.replicas[number].sample(prompt, params, session))
+            call = self.replicas[number].sample(prompt, params, session)
+            return await _named(call, number + 1, len(self.replicas))
         finally:
             self.load[number] -= 1
 
@@ -49,41 +56,60 @@ class Router:
 
     async def pause(self) -> None:
         """Return once no replica reads the weights."""
-        await self._all([replica.pause() for replica in self.replicas])
+        await of_each(self.replicas, lambda replica, _: replica.pause())
 
     async def resume(self, version: int) -> None:
         """See ``Generator``."""
-        self.weights_changed()
-        await self._all([replica.resume(version) for replica in self.replicas])
+        self._forget()
+        await of_each(self.replicas, lambda replica, _: replica.resume(version))
 
-    async def sleep(self) -> None:
-        """See ``Generator``."""
-        await self._all([replica.sleep() for replica in self.replicas])
+    @property
+    def dtype(self) -> "torch.dtype":
+        """The same for all."""
+        return self.replicas[0].dtype
 
-    async def wake(self) -> None:
-        """See ``Generator``."""
-        await self._all([replica.wake() for replica in self.replicas])
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[Sequence[M]]:
+        """See ``Refittable``."""
+        await self.pause()  # all at once
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(replica.refit(version, adapter)) for replica in self.replicas]
+            yield [model for models in opened for model in models]
+        self._forget()
 
-    def weights_changed(self) -> None:
+    def _forget(self) -> None:
         """Nothing is cached under the new weights, so no request is drawn anywhere."""
         self._sessions.clear()
         self._prompts.clear()
 
+    async def sleep(self) -> None:
+        """See ``Generator``."""
+        await of_each(self.replicas, lambda replica, _: replica.sleep())
+
+    async def wake(self) -> None:
+        """See ``Generator``."""
+        await of_each(self.replicas, lambda replica, _: replica.wake())
+
     async def close(self) -> None:
         """All replicas, also where one of them can't be closed in good order."""
-        await self._all([replica.close() for replica in self.replicas])
+        await of_each(self.replicas, lambda replica, _: replica.close())
 
-    async def _all(self, calls: Sequence[Awaitable[None]]) -> None:
-        answers = await asyncio.gather(
-            *(self._named(number, call) for number, call in enumerate(calls)), return_exceptions=True
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
 
-    async def _named(self, number: int, call: Awaitable[T]) -> T:
-        try:
-            return await call
-        except WhetError as error:
-            error.args = (f"replica {number + 1} of {len(self.replicas)}: {error}",)
-            raise
+async def of_each(replicas: Sequence[S], work: Callable[[S, int], Awaitable[T]]) -> list[T]:
+    """Return ``work(replica, number)`` for all of them at once, numbered from 1. Raises the first error when all have
+    ended, that of a dead engine before what others raise because of it; it names the replica."""
+    jobs = [_named(work(replica, number), number, len(replicas)) for number, replica in enumerate(replicas, 1)]
+    answers = await asyncio.gather(*jobs, return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: not isinstance(error, GeneratorError))
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def _named(call: Awaitable[T], number: int, of: int) -> T:
+    try:
+        return await call
+    except WhetError as error:
+        if of > 1:
+            error.args = (f"replica {number} of {of}: {error}",)
+        raise

@@ -9,7 +9,8 @@ every request under way and every later one fails with its error.
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.decoder import Counters, Decoder, Request
-from whet.generators.engine_model import EngineModel, Loading, named_weights
+from whet.generators.engine_model import EngineModel, OpenEngine, named_weights
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.processes.compute import COMPUTE, compute
 from whet.processes.cores import bind
@@ -53,8 +54,7 @@ class TorchGenerator:
         self._futures: dict[Request, asyncio.Future[Completion]] = {}
         self._paused = self._stepping = self._closed = False  # stepping: a step is under way, or asked for
         self._failure: BaseException | None = None
-        self._weights_complete = True
-        self._loading: Loading | None = None  # weights that are coming: no step until they are complete
+        self._complete, self._refitting = True, False  # whether the weights are all there, whether new ones are coming
         self._progress = time.monotonic()  # when a step last began or ended
         self._placed = False
         self._gathering: list[Request] = []  # requests of the present tick of the loop
@@ -128,7 +128,7 @@ class TorchGenerator:
             return _engine_error(self._failure)
         if self._closed:
             return WhetError("the generator is closed")
-        if not self._weights_complete and self._loading is None:
+        if not (self._complete or self._refitting):
             return RefitError("the generator holds an incomplete set of weights; load a complete set first")
         return None
 
@@ -155,7 +155,7 @@ class TorchGenerator:
 
     def _ask_for_step(self) -> None:
         """Called with the lock, from any thread."""
-        rests = self._paused or self._closed or self._loading or self._failure
+        rests = self._paused or self._closed or self._failure
         if not (self._stepping or rests) and (self._inbox or self._decoder.busy):
             self._stepping = True
             COMPUTE.submit(self._step, name="a decode step", turn=True)
@@ -237,62 +237,32 @@ class TorchGenerator:
             self._progress = time.monotonic()
             self._ask_for_step()
 
-    def load_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy a complete set of weights (Hugging Face names) into the engine, casting to its dtype.
-
-        Call it between ``pause`` and ``resume``, or while no request is under way. Raises RefitError when a weight is
-        missing, unexpected or of another shape; the generator then refuses to sample until a complete set has come.
-        """
-        self.begin_weights()
-        self.take_weights(named)
-        self.finish_weights()
-
-    def begin_weights(self) -> None:
-        """The same in parts: any number of ``take_weights`` follow, then ``finish_weights``, which raises. Until then
-        requests wait."""
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list[OpenEngine]]:
+        """See ``Refittable``. Raises RefitError when a weight is missing, unexpected or of another shape."""
+        if adapter:
+            raise ConfigError("the torch generator takes merged weights only: set weights.lora=merged")
+        await self.pause()
         with self._lock:
-            if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
-                raise RefitError("weights were loaded while the generator was sampling: pause it first")
-            self._weights_complete = False
-            self._loading = Loading(self.engine.model)
+            self._complete, self._refitting = False, True
             self._decoder.forget_prefixes()
-
-    def take_weights(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Some of the weights."""
-        if self._loading is None:
-            raise RefitError("weights came that nobody has announced: call begin_weights first")
-        self._loading.take(named)
-
-    def finish_weights(self) -> None:
-        """The set has to be complete."""
-        with self._lock:
-            loading, self._loading = self._loading, None
-            assert loading is not None
-            try:
-                loading.finish()
-                self.engine.weights_changed()
-                self._weights_complete = True
-            finally:
-                waiting = [] if self._weights_complete else list(self._inbox)
-                self._inbox = self._inbox if self._weights_complete else []
-                self._ask_for_step()
-        incomplete = self._unusable()
-        self._report([(request, incomplete) for request in waiting if incomplete is not None])
+        try:
+            model = self.engine.open()
+            yield [model]
+            await compute(model.check_complete)
+            self._complete = True
+        finally:
+            with self._lock:
+                self._refitting = False
+                waiting = [] if self._complete else list(self._inbox)
+                self._inbox = self._inbox if self._complete else []
+            incomplete = self._unusable()
+            self._report([(request, incomplete) for request in waiting if incomplete is not None])
+        await self.resume(version)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The engine's own tensors under their Hugging Face names; a head tied to the embedding is not repeated."""
         return named_weights(self.engine.model)
-
-    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, through the path that sampling takes.
-
-        One token at a time through cache and decode step, so that stale weights anywhere on that path show. Call it as
-        ``load_weights``.
-        """
-        with self._lock:
-            if self._stepping or (not self._paused and (self._inbox or self._decoder.busy)):
-                raise RefitError("score_decode was called while the generator was sampling: pause it first")
-            return self.engine.score_decode(prompt, tokens)
 
     async def close(self) -> None:
         """Requests under way return what they have, with finish reason ``aborted``."""

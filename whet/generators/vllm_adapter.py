@@ -74,7 +74,7 @@ class VllmAdapter:
 
     # Reading back
 
-    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+    def shard(self, name: str, tensor: Tensor) -> Tensor | None:
         """What this rank's layer is to hold for a tensor, [slot's rank, inputs] or [outputs, slot's rank]; None where
         vLLM may cut or stack it in a way that is not known here."""
         found = self._find(name)
@@ -92,7 +92,7 @@ class VllmAdapter:
             whole[: cut.shape[0], : cut.shape[1]] = cut
         return whole
 
-    def columns(self, name: str, columns: list[int]) -> Tensor | None:
+    def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         """What the layer multiplies with, in full."""
         return self._slot(name)
 

@@ -16,8 +16,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -54,8 +54,8 @@ class VllmGenerator:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.deployment = deployment or Deployment()
         self.version = 0
-        self.weights_complete = False  # whoever publishes weights says so
-        self.under_adapter = False  # and whether an adapter came
+        self.weights_complete = False  # whether a set of weights has come
+        self.under_adapter = False  # whether a LoRA adapter came with them, which requests are answered under
         self.processes: list[int] = []  # of the engine
         self._vocab = int(model_config.get_text_config().vocab_size)
         self._engine: AsyncLLM | None = None
@@ -85,18 +85,6 @@ class VllmGenerator:
     def name(self) -> str:
         """For messages."""
         return f"the vLLM engine (processes {', '.join(map(str, self.processes)) or 'not started'})"
-
-    @property
-    def refitting(self) -> bool:
-        """Set by whoever publishes weights, while they are on their way: requests that come then wait."""
-        return not self._settled.is_set()
-
-    @refitting.setter
-    def refitting(self, under_way: bool) -> None:
-        if under_way:
-            self._settled.clear()
-        else:
-            self._settled.set()
 
     # Sampling
 
@@ -223,6 +211,19 @@ class VllmGenerator:
         self._progress = time.monotonic()
         self._paused = False
         await self._bounded(engine.resume_generation(), "the end of the pause")
+
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["VllmGenerator"]]:
+        """See ``Refittable``."""
+        self._settled.clear()
+        try:
+            await self.pause()
+            self.weights_complete = False
+            yield [self]
+            self.weights_complete, self.under_adapter = True, adapter
+            await self.resume(version)
+        finally:
+            self._settled.set()
 
     async def _forget(self, engine: "AsyncLLM") -> None:
         if not await engine.reset_prefix_cache(reset_running_requests=True):
@@ -355,7 +356,7 @@ class VllmGenerator:
         """End the engine's processes. Requests under way return what they have, with finish reason ``aborted``."""
         async with self._starting:
             self._closed = True
-            self.refitting = False  # requests that wait are told
+            self._settled.set()  # requests that wait are told
             engine, self._engine = self._engine, None
         if engine is not None:
             tasks = list(self._under_way.values())

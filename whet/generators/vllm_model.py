@@ -108,7 +108,7 @@ class VllmModel:
 
     # Reading back
 
-    def part(self, name: str, tensor: Tensor) -> Tensor | None:
+    def shard(self, name: str, tensor: Tensor) -> Tensor | None:
         """What this rank holds of a tensor; None where that can't be told: experts, and layers whose weights vLLM cuts
         in another way than its plain ones. Ask between ``begin`` and the tensor's ``load``."""
         from vllm.model_executor.layers import linear
@@ -140,7 +140,7 @@ class VllmModel:
         return None
 
     @torch.no_grad()
-    def columns(self, name: str, columns: list[int]) -> Tensor | None:
+    def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         """These columns of this rank's part of a matrix [rows, len(columns)], or its part of a vector, as the model
         computes with them; None for what can't be told (experts, for example)."""
         from vllm.model_executor.layers.linear import LinearBase

@@ -12,7 +12,7 @@ from whet.learner.config import Head, Precision
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
-from whet.weights.parcel import WeightSource
+from whet.weights.source import WeightSource
 
 
 @dataclass(slots=True, frozen=True)

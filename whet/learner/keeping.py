@@ -16,8 +16,8 @@ from whet.learner.named_weights import AT_ONCE, ModelWeights
 from whet.learner.state import SaveUnderWay, changing, load_state, save_state
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import in_turn
-from whet.weights.parcel import Named, Opening, Parcel, Sending
 from whet.weights.sender import Sender
+from whet.weights.source import Bucket, Handshake, NamedTensors, WeightRequest
 
 if TYPE_CHECKING:
     from whet.learner.scorer import Scorer
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, frozen=True)
 class OfAllStages:
-    """``Named`` weights of which each stage of a pipeline holds some."""
+    """``NamedTensors`` weights of which each stage of a pipeline holds some."""
 
     pipeline: "Pipeline"
-    own: Named
+    own: NamedTensors
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
         return self.pipeline.described(self.own.described())
@@ -69,14 +69,14 @@ class Keeping:
         it together: tensors are gathered when their turn comes, and every rank gets them."""
         return iter(self._weights().tensors())
 
-    def begin_weights(self, sending: Sending) -> Opening:
+    def begin_weights(self, request: WeightRequest) -> Handshake:
         """Start to send weights, a bucket at a time; see ``whet.weights.sender``."""
         if self.sender is None:
             host = self.seat.rendezvous.rpartition(":")[0] or LOOPBACK
             self.sender = Sender(self._weights, self.ranks, self.device, self.seat.remote, host)
-        return self.sender.begin(sending)
+        return self.sender.begin(request)
 
-    def next_weights(self) -> Parcel | None:
+    def next_weights(self) -> Bucket | None:
         """The next bucket; None at the end."""
         assert self.sender is not None
         return self.sender.next()
@@ -86,13 +86,13 @@ class Keeping:
         if self.sender is not None:
             self.sender.end()
 
-    def _weights(self, sending: Sending | None = None) -> Named:
+    def _weights(self, request: WeightRequest | None = None) -> NamedTensors:
         pipeline = self.scorer.pipeline
-        everywhere = sending is None or sending.every_rank or self.ranks is None or pipeline is not None
+        everywhere = request is None or request.every_rank or self.ranks is None or pipeline is not None
         own = ModelWeights(self.model, lambda tensors: in_turn(tensors, self.device, everywhere))
-        if sending is not None:
-            at_once = min(sending.bucket_bytes, AT_ONCE)
-            own = replace(own, content=sending.content, dtype=sending.dtype, at_once=at_once)
+        if request is not None:
+            at_once = min(request.bucket_bytes, AT_ONCE)
+            own = replace(own, content=request.content, dtype=request.dtype, at_once=at_once)
         return own if pipeline is None else OfAllStages(pipeline, own)
 
     # State

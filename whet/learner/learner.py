@@ -19,7 +19,7 @@ from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.packing import MicroBatch, pack
 from whet.processes.compute import compute
-from whet.weights.parcel import Opening, Parcel, Sending
+from whet.weights.source import Bucket, Handshake, WeightRequest
 
 _ASKING = 0.1  # seconds between two questions whether a save is written
 
@@ -66,14 +66,14 @@ class WorkerLearner:
         answers: list[RankUpdate] = await self._group.scatter("update", shards, loss) if shards else []
         return await compute(_update, batch, kept, shards, answers)
 
-    async def begin_weights(self, sending: Sending) -> Opening:
+    async def begin_weights(self, request: WeightRequest) -> Handshake:
         """See ``Learner``. A tied head is among them."""
-        opening: Opening = (await self._group.call("begin_weights", sending))[0]
-        return opening
+        handshake: Handshake = (await self._group.call("begin_weights", request))[0]
+        return handshake
 
-    async def next_weights(self) -> Parcel | None:
-        parcel: Parcel | None = (await self._group.call("next_weights"))[0]
-        return parcel
+    async def next_weights(self) -> Bucket | None:
+        bucket: Bucket | None = (await self._group.call("next_weights"))[0]
+        return bucket
 
     async def end_weights(self) -> None:
         await self._group.call("end_weights")

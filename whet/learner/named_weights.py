@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import WhetError
-from whet.weights.parcel import Content
+from whet.weights.source import Content
 
 AT_ONCE = 16 * 2**20
 """Bytes that are gathered in one exchange. The C library keeps and reuses memory of such sizes."""

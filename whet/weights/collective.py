@@ -9,9 +9,7 @@ buffer again.
 import socket
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
 from datetime import timedelta
-from threading import Thread
 from typing import Any
 
 import torch
@@ -20,9 +18,9 @@ from torch import Tensor
 
 from whet.cluster.rendezvous import own_address
 from whet.errors import DeadlineError, RefitError
-from whet.weights.parcel import Layout, bucket_size, views
+from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, views
 
-_SLOTS = 2
+_BUFFERS = 2
 
 
 class Broadcast:
@@ -60,6 +58,18 @@ class Broadcast:
                 f"a broadcast of weights did not end within weights.deadline = {seconds:g} s; is something hung?"
             ) from error
 
+    def read(self, manifest: Manifest, bucket: int) -> list[tuple[str, Tensor]]:
+        """Receive one bucket. Raises ``RefitError`` where another one comes."""
+        header = torch.empty(2, dtype=torch.int64, device=self.device)
+        self.finish(self.start(header))
+        found, size = header.tolist()
+        memory = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.finish(self.start(memory))
+        if found != bucket:
+            lost = ", ".join(entry.name for entry in manifest[found][:5])
+            raise RefitError(f"bucket {found} of the weights came where {bucket} was due, so nobody took {lost}")
+        return views(memory, manifest[bucket])
+
     def close(self) -> None:
         """Also in the midst of a broadcast."""
         group, self._group = self._group, None
@@ -67,8 +77,8 @@ class Broadcast:
             group.abort()
 
 
-def join(host: str, port: int, rank: int, ranks: int, backend: str, deadline: float) -> Broadcast:
-    """The receivers' way in."""
+def join(rank: int, host: str, port: int, ranks: int, backend: str, deadline: float) -> Broadcast:
+    """Meet the sender and the other receivers."""
     try:
         store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
         return Broadcast(store, host, rank, ranks, backend, deadline)
@@ -79,92 +89,64 @@ def join(host: str, port: int, rank: int, ranks: int, backend: str, deadline: fl
         ) from error
 
 
-def receive(wire: Broadcast, bucket: int, layout: Layout) -> list[tuple[str, Tensor]]:
-    """One bucket. Raises ``RefitError`` where another one comes."""
-    header = torch.empty(2, dtype=torch.int64, device=wire.device)
-    wire.finish(wire.start(header))
-    found, size = header.tolist()
-    memory = torch.empty(size, dtype=torch.uint8, device=wire.device)
-    wire.finish(wire.start(memory))
-    if found != bucket:
-        lost = ", ".join(name for name, *_ in layout[found][:5])
-        raise RefitError(f"bucket {found} of the weights came where {bucket} was due, so nobody took {lost}")
-    return views(memory, layout[bucket])
+class BroadcastWriter:
+    """The learner's end. It listens at ``host``, nowhere else."""
 
-
-class Collective:
-    """The sender's side. It listens at ``host``, nowhere else."""
-
-    method = "take_broadcast"
-
-    def __init__(self, host: str, takers: int, deadline: float) -> None:
-        self._host, self._ranks, self._deadline = host, takers + 1, deadline
+    def __init__(self, host: str, receivers: int, deadline: float) -> None:
+        self._host, self._ranks, self._deadline = host, receivers + 1, deadline
         self._backend = "nccl" if torch.cuda.is_available() else "gloo"
-        self._layout: Layout = []
+        self._manifest: Manifest = ()
         self._memory: list[Tensor] = []
         self._under_way: dict[int, list[Any]] = {}
-        self._wire: Future[Broadcast] | None = None
+        self._store: dist.TCPStore | None = None
+        self._wire: Broadcast | None = None
 
-    def open(self, layout: Layout) -> tuple[str, tuple[Any, ...]] | None:
+    def open(self, manifest: Manifest) -> tuple[Any, ...] | None:
         """Make room for the largest bucket. Returns where to meet, the first time."""
-        self._layout = layout
-        size = max(map(bucket_size, layout), default=0)
+        self._manifest, size = manifest, largest_bucket(manifest)
         if not self._memory or size > self._memory[0].numel():
             device = "cuda" if self._backend == "nccl" else "cpu"
-            self._memory = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_SLOTS)]
-        if self._wire is not None:
+            self._memory = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
+        if self._store is not None:
             return None
-        listening = socket.create_server((self._host, 0))
+        timeout, listening = timedelta(seconds=self._deadline), socket.create_server((self._host, 0))
         port = listening.getsockname()[1]
-        timeout = timedelta(seconds=self._deadline)
-        store = dist.TCPStore(
+        self._store = dist.TCPStore(
             self._host, port, self._ranks, True, timeout, wait_for_workers=False, master_listen_fd=listening.detach()
         )
-        wire: Future[Broadcast] = Future()
-        self._wire = wire
+        return self._host, port, self._ranks, self._backend, self._deadline
 
-        def meet() -> None:
-            try:
-                wire.set_result(Broadcast(store, self._host, 0, self._ranks, self._backend, self._deadline))
-            except BaseException as error:
-                wire.set_exception(error)
-
-        Thread(target=meet, name="meet the engines", daemon=True).start()
-        return "join", (self._host, port, self._ranks, self._backend, self._deadline)
-
-    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
-        """Copy the tensors and start to send them. Returns the arguments of ``Receiver.take_broadcast``."""
-        wire = self._met()
-        slot = bucket % _SLOTS
-        self._wait(slot)
-        described, memory = self._layout[bucket], self._memory[slot]
-        for (_, target), (_, tensor) in zip(views(memory, described), named, strict=True):
-            target.copy_(tensor)
-        size = bucket_size(described)
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy the tensors and start to send them, to those who have come or come within the deadline."""
+        wire, number = self._met(), bucket % _BUFFERS
+        self._wait(number)
+        memory, entries = self._memory[number], self._manifest[bucket]
+        fill(memory, entries, named)
+        size = bucket_size(entries)
         header = torch.tensor([bucket, size], device=wire.device)
-        self._under_way[slot] = [wire.start(header), wire.start(memory[:size])]
-        return (bucket,)
+        self._under_way[number] = [wire.start(header), wire.start(memory[:size])]
 
-    def sent(self) -> None:
-        for slot in range(_SLOTS):
-            self._wait(slot)
+    def taken(self) -> None:
+        for number in range(_BUFFERS):
+            self._wait(number)
 
     def close(self) -> None:
-        wire, self._wire = self._wire, None
+        wire, self._wire, self._store = self._wire, None, None
         self._memory, self._under_way = [], {}
-        if wire is not None and wire.done() and wire.exception() is None:
-            wire.result().close()
+        if wire is not None:
+            wire.close()
 
     def _met(self) -> Broadcast:
-        assert self._wire is not None
+        assert self._store is not None
         try:
-            return self._wire.result(self._deadline)
-        except (TimeoutError, RuntimeError) as error:
+            self._wire = self._wire or Broadcast(self._store, self._host, 0, self._ranks, self._backend, self._deadline)
+        except RuntimeError as error:
             raise DeadlineError(
                 f"the engines did not meet the learner at {self._host} within {self._deadline:g} s to take its "
                 f"weights: {error}"
             ) from error
+        return self._wire
 
-    def _wait(self, slot: int) -> None:
-        for work in self._under_way.pop(slot, ()):
+    def _wait(self, number: int) -> None:
+        for work in self._under_way.pop(number, ()):
             self._met().finish(work)

@@ -5,45 +5,58 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
-from whet.weights.parcel import Layout
+from whet.weights.manifest import Manifest
 
 
-class Disk:
-    """The sender's side. The files are removed once the engines have taken them."""
-
-    method = "take_file"
+class DiskWriter:
+    """The learner's end. The files are removed once the engines have taken them."""
 
     def __init__(self, within: Path | None = None) -> None:
         self._within = within
         self._folder: Path | None = None
 
-    def open(self, layout: Layout) -> tuple[str, tuple[Any, ...]] | None:
-        """The receiver needs to know nothing."""
+    def open(self, manifest: Manifest) -> tuple[str]:
+        """Return a new folder."""
         self.close()
         self._folder = Path(tempfile.mkdtemp(prefix="whet-weights-", dir=self._within))
-        return None
+        return (str(self._folder),)
 
-    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
-        """Write the tensors. Returns the arguments of ``Receiver.take_file``."""
+    def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
         from safetensors.torch import save_file
 
         assert self._folder is not None
-        path = self._folder / f"{bucket:05d}.safetensors"
-        save_file(_unshared(named), path)
-        (self._folder / f"{bucket - 2:05d}.safetensors").unlink(missing_ok=True)  # that one was taken
-        return (str(path),)
+        save_file(_unshared(named), _file(self._folder, bucket))
+        _file(self._folder, bucket - 2).unlink(missing_ok=True)  # that one was taken
 
-    def sent(self) -> None:
+    def taken(self) -> None:
         self.close()
 
     def close(self) -> None:
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+
+
+class DiskReader:
+    """The engine's end."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def read(self, manifest: Manifest, bucket: int) -> list[tuple[str, Tensor]]:
+        from safetensors.torch import load_file
+
+        return list(load_file(_file(self._folder, bucket)).items())
+
+    def close(self) -> None:
+        """The files are the learner's."""
+
+
+def _file(folder: Path, bucket: int) -> Path:
+    return folder / f"{bucket:05d}.safetensors"
 
 
 def _unshared(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

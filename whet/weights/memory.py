@@ -3,12 +3,15 @@ it need not know which. CUDA's part, a branch of each function here, does as tor
 
 import os
 import pickle
+import socket
 import weakref
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from whet.errors import RefitError
+from whet.errors import ConfigError, RefitError
 
 Handle = bytes
 """By which another process of this machine opens the memory."""
@@ -16,26 +19,28 @@ _DEVICE = 6  # the place of the device's number among the arguments of ``rebuild
 
 
 def share(size: int, device: torch.device) -> tuple[Tensor, Handle]:
-    """[size] bytes (uint8) on ``device``, and their handle, which can be opened while they are alive here. Of a GPU's
-    memory torch counts who has it open, for which each handle has to be opened by one process."""
+    """Return [size] bytes (uint8) on ``device``, and their handle, which can be opened while they are alive here. Of a
+    GPU's memory torch counts who has it open, for which each handle has to be opened by one process."""
     if device.type == "cuda":
         from torch.multiprocessing.reductions import reduce_tensor
 
         memory = torch.empty(size, dtype=torch.uint8, device=device)
         return memory, pickle.dumps(reduce_tensor(memory)[1])
+    if not hasattr(os, "memfd_create"):
+        raise ConfigError("weights.transport=shared_memory needs Linux; use weights.transport=disk")
     file = os.memfd_create("whet-weights")
     try:
         os.ftruncate(file, size)
         memory = _mapped(f"/proc/self/fd/{file}", size)
     except (OSError, RuntimeError) as error:
         os.close(file)
-        raise RefitError(f"{size / 2**20:.0f} MiB of memory to share weights were not to be had: {error}") from error
+        raise RefitError(f"{size / 2**20:.0f} MiB of memory for sending weights could not be had: {error}") from error
     weakref.finalize(memory, os.close, file)
     return memory, f"/proc/{os.getpid()}/fd/{file}".encode()
 
 
 def open_shared(handle: Handle, size: int, device: torch.device) -> Tensor:
-    """The same memory, in another process. ``device`` is the one it is on, as this process counts them."""
+    """Return the same memory, in another process. ``device`` is the one it is on, as this process counts them."""
     if device.type == "cuda":
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
@@ -51,6 +56,16 @@ def settle(device: torch.device) -> None:
     what was read."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+@cache
+def machine() -> str:
+    """Return a name that is equal where memory can be shared: on one system that has not been started anew, with one
+    view of its processes."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # not Linux
+        return socket.gethostname()
 
 
 def _mapped(path: str, size: int) -> Tensor:

@@ -18,7 +18,6 @@ async def compare_decoding(
     tokens: list[int],
     decoded: list[float],
     config: WeightSyncConfig,
-    *,
     dtype: torch.dtype,
     distribution: Distribution | None = None,
 ) -> Metrics:

@@ -1,0 +1,88 @@
+"""How the tensors of a model are packed into buckets, the same on both ends of a refit."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
+PLAIN = "plain"
+"""The encoding of a tensor that lies there as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of a bucket."""
+
+    name: str  # Hugging Face's; of LoRA's tensors PEFT's
+    dtype: str  # torch's name of it
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the bucket
+    encoding: str = PLAIN
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return dtype.itemsize * torch.Size(self.shape).numel()
+
+    def view(self, memory: Tensor) -> Tensor:
+        """Return the tensor as a view of the bucket's ``memory`` [bytes] (uint8)."""
+        return memory[self.offset : self.offset + self.size].view(getattr(torch, self.dtype)).view(self.shape)
+
+
+Manifest = tuple[tuple[Entry, ...], ...]
+"""Of each bucket its tensors, in the order in which they come."""
+
+
+def pack(described: Iterable[tuple[str, torch.dtype, torch.Size]], dtype: torch.dtype, max_bytes: int) -> Manifest:
+    """Return the buckets of tensors (name, type, shape) that are cast to ``dtype``. Each has at most ``max_bytes``,
+    counted before and after the cast; a larger tensor is alone."""
+    buckets: list[list[Entry]] = []
+    held = offset = 0
+    for name, own, shape in described:
+        size = shape.numel() * max(own.itemsize, dtype.itemsize)
+        if not buckets or held + size > max_bytes:
+            buckets.append([])
+            held = offset = 0
+        entry = Entry(name, str(dtype).removeprefix("torch."), tuple(shape), offset)
+        buckets[-1].append(entry)
+        held += size
+        offset += -(-entry.size // ALIGNED) * ALIGNED
+    return tuple(map(tuple, buckets))
+
+
+def bucket_size(bucket: Sequence[Entry]) -> int:
+    """Return the bytes that a bucket takes."""
+    return max([ALIGNED, *(entry.offset + entry.size for entry in bucket)])
+
+
+def largest_bucket(manifest: Manifest) -> int:
+    """Return the bytes that make room for any of the buckets."""
+    return max(map(bucket_size, manifest), default=0)
+
+
+def views(memory: Tensor, bucket: Sequence[Entry]) -> list[tuple[str, Tensor]]:
+    """Return (name, tensor) of a bucket; the tensors are views of ``memory`` [bytes] (uint8)."""
+    return [(entry.name, entry.view(memory)) for entry in bucket]
+
+
+def fill(memory: Tensor, bucket: Sequence[Entry], named: Iterable[tuple[str, Tensor]]) -> None:
+    """Copy a bucket's tensors into ``memory`` [bytes] (uint8), each made when its turn comes."""
+    for entry, (_, tensor) in zip(bucket, named, strict=True):
+        entry.view(memory).copy_(tensor)
+
+
+def to_text(manifest: Manifest) -> str:
+    """Return a manifest as plain text, which any engine's messages can carry."""
+    return json.dumps([[astuple(entry) for entry in bucket] for bucket in manifest])
+
+
+def from_text(text: str) -> Manifest:
+    """Return what ``to_text`` was given."""
+    return tuple(
+        tuple(Entry(name, dtype, tuple(shape), *rest) for name, dtype, shape, *rest in bucket)
+        for bucket in json.loads(text)
+    )
