@@ -64,6 +64,7 @@ def test_changing_one_key_keeps_the_rest_of_the_default():
     assert loaded("optimizer: {beta: 0.5}").value.optimizer.lr == 1e-3
     assert loaded("name: x", "losses.0.reduce=sum").value.losses == (Pair(margin=4.0, reduce="sum"),)
     assert loaded("loss: {high: 0.3}").value.loss == Clip(high=0.3)
+    assert loaded("name: x", "loss.layers.0=9").value.loss == Clip(layers=(9, 2))
 
 
 def test_another_type_drops_the_keys_of_the_old_one_whatever_the_order_of_overrides():

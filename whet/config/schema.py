@@ -47,7 +47,8 @@ class Place:
         for model in self.models(node):
             if (field := model.model_fields.get(key)) is not None:
                 kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-                return Place(kind, (default or _defaults(model)).children().get(key), field)
+                usual = _defaults(model).children() | (default.children() if default else {})
+                return Place(kind, usual.get(key), field)
         if key == "type" and self.is_component:
             return Place(self.annotation, Node(self.default.kind, DEFAULT) if self.default else None, self.field)
         for member in _members(self.annotation):

@@ -18,8 +18,9 @@ class Node:
     @property
     def kind(self) -> str | None:
         """The component that it names: a bare name, or the ``type`` of a mapping."""
-        named = self.value["type"].value if isinstance(self.value, dict) and "type" in self.value else self.value
-        return named if isinstance(named, str) else None
+        if isinstance(self.value, dict) and "type" in self.value:
+            return str(self.value["type"].value)
+        return self.value if isinstance(self.value, str) else None
 
     def children(self) -> dict[str, "Node"]:
         """Return what stands under each key of a mapping and each index of a list."""
