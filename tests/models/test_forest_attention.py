@@ -23,7 +23,7 @@ from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models import dense_attention, forest_attention
 from whet.models.dense_attention import dense_attention as dense
-from whet.models.forest_attention import ForestLayout, forest_hidden, supports_forest, use_forest_attention
+from whet.models.forest_attention import ForestLayout, decoder_of, forest_hidden, supports_forest, use_forest_attention
 from whet.types import Group, Span, Task, Trajectory
 
 SIZES: dict[str, Any] = {
@@ -113,7 +113,7 @@ def separately(model: nn.Module, batch: Batch, paths: list[list[int]]) -> Tensor
     ends = [*batch.segment_start.tolist()[1:], len(batch)]
     pieces = []
     for path, begin, end in zip(paths, batch.segment_start.tolist(), ends, strict=True):
-        states = model.get_decoder()(input_ids=batch.tokens[path][None], use_cache=False).last_hidden_state[0]
+        states = decoder_of(model)(input_ids=batch.tokens[path][None], use_cache=False).last_hidden_state[0]
         pieces.append(states[len(path) - (end - begin) :])
     return torch.cat(pieces)
 

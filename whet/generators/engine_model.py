@@ -13,11 +13,13 @@ from torch import Tensor
 from whet.errors import ConfigError, RefitError
 from whet.models import decode_attention, fusion
 from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
+from whet.models.forest_attention import supports_forest
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 ATTENTION_ONLY = {"full_attention", "sliding_attention"}
+_ATTENDS_TWICE = {"diffllama", "hrm_text"}
 
 
 def build_engine_model(
@@ -176,7 +178,9 @@ def _check_supported(model: "PreTrainedModel") -> None:
         raise ConfigError(_unsupported(model, f"it has layers of type {', '.join(sorted(kinds))}"))
     if getattr(config, "num_kv_shared_layers", 0):
         raise ConfigError(_unsupported(model, "some of its layers share the keys and values of others"))
-    if not getattr(model, "_supports_attention_backend", False):
+    if config.model_type in _ATTENDS_TWICE:
+        raise ConfigError(_unsupported(model, "its layers attend more than once"))
+    if not supports_forest(model.config):
         raise ConfigError(_unsupported(model, "transformers cannot swap its attention (AttentionInterface)"))
 
 

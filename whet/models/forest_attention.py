@@ -294,6 +294,10 @@ def _no_mask(*_: Any, **__: Any) -> None:
     return None
 
 
+# These say that their attention can be swapped, and mask in their own way (doge, phimoe) or pass nothing on to it.
+_OWN_MASKS = {"doge", "moshi", "nemotron", "phimoe"}
+
+
 def supports_forest(hf_config: "PretrainedConfig") -> bool:
     """Whether all layers are attention that goes through transformers' attention interface. Recurrent, convolutional
     and linear attention layers carry a state along the row: their batches must be laid out with unshared prompts."""
@@ -302,10 +306,11 @@ def supports_forest(hf_config: "PretrainedConfig") -> bool:
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
     if known is None or isinstance(known, tuple) or hf_config.is_encoder_decoder:
         return False
-    kinds = set(getattr(hf_config, "layer_types", None) or [])
+    kinds = set(getattr(hf_config.get_text_config(), "layer_types", None) or [])
     return (
         known._supports_attention_backend
         and not known._is_stateful
+        and hf_config.model_type not in _OWN_MASKS
         and kinds <= {"full_attention", "sliding_attention"}
     )
 
@@ -329,7 +334,11 @@ def unwrapped(model: nn.Module) -> Any:
 
 def decoder_of(model: nn.Module) -> Any:
     """The part of a causal language model (or a PEFT wrap of it) that maps tokens to final hidden states."""
-    return unwrapped(model).get_decoder()
+    from transformers import PreTrainedModel
+
+    whole = unwrapped(model)
+    found = whole.get_decoder()  # a guess, by the names of its parts
+    return found if isinstance(found, PreTrainedModel) and found is not whole else whole.model
 
 
 def forest_hidden(
@@ -364,7 +373,8 @@ def forest_hidden(
         raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")
     pad = nn.utils.rnn.pad_sequence
     pieces = batch.tokens.to(device).split(batch.segment_length.tolist())
-    present = pad([torch.ones_like(piece) for piece in pieces], batch_first=True)
-    rows = decoder(input_ids=pad(list(pieces), batch_first=True), attention_mask=present, use_cache=False)
-    unpadded: Tensor = rows.last_hidden_state[present.bool()]
+    present = pad([torch.ones_like(piece, dtype=torch.bool) for piece in pieces], batch_first=True)
+    # No mask: padding comes last, and nothing looks ahead.
+    rows = decoder(input_ids=pad(list(pieces), batch_first=True), use_cache=False)
+    unpadded: Tensor = rows.last_hidden_state[present]
     return unpadded

@@ -70,15 +70,13 @@ def load_model(
     Raises ``WhetError`` where weights or architecture don't serve.
     """
     from whet.models.experts import use_grouped_experts
-    from whet.models.forest_attention import supports_forest, use_forest_attention
+    from whet.models.families import select_attention
     from whet.models.head import check_head
 
     model = _empty(config, dtype) if empty else _with_weights(config, dtype)
-    if supports_forest(model.config):
-        use_forest_attention(model)
-    else:
-        log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
     use_grouped_experts(model)
+    if not select_attention(model, check=not empty):
+        log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
     if not empty:
         check_head(model)
     if config.lora is not None and train:

@@ -1,0 +1,65 @@
+"""Does a model that is run as whet runs it give what it gives on each sequence alone? Asked once, when it is loaded: an
+architecture may look ahead, mask or count positions in ways of its own."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.errors import WhetError
+from whet.models.forest_attention import decoder_of, forest_hidden, supports_forest, use_forest_attention
+from whet.types import Group, Span, Task, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TOLERANCE = 1e-3  # of the largest hidden state
+
+
+@torch.no_grad()
+def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
+    """Select forest attention where the architecture allows; whether it does. ``check`` compares hidden states with the
+    model's own on a few tokens, which needs weights. Raises ``WhetError`` where they differ."""
+    forest = supports_forest(model.config)
+    if check:
+        training, precision = model.training, torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("highest")
+        try:
+            wrong = _difference(model.eval(), forest)
+        finally:
+            torch.set_float32_matmul_precision(precision)
+            model.train(training)
+        if wrong:
+            raise WhetError(f"{type(model).__name__} can't be trained: {wrong}; this architecture is not supported yet")
+    if forest:
+        use_forest_attention(model)
+    return forest
+
+
+def _difference(model: "PreTrainedModel", forest: bool) -> str:
+    """What is wrong with two answers to one prompt, in words; nothing where they are what they are alone."""
+    vocabulary = model.get_input_embeddings().num_embeddings
+    prompt, *replies = ([token % vocabulary for token in row] for row in ([3, 4, 5, 6, 7], [9, 8], [13, 12, 11, 10]))
+    answers = [Trajectory([Span(prompt, False), Span(reply, True)]) for reply in replies]
+    batch = Batch.from_groups([Group("", Task("", []), answers)], share_prompts=forest)
+    try:
+        alone = torch.cat([_alone(model, answer) for answer in answers])
+        if forest:
+            use_forest_attention(model)
+        found = forest_hidden(model, batch)[batch.trained]
+    except Exception as error:  # of an architecture that nobody has looked at
+        return f"it can't be run on tokens alone ({type(error).__name__}: {error})"
+    if float((found - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max()):
+        return ""
+    how = "with shared prompts" if forest else "as padded rows"
+    return (
+        f"run {how}, its hidden states are not those of each sequence alone (it may attend to later tokens, or count "
+        "positions in another way)"
+    )
+
+
+def _alone(model: "PreTrainedModel", answer: Trajectory) -> Tensor:
+    tokens = torch.tensor([answer.tokens], device=model.get_input_embeddings().weight.device)
+    states: Tensor = decoder_of(model)(input_ids=tokens, use_cache=False).last_hidden_state[0]
+    return states[-answer.trained_tokens :]
