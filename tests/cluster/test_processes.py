@@ -63,7 +63,7 @@ def test_a_group_closed_while_it_is_built_leaves_nothing() -> None:
 
     async def run() -> list[int]:
         group = ProcessCluster().launch(Choir, CounterConfig(), Placement(ranks=2))
-        pids = [rank._link._process.pid for rank in group._ranks]
+        pids = [rank._link._child.process.pid for rank in group._ranks]
         await group.close()
         return pids
 

@@ -185,7 +185,7 @@ class _Rank:
         return self.doing or self._thread.doing
 
     def submit(self, call: Call) -> Future[Any]:
-        return self._submit(partial(self._serve, call), call.method)
+        return self._submit(partial(self._call, call), call.method)
 
     def end(self) -> None:
         """End the worker at once, whatever it is doing."""
@@ -208,22 +208,19 @@ class _Rank:
             self._failure = error
         self.doing = None
 
-    def _serve(self, call: Call) -> Any:
+    def _call(self, call: Call) -> Any:
+        if self._failure is not None:
+            if call.method == "close":
+                return None
+            raise self._failure
         self.doing = call.method
         try:
-            return self._call(call)
+            return self._link.call(call)
         except WorkerError as error:
             self._failure = error
             raise
         finally:
             self.doing = None
-
-    def _call(self, call: Call) -> Any:
-        if self._failure is None:
-            return self._link.call(call)
-        if call.method == "close":
-            return None
-        raise self._failure
 
 
 def call_method(worker: Any, method: str, args: tuple[Any, ...]) -> Any:

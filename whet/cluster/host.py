@@ -1,11 +1,9 @@
 """The far side of a call: builds a worker in a process of its own, runs its methods, and puts what they return, raise
-and log into plain data. Knows neither what carries that data nor who asks."""
+and log into plain data. Does not know who asks."""
 
-import ctypes
 import logging
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -50,10 +48,23 @@ class Reply:
 
 
 class Host:
-    """One worker and its process."""
+    """One worker and its process. As the answering part of a ``Child`` it takes pickled requests: the first builds the
+    worker, the others call it."""
 
     def __init__(self) -> None:
         self._worker: Any = None
+        self._answer: Callable[..., Reply] = self.build
+
+    def __call__(self, request: bytes | bytearray) -> bytes:
+        answer, self._answer = self._answer, self.call
+        try:
+            reply = answer(*pickle.loads(request))
+        except Exception as error:  # the request holds what can't be imported here
+            reply = failed(error, [])
+        try:
+            return pickle.dumps(reply)
+        except Exception as error:
+            return pickle.dumps(failed(error, reply.log))
 
     def build(self, worker: type, config: Config, seat: Seat) -> Reply:
         """Make the worker."""
@@ -127,12 +138,3 @@ def interface_to(host: str) -> str | None:
     except OSError:
         return None
     return next((name for name, found in psutil.net_if_addrs().items() if own in [one.address for one in found]), None)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process, even a frozen one, when ``parent`` ends (Linux; nothing elsewhere)."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)

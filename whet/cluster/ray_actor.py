@@ -4,8 +4,9 @@ import os
 import pickle
 from dataclasses import dataclass
 
-from whet.cluster.host import Host, Reply, die_with_parent
+from whet.cluster.host import Host, Reply
 from whet.cluster.rendezvous import Reservation
+from whet.processes.child import die_with
 from whet.processes.cores import bind, cores
 
 
@@ -41,7 +42,7 @@ class RayHost(Host):
         It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set it to the actor's
         share of cores, which is not what None means.
         """
-        die_with_parent(os.getppid())  # Ray's node, which can't tell a frozen worker to end when it is killed itself
+        die_with(os.getppid())  # Ray's node, which can't tell a frozen worker to end when it is killed itself
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads
