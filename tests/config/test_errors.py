@@ -21,6 +21,7 @@ CASES = {
     ),
     "key of another case": ("optimizer: {LR: 1}", "Did you mean 'lr'?"),
     "text for an integer": ("steps: abc", "r.yaml:1: steps: expected a whole number, got text 'abc'"),
+    "a number of a thousand digits": ("steps: 1" + "0" * 1000, "steps: expected a whole number, got text '1000"),
     "fraction for an integer": ("steps: 2.5", "expected a whole number, got the number 2.5"),
     "1e2 for an integer": ("steps: 1e2", "expected a whole number, got the number 100.0; write 100"),
     "boolean for an integer": ("steps: true", "expected a whole number, got true"),

@@ -15,7 +15,9 @@ from whet.config.words import choices, describe, limits
 from whet.config.yaml_text import plain_value
 
 _WRONG_TYPE = re.compile(r"_type$|_parsing$|^int_from_float$|^literal_error$|^enum$|^is_instance_of$|^model_attributes")
-_LIMIT = re.compile(r"^(greater|less)_than|^multiple_of$|^(string_)?too_(short|long)$|^string_pattern_mismatch$")
+_LIMIT = re.compile(
+    r"^(greater|less)_than|^multiple_of$|^finite_number$|^(string_)?too_(short|long)$|^string_pattern_mismatch$"
+)
 _BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
 
 
@@ -57,10 +59,9 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
         return str(details[0]["ctx"]["error"])
     if place is not None and all(_WRONG_TYPE.search(detail["type"]) for detail in details):
         return f"expected {describe(place.annotation)}, got {_got(node.value)}{_cure(node.value, place.annotation)}"
-    if any(detail["type"] == "finite_number" for detail in details):
-        return f"expected a finite number, got {_got(node.value)}"
     if place is not None and any(_LIMIT.search(detail["type"]) for detail in details):
         wanted = " and ".join(limits(place.annotation)) or describe(place.annotation)
+        wanted = "a finite number" if any(detail["type"] == "finite_number" for detail in details) else wanted
         return f"expected {wanted}, got {_got(node.value)}"
     return str(details[0]["msg"])
 
@@ -69,12 +70,12 @@ def _got(value: Any) -> str:
     """Return the value in words, as it was written."""
     if isinstance(value, dict | list):
         return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
+    shown = str(value) if len(str(value)) <= 60 else str(value)[:57] + "..."
     if isinstance(value, str):
-        shown = value if len(value) <= 60 else value[:57] + "..."
         return f"text {shown!r}" + (" in quotes" if _number(value) is not None else "")
     if value is None:
         return "null (nothing)"
-    return str(value).lower() if isinstance(value, bool) else f"the number {value!r}"
+    return shown.lower() if isinstance(value, bool) else f"the number {shown}"
 
 
 def _cure(value: Any, annotation: Any) -> str:
