@@ -25,7 +25,7 @@ from whet.config.tree import Node, Path, dotted
 _MOST_VALUES = 100_000  # each use of an alias counts
 _DEEPEST = 50
 _INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,300}")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_FLOAT = re.compile(r"(?![-+]?[0-9]+$)[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS = {"": None, "~": None, "null": None, "true": True, "false": False, ".nan": math.nan}
 _WORDS |= {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf}
 _BOOLEANS_OF_YAML_1_1 = ("y", "n", "yes", "no", "on", "off")
