@@ -132,13 +132,22 @@ class Recipe(Config):
             )
 
     def _check_lengths(self) -> None:
-        longest = self.sampling.max_prompt_tokens + self.sampling.max_new_tokens
-        what = f"sampling.max_prompt_tokens + sampling.max_new_tokens = {longest}"
-        if longest > self.learner.max_tokens:
-            raise ValueError(f"{what} is more than a micro-batch holds, learner.max_tokens = {self.learner.max_tokens}")
-        context = self.generator.max_context
-        if longest > context:
-            raise ValueError(f"{what} is more than the generator holds, generator.max_context = {context}")
+        sampling, advice = self.sampling, ""
+        what = "sampling.max_prompt_tokens + sampling.max_new_tokens"
+        if sampling.max_turns > 1:
+            what = (
+                "sampling.max_prompt_tokens + max_turns * max_new_tokens + (max_turns - 1) * max_observation_tokens"
+                if sampling.max_episode_tokens is None
+                else "sampling.max_episode_tokens"
+            )
+            advice = "; lower it, or set sampling.max_episode_tokens, where episodes are truncated"
+        what += f" = {sampling.longest}"
+        if sampling.longest > self.learner.max_tokens:
+            micro = f"learner.max_tokens = {self.learner.max_tokens}"
+            raise ValueError(f"{what} is more than a micro-batch holds, {micro}{advice}")
+        if sampling.longest > self.generator.max_context:
+            context = f"generator.max_context = {self.generator.max_context}"
+            raise ValueError(f"{what} is more than the generator holds, {context}{advice}")
 
     def _check_sampling(self) -> None:
         sampling = self.sampling

@@ -112,7 +112,7 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
                 prompts=recipe.rollouts.prompts_per_step,
                 answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
                 prompt=recipe.sampling.max_prompt_tokens,
-                answer=recipe.sampling.max_new_tokens * recipe.sampling.max_turns,
+                answer=recipe.sampling.longest - recipe.sampling.max_prompt_tokens,
                 bucket=bucket,
             )
         )
@@ -142,8 +142,8 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
         longest = min(most, rows.max_tokens or most)
         step = rows.batch_size * longest * (2 if isinstance(rows, PreferenceRows) else 1)
     else:
-        answer = recipe.sampling.max_new_tokens * recipe.sampling.max_turns
-        longest = recipe.sampling.max_prompt_tokens + answer
+        longest = recipe.sampling.longest
+        answer = longest - recipe.sampling.max_prompt_tokens
         step = recipe.rollouts.prompts_per_step * (
             recipe.sampling.max_prompt_tokens + recipe.algorithm.samples_per_task * answer
         )

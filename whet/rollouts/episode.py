@@ -3,9 +3,9 @@ nothing that was sampled is decoded and encoded again. Knows no groups, no permi
 
 import logging
 import time
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from whet.config import Config
 from whet.data.renderer import Renderer
@@ -14,6 +14,7 @@ from whet.errors import DataError, WhetError
 from whet.generators.base import Generator, SamplingParams
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
+from whet.rollouts.observation import shorten
 from whet.seeds import derive_seed
 from whet.types import Distribution, Message, Span, Status, Task, Trajectory
 
@@ -47,8 +48,28 @@ class Sampling(Config):
     """Longest episode, in replies."""
     max_prompt_tokens: int = Field(2048, gt=0)
     """A task with a longer prompt is an error."""
+    max_observation_tokens: int = Field(1024, gt=0)
+    """Longest that an environment says between two replies; of what is longer, the middle is left out."""
+    max_episode_tokens: int | None = Field(None, gt=1)
+    """Longest episode, with its prompt: what gets longer is truncated. By default all that the turns can add up to."""
     stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = ()
     """Texts that end a reply."""
+
+    @model_validator(mode="after")
+    def _leaves_room_for_a_reply(self) -> Self:
+        if self.max_episode_tokens is not None and self.max_episode_tokens <= self.max_prompt_tokens:
+            raise ValueError(
+                f"max_episode_tokens = {self.max_episode_tokens} leaves no room for a reply after "
+                f"max_prompt_tokens = {self.max_prompt_tokens}"
+            )
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of an episode: its prompt, its replies and what is said between them."""
+        between = (self.max_turns - 1) * self.max_observation_tokens
+        tokens = self.max_prompt_tokens + self.max_turns * self.max_new_tokens + between
+        return tokens if self.max_episode_tokens is None else min(tokens, self.max_episode_tokens)
 
     @property
     def distribution(self) -> Distribution:
@@ -57,10 +78,10 @@ class Sampling(Config):
             Distribution(self.temperature, self.top_k, self.top_p, self.min_p) if self.temperature else Distribution()
         )
 
-    def params(self, seed: int, stop_token_ids: tuple[int, ...]) -> SamplingParams:
-        """What the generator is asked for."""
+    def params(self, seed: int, stop_token_ids: tuple[int, ...], tokens: int) -> SamplingParams:
+        """What the generator is asked for, after ``tokens`` of the episode."""
         return SamplingParams(
-            max_new_tokens=self.max_new_tokens,
+            max_new_tokens=min(self.max_new_tokens, self.longest - tokens),
             seed=seed,
             distribution=self.distribution,
             greedy=self.temperature == 0,
@@ -126,7 +147,7 @@ async def run_episode(
         trajectory = Trajectory(spans, messages=messages, status=Status.TRUNCATED)
         for turn in range(sampling.max_turns):
             started = time.perf_counter()
-            params = sampling.params(derive_seed(seed, turn), renderer.stop_token_ids)
+            params = sampling.params(derive_seed(seed, turn), renderer.stop_token_ids, len(history))
             completion = await generator.sample(history, params, session)
             sampled = time.perf_counter()
             timing.generating += sampled - started
@@ -146,10 +167,12 @@ async def run_episode(
                 trajectory.status = Status.COMPLETED
                 break
             if turn + 1 < sampling.max_turns:
-                added = renderer.render_next(history, step.messages)
+                added, said = shorten(step.messages, history, renderer, sampling.max_observation_tokens)
+                if len(history) + len(added) >= sampling.longest:
+                    break
                 spans.append(Span(added, trained=False))
                 history += added
-                messages += step.messages
+                messages += said
         return trajectory
     finally:
         await environment.close()

@@ -1,0 +1,131 @@
+"""Episodes of several turns: what they may add up to is known before the run starts, and kept to."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_tokenizer
+from tests.toy import toy_recipe
+from whet.config import RecipeError
+from whet.data.renderer import Renderer
+from whet.environments.base import Observation, Step
+from whet.errors import DataError
+from whet.generators.base import Completion, SamplingParams
+from whet.metrics.clock import Timing
+from whet.rollouts.episode import Sampling, run_episode
+from whet.types import Message, Status, Trajectory
+
+RENDERER = Renderer(tiny_tokenizer())
+
+
+class Echo:
+    """Says the same after each reply, without end."""
+
+    def __init__(self, *texts: str) -> None:
+        self.says: list[Message] = [{"role": "tool", "content": text} for text in texts]
+
+    async def start(self) -> Observation:
+        return Observation([{"role": "user", "content": "go"}])
+
+    async def step(self, reply: Message) -> Step:
+        return Step(done=False, messages=self.says)
+
+    async def close(self) -> None: ...
+
+
+class Short:
+    """Replies with two letters, as far as it may; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        self.asked.append(params.max_new_tokens)
+        tokens = [*RENDERER.encode_text("ok"), RENDERER.stop_token_ids[0]][: params.max_new_tokens]
+        reason: Any = "stop" if len(tokens) == 3 else "length"
+        return Completion(tokens, [0.0] * len(tokens), (0, 0), reason)
+
+
+def play(environment: Echo, **sampling: Any) -> tuple[Trajectory, list[int]]:
+    generator: Any = Short()
+    settings = Sampling(**({"max_prompt_tokens": 40, "max_new_tokens": 10, "max_turns": 3} | sampling))
+    episode = run_episode(environment, generator, RENDERER, settings, seed=0, session="e", timing=Timing())
+    return asyncio.run(episode), generator.asked
+
+
+def observations(trajectory: Trajectory) -> list[str]:
+    return [message["content"] for message in trajectory.messages if message["role"] == "tool"]
+
+
+def test_what_fits_is_shown_as_it_is() -> None:
+    trajectory, asked = play(Echo("a" * 50), max_observation_tokens=200)
+    assert observations(trajectory) == ["a" * 50] * 2
+    assert trajectory.status == Status.TRUNCATED
+    assert asked == [10, 10, 10]
+
+
+@pytest.mark.parametrize("texts", [["a" * 300 + "z"], ["b" * 200, "short", "c" * 250], ["é" * 5000]])
+def test_a_long_observation_loses_its_middle_and_says_so(texts: list[str]) -> None:
+    trajectory, _ = play(Echo(*texts), max_observation_tokens=250)
+    assert [len(span.tokens) <= 250 for span in trajectory.spans if not span.trained][1:] == [True, True]
+    shown = observations(trajectory)[: len(texts)]
+    for text, seen in zip(texts, shown, strict=True):
+        if len(text) < 20:
+            assert seen == text
+        else:
+            assert seen.startswith(text[:20])
+            assert seen.endswith(text[-20:])
+            assert "characters left out]" in seen
+    assert "".join(shown) in RENDERER.decode(trajectory.tokens).replace("<|im_end|>\n<|im_start|>tool\n", "")
+
+
+def test_a_limit_below_what_the_template_writes_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"more than sampling.max_observation_tokens = 10; raise it"):
+        play(Echo("a"), max_observation_tokens=10)
+
+
+def test_an_episode_never_gets_longer_than_it_may() -> None:
+    whole, _ = play(Echo("a" * 20), max_observation_tokens=60, max_turns=9)
+    for most in range(41, len(whole.tokens)):
+        trajectory, asked = play(Echo("a" * 20), max_observation_tokens=60, max_turns=9, max_episode_tokens=most)
+        assert len(trajectory.tokens) <= most
+        assert trajectory.spans[-1].trained
+        assert trajectory.status == Status.TRUNCATED
+        assert min(asked) > 0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        (
+            {"max_turns": 4},
+            r"max_turns \* max_new_tokens .* = 3232 is more than a micro-batch holds, learner.max_tokens = 2",
+        ),
+        (
+            {"max_turns": 2},
+            r"= 1168 is more than the generator holds, generator.max_context = 256; lower it, or set sampl",
+        ),
+        (
+            {"max_turns": 2, "max_episode_tokens": 300},
+            r"sampling.max_episode_tokens = 300 is more than the generator holds",
+        ),
+        (
+            {"max_turns": 2, "max_episode_tokens": 128},
+            r"max_episode_tokens = 128 leaves no room for a reply after max_pro",
+        ),
+        (
+            {"max_new_tokens": 200},
+            r"sampling.max_prompt_tokens \+ sampling.max_new_tokens = 328 is more than the generator",
+        ),
+    ],
+)
+def test_turns_that_can_not_fit_are_refused_before_the_run(tmp_path: Path, sampling: dict[str, int], says: str) -> None:
+    with pytest.raises(RecipeError, match=says):
+        toy_recipe(tmp_path, sampling=sampling, learner={"max_tokens": 2048})
+
+
+def test_turns_that_fit_are_taken(tmp_path: Path) -> None:
+    toy_recipe(tmp_path, sampling={"max_turns": 2, "max_observation_tokens": 100})
+    toy_recipe(tmp_path, sampling={"max_turns": 50, "max_episode_tokens": 256})
