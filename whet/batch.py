@@ -23,7 +23,7 @@ from whet.types import Distribution, Group, Status, Trajectory, Weighting
 MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
 
 Axis = Literal["token", "sequence"]
-Output = Literal["logprobs", "entropy", "values", "topk"]
+Output = Literal["logprobs", "entropy", "values", "topk", "topk_ids"]
 
 _TOKEN, _SEQUENCE, _SEGMENT = {"axis": "token"}, {"axis": "sequence"}, {"axis": "segment"}
 
@@ -35,7 +35,8 @@ class ModelOutput:
     logprobs: Tensor  # [N]; of each trained token under the batch's distribution, 0 elsewhere
     entropy: Tensor | None = None  # [N]; of the distribution that predicts each trained token, 0 elsewhere
     values: Tensor | None = None  # [N]; of a scalar head, at each trained token's predictor
-    topk: Tensor | None = None  # [N, K]; log-probs of the ids in the batch's column ``topk_ids``
+    topk: Tensor | None = None  # [N, K]; log-probs of the ids in the batch's column ``topk_ids``, or of those below
+    topk_ids: Tensor | None = None  # [N, K] int64; the likeliest tokens, where the model was asked to name them
 
     def column(self, name: Output) -> Tensor:
         """Return one of the above. Raises ``DataError`` where the model was not asked for it."""

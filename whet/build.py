@@ -97,7 +97,6 @@ async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[s
         cluster = recipe.cluster.build(own)
         closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}
-        # Those that are trained last: how float32 products are computed is one choice for the process, and theirs.
         for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
             learners[role] = await build_learner(recipe, folder, cluster, role)
             closing.closes(f"the learner of {role}", learners[role].close)

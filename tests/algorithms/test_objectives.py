@@ -115,4 +115,4 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         groups = labelled_groups(seed) if name in LABELLED else some_groups(name in PAIRED, seed)
         assert_layout_does_not_matter(learner, groups, loss, laid_out, 5, random.Random(seed))
         learner.accumulate(whole(laid_out(groups)), loss)
-        assert any(bool(torch.any(p.grad != 0)) for p in learner._parameters() if p.grad is not None)
+        assert any(bool(torch.any(p.grad != 0)) for p in learner.module.parameters() if p.grad is not None)

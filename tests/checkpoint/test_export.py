@@ -10,6 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from tests.checkpoint.without_whet import run_without_whet
+from tests.learner.parts import published
 from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.checkpoint.export import export
 from whet.checkpoint.manifest import CheckpointError
@@ -78,11 +79,11 @@ def make_run(
 
     def write(staging: Path) -> None:
         (staging / "policy").mkdir()
-        worker.save(staging / "policy")
+        worker.state.save(staging / "policy")
 
     asyncio.run(CheckpointStore(run / "checkpoints").save(3, write, {}, 0.5))
     with torch.no_grad():
-        named: dict[str, torch.Tensor] = dict(worker.named_weights())
+        named: dict[str, torch.Tensor] = published(worker)
         plain = type(base)(base.config).eval()
         plain.load_state_dict({name: tensor.float() for name, tensor in named.items()})
         return run, plain(torch.tensor(TOKENS)).logits

@@ -20,7 +20,6 @@ from whet.data.renderer import Renderer
 from whet.errors import ConfigError, WhetError
 from whet.files import load_tensors
 from whet.learner.config import LearnerConfig, OptimizerConfig
-from whet.learner.forward import forward
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.losses.reward_model import sequence_scores
 from whet.models.config import LoraSettings, ModelConfig
@@ -75,7 +74,7 @@ def make_run(
     worker = LearnerWorker(WorkerConfig(model=model, learner=learner, optimizer=OptimizerConfig(), head="value"))
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter in worker._parameters():
+        for parameter in worker.module.parameters():
             if parameter.requires_grad:
                 parameter += 0.05 * torch.randn_like(parameter)
     run = folder / "run"
@@ -85,14 +84,14 @@ def make_run(
 
     def write(staging: Path) -> None:
         (staging / "reward_model").mkdir()
-        worker.save(staging / "reward_model")
+        worker.state.save(staging / "reward_model")
 
     asyncio.run(CheckpointStore(run / "checkpoints").save(1, write, {}))
     group = Group("g", Task("t", []), [Trajectory([], messages=messages) for messages in CONVERSATIONS])
     batch = Batch.from_groups([judged(group, Renderer(tokenizer, template))])
     worker.model.eval()
     with torch.no_grad():
-        scores = sequence_scores(forward(worker.model, batch, frozenset({"values"}), worker.scorer.value_head), batch)
+        scores = sequence_scores(worker.module(batch, frozenset({"values"})), batch)
     assert scores.std() > 0.01
     return run, scores.tolist()
 

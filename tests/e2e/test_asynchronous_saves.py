@@ -49,13 +49,13 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk is held up until the next step has learned: were training to wait, it would wait in vain."""
-    learned, write, update = threading.Event(), state._save_whole, WorkerLearner.update
+    learned, write, update = threading.Event(), state.save_tensors, WorkerLearner.update
     updates: list[bool] = []
 
-    def slow(folder: Path, *tensors: Any) -> None:
-        if ".staging-step-000001" in str(folder):
+    def slow(path: Path, tensors: Any) -> None:
+        if ".staging-step-000001" in str(path):
             assert learned.wait(60)
-        write(folder, *tensors)
+        write(path, tensors)
 
     async def told(self: WorkerLearner, *args: Any) -> Any:
         result = await update(self, *args)
@@ -64,7 +64,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
             learned.set()
         return result
 
-    monkeypatch.setattr(state, "_save_whole", slow)
+    monkeypatch.setattr(state, "save_tensors", slow)
     monkeypatch.setattr(WorkerLearner, "update", told)
     folder = start(toy_recipe(tiny_model, steps=3, checkpoints={"asynchronous": True}), tmp_path / "run")
     assert updates[:2] == [True, True]
@@ -75,14 +75,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_save_that_fails_stops_the_run_and_costs_no_other_checkpoint(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    write = state._save_whole
+    write = state.save_tensors
 
-    def broken(folder: Path, *tensors: Any) -> None:
-        if f".staging-step-{step:06d}" in str(folder):
+    def broken(path: Path, tensors: Any) -> None:
+        if f".staging-step-{step:06d}" in str(path):
             raise OSError(28, "No space left on device")
-        write(folder, *tensors)
+        write(path, tensors)
 
-    monkeypatch.setattr(state, "_save_whole", broken)
+    monkeypatch.setattr(state, "save_tensors", broken)
     recipe = toy_recipe(tiny_model, steps=4, checkpoints={"asynchronous": True})
     with pytest.raises(CheckpointError, match=f"no room for the checkpoint of step {step}"):
         start(recipe, tmp_path / "run")
@@ -96,7 +96,7 @@ def test_a_save_that_hangs_is_an_error_at_the_deadline(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = threading.Event()
-    monkeypatch.setattr(state, "_save_whole", lambda *_: end.wait(60))
+    monkeypatch.setattr(state, "save_tensors", lambda *_: end.wait(60))
     recipe = toy_recipe(tiny_model, steps=1, checkpoints={"asynchronous": True}, learner={"deadline": 5.0})
     started = time.monotonic()
     with pytest.raises(WhetError, match=r"not written within learner\.deadline = 5 s"):

@@ -20,6 +20,7 @@ from whet.data.examples import SupervisedRows
 from whet.data.renderer import Renderer
 from whet.errors import ConfigError, WhetError
 from whet.feed import RowsFeed, measure_rows
+from whet.learner import worker
 from whet.learner.worker import LearnerWorker
 from whet.show.summary import commands
 
@@ -116,21 +117,21 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.models: list[weakref.ref[Any]] = []
-        load, update = LearnerWorker._scorer, LearnerWorker.update
+        load, update = worker.build_model, LearnerWorker.update
         self.alive_in_updates: list[int] = []
 
-        def watched_load(worker: LearnerWorker, *, train: bool) -> Any:
-            scorer = load(worker, train=train)
+        def watched_load(*args: Any, train: bool, **more: Any) -> Any:
+            module = load(*args, train=train, **more)
             if not train:
-                self.models.append(weakref.ref(scorer.model))
-            return scorer
+                self.models.append(weakref.ref(module.model))
+            return module
 
-        def watched_update(worker: LearnerWorker, *arguments: Any) -> Any:
+        def watched_update(learner: LearnerWorker, *arguments: Any) -> Any:
             gc.collect()
             self.alive_in_updates.append(sum(model() is not None for model in self.models))
-            return update(worker, *arguments)
+            return update(learner, *arguments)
 
-        monkeypatch.setattr(LearnerWorker, "_scorer", watched_load)
+        monkeypatch.setattr(worker, "build_model", watched_load)
         monkeypatch.setattr(LearnerWorker, "update", watched_update)
 
 

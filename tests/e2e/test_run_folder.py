@@ -82,7 +82,7 @@ def test_a_learner_that_saved_nothing_that_can_be_seen_publishes_no_checkpoint(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def elsewhere(self: WorkerLearner, folder: Path) -> None:
-        await self._group.call("save", tmp_path)  # as on a node with another folder of the same name
+        await self._group.call("state.save", tmp_path)  # as on a node with another folder of the same name
 
     monkeypatch.setattr(WorkerLearner, "save", elsewhere)
     with pytest.raises(CheckpointError, match=r"learner of policy .*has no learner\.json"):

@@ -13,11 +13,13 @@ from whet.batch import Batch, ModelOutput, Output
 from whet.config import Config
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import trained_only
+from whet.learner.named_weights import ModelWeights, StagedWeights
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.losses.base import Unit
 from whet.metrics import Metrics
 from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import MicroBatch, pack
+from whet.parallel.parameters import in_turn
 from whet.types import Group
 
 VOCABULARY = 32
@@ -144,11 +146,18 @@ def cut(batch: Batch, max_tokens: int, unit: Unit = "token") -> list[MicroBatch]
 
 def gradients(learner: LearnerWorker, micro_batches: Sequence[MicroBatch], loss: PolicyGradient) -> dict[str, Tensor]:
     learner.accumulate(micro_batches, loss)
-    return {name: p.grad.clone() for name, p in learner.named_parameters() if p.grad is not None}
+    return {name: p.grad.clone() for name, p in learner.module.by_name() if p.grad is not None}
 
 
 def weights(learner: LearnerWorker) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in learner.named_parameters()}
+    return {name: p.detach().clone() for name, p in learner.module.by_name()}
+
+
+def published(learner: LearnerWorker) -> dict[str, Tensor]:
+    """All weights as a generator gets them, LoRA merged. Of several ranks all must ask together, and all get them."""
+    own = ModelWeights(learner.model, lambda tensors: in_turn(tensors, learner.device))
+    pipeline = learner.module.pipeline
+    return dict((own if pipeline is None else StagedWeights(pipeline, own)).tensors())
 
 
 def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:

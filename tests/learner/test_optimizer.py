@@ -75,9 +75,9 @@ def test_steps_equal_torch_adamw_with_clipping_and_schedule(llama, max_norm):
         assert update.gradient_norm == pytest.approx(float(norm), rel=1e-5)
         assert_close({name: p.detach() for name, p in reference.items()}, weights(learner))
         with torch.no_grad():  # the next step starts from the same weights to the last bit
-            for name, p in learner.named_parameters():
+            for name, p in learner.module.by_name():
                 p.copy_(reference[name])
-    assert learner.step == 4
+    assert learner.progress.step == 4
 
 
 def test_many_micro_batches_make_the_same_step_as_one(llama):

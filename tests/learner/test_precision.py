@@ -8,6 +8,19 @@ from whet.learner import precision
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(autouse=True)
+def measured_anew():
+    precision.fastest_on_cpu.cache_clear()
+    yield
+    precision.fastest_on_cpu.cache_clear()
+
+
+def test_all_learners_of_a_process_get_what_was_measured_once(monkeypatch):
+    chosen = precision.choose_matmul_precision("auto", "float32", CPU)
+    monkeypatch.setattr(precision, "_measure", None)
+    assert precision.choose_matmul_precision("auto", "float32", CPU) == chosen
+
+
 @pytest.mark.parametrize(
     ("highest", "medium", "chosen"),
     [
@@ -20,12 +33,12 @@ CPU = torch.device("cpu")
 def test_medium_is_chosen_where_it_is_faster_and_as_exact(monkeypatch, highest, medium, chosen):
     times = {"highest": highest, "medium": medium}
     monkeypatch.setattr(precision, "_measure", lambda name, *_: times[name])
-    assert precision.choose_matmul_precision("auto", "float32", CPU, 64, 128) == chosen
+    assert precision.choose_matmul_precision("auto", "float32", CPU) == chosen
 
 
 def test_measuring_is_real_and_leaves_the_setting_as_it_was():
     before = torch.get_float32_matmul_precision()
-    assert precision.choose_matmul_precision("auto", "float32", CPU, 64, 128) in ("highest", "medium")
+    assert precision.choose_matmul_precision("auto", "float32", CPU) in ("highest", "medium")
     assert torch.get_float32_matmul_precision() == before
     seconds, error = precision._measure("highest", 64, 128)
     torch.set_float32_matmul_precision(before)
@@ -36,5 +49,5 @@ def test_measuring_is_real_and_leaves_the_setting_as_it_was():
 @pytest.mark.parametrize("kind", ["bfloat16", "float64"])
 def test_nothing_is_measured_where_it_could_not_matter(monkeypatch, kind):
     monkeypatch.setattr(precision, "_measure", None)
-    assert precision.choose_matmul_precision("auto", kind, CPU, 64, 128) == "highest"
-    assert precision.choose_matmul_precision("medium", "float32", CPU, 64, 128) == "medium"
+    assert precision.choose_matmul_precision("auto", kind, CPU) == "highest"
+    assert precision.choose_matmul_precision("medium", "float32", CPU) == "medium"

@@ -5,7 +5,17 @@ import copy
 import pytest
 import torch
 
-from tests.learner.parts import PolicyGradient, assert_close, assert_same, cut, some_batch, weights, whole, worker
+from tests.learner.parts import (
+    PolicyGradient,
+    assert_close,
+    assert_same,
+    cut,
+    published,
+    some_batch,
+    weights,
+    whole,
+    worker,
+)
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.learner.base import Top
@@ -135,7 +145,7 @@ def test_named_weights_equal_the_merged_model_and_merge_nothing(llama, qwen, tie
     learner = worker(qwen if tied else llama, lora=LORA, precision="float32")
     learner.update(whole(some_batch()), PolicyGradient())
     before = weights(learner)
-    found = {name: tensor.clone() for name, tensor in learner.named_weights()}
+    found = {name: tensor.clone() for name, tensor in published(learner).items()}
     assert_same(before, weights(learner))
     merged = copy.deepcopy(learner.model).merge_and_unload()
     assert_close(dict(merged.state_dict()), found, tolerance=1e-6)
@@ -145,7 +155,7 @@ def test_named_weights_equal_the_merged_model_and_merge_nothing(llama, qwen, tie
 
 def test_named_weights_without_lora_are_the_models_own(qwen):
     learner = worker(qwen, precision="float32")
-    found = dict(learner.named_weights())
+    found = published(learner)
     assert found["lm_head.weight"].data_ptr() == learner.model.lm_head.weight.data_ptr()
     assert "lm_head.weight" in found
     assert all(not tensor.requires_grad for tensor in found.values())

@@ -6,11 +6,10 @@ import torch
 from tests.learner.parts import Poisoned, PolicyGradient, assert_same, cut, some_batch, weights, whole, worker
 from whet.errors import WhetError
 from whet.learner.dump import read_dump
-from whet.learner.skipping import replay
 
 
 def moments(learner):
-    names = {p: name for name, p in learner.named_parameters()}
+    names = {p: name for name, p in learner.module.by_name()}
     return {f"{names[p]}/{k}": v.clone() for p, state in learner.optimizer.state.items() for k, v in state.items()}
 
 
@@ -21,7 +20,7 @@ def test_a_skipped_step_leaves_weights_moments_and_schedule_as_they_were(llama, 
     before, moments_before = weights(learner), moments(learner)
     update = learner.update(cut(some_batch(), 30), Poisoned(what=what))
     assert update.skipped
-    assert (learner.step, learner.skipped) == (1, 1)
+    assert (learner.progress.step, learner.progress.skipped) == (1, 1)
     assert_same(before, weights(learner))
     assert_same(moments_before, moments(learner))
 
@@ -68,8 +67,8 @@ def test_a_dump_brings_the_batch_back_and_replays_it(llama, tmp_path):
         assert torch.equal(a.batch.scores["correct"].isnan(), b.batch.scores["correct"].isnan())
 
     before = weights(learner)
-    bad = replay(learner, folder, Poisoned(what="gradient"))
-    good = replay(learner, folder, PolicyGradient())
+    bad = learner.replay(folder, Poisoned(what="gradient"))
+    good = learner.replay(folder, PolicyGradient())
     assert all(one["not_finite"] for one in bad)
     assert [one["not_finite"] for one in good] == [None] * len(micro)
     assert_same(before, weights(learner))

@@ -12,7 +12,7 @@ import transformers.models.qwen3.modeling_qwen3  # noqa: F401  imported once, in
 from torch import Tensor
 
 from tests.groups import group
-from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy
+from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy, published
 from tests.parallel.ranks import seat_of
 from whet.batch import Batch
 from whet.errors import WhetError
@@ -102,7 +102,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
     if case.lora and case.trains:  # B is zero at first: then A would get no gradient
         with torch.no_grad():
-            for name, parameter in worker.named_parameters():
+            for name, parameter in worker.module.by_name():
                 if "lora_B" in name:
                     parameter.fill_(0.02)
     return worker
@@ -110,7 +110,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
 
 def held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
     """Numbers that this rank keeps of all parameters."""
-    return [sum(local(p).numel() for p in build(case, rendezvous, rank)._parameters()) for case in cases]
+    return [sum(local(p).numel() for p in build(case, rendezvous, rank).module.parameters()) for case in cases]
 
 
 def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
@@ -123,7 +123,7 @@ def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
 
 
 def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
-    return {name: whole(p.detach(), CPU).clone() for name, p in worker.named_parameters()}
+    return {name: whole(p.detach(), CPU).clone() for name, p in worker.module.by_name()}
 
 
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
@@ -161,10 +161,9 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
-    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker.named_parameters() if p.grad is not None}
+    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker.module.by_name() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
-    published = {name: t.clone() for name, t in worker.named_weights()}
     return Said(
         scored,
         score(case, worker),
@@ -172,7 +171,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
         [update.loss for update in updates],
         [update.gradient_norm for update in updates],
         gathered(worker),
-        published,
+        {name: t.clone() for name, t in published(worker).items()},
         worker.facts(),
     )
 

@@ -25,14 +25,14 @@ def go_on(rendezvous: str, rank: int, case: Case, come_from: Path | None, go_to:
     """Load, train, save; the weights before and after training."""
     worker = build(case, rendezvous, rank)
     if come_from is not None:
-        worker.load(come_from)
+        worker.state.load(come_from)
     before = gathered(worker)
     for step in steps:
         worker.update(micro_batches(case, worker, step), PolicyGradient())
     after = gathered(worker)
     if go_to is not None:
-        worker.save(go_to)
-    return before, after, worker.step
+        worker.state.save(go_to)
+    return before, after, worker.progress.step
 
 
 def folders(tmp_path: Path, *names: str) -> list[Path]:
@@ -52,7 +52,7 @@ def refuse(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, b
     worker = build(case, rendezvous, rank)
     before = gathered(worker)
     with pytest.raises(WhetError) as caught:
-        worker.load(folder)
+        worker.state.load(folder)
     after = gathered(worker)
     return str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
 
@@ -65,11 +65,11 @@ def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile:
         worker.update(micro_batches(case, worker, step), PolicyGradient())
 
     update(0)
-    worker.save(at_once)
-    worker.begin_save(meanwhile)
+    worker.state.save(at_once)
+    worker.state.begin_save(meanwhile)
     for step in range(1, 4):
         update(step)
-    worker.finish_save()
+    worker.state.finish_save()
 
 
 def exported(case: Case, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:

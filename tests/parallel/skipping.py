@@ -28,7 +28,7 @@ def skip(rendezvous: str, rank: int, case: Case, dumps: Path) -> Any:
     bad = worker.update(poisoned(case, worker, 9), PolicyGradient())
     kept = all(torch.equal(tensor, before[name]) for name, tensor in gathered(worker).items())
     worker.update(micro_batches(case, worker, 1), PolicyGradient())
-    return bad.skipped, kept, (worker.step, worker.skipped), gathered(worker)
+    return bad.skipped, kept, (worker.progress.step, worker.progress.skipped), gathered(worker)
 
 
 def assert_skipped(said: list[Any], case: Case) -> None:

@@ -142,7 +142,7 @@ def test_every_rank_keeps_only_its_part(models):
 def experts_held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
     """Numbers that this rank keeps of all experts."""
     workers = [build(case, rendezvous, rank) for case in cases]
-    return [sum(local(p).numel() for name, p in w.named_parameters() if ".experts." in name) for w in workers]
+    return [sum(local(p).numel() for name, p in w.module.by_name() if ".experts." in name) for w in workers]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tests.learner.parts import VOCABULARY, PolicyGradient, assert_close, save_model
+from tests.learner.parts import VOCABULARY, PolicyGradient, assert_close, published, save_model
 from tests.parallel.cases import (
     CPU,
     ENOUGH,
@@ -136,7 +136,7 @@ def five(rendezvous: str, rank: int, case: Case) -> Any:
     micro = [one for step in range(4) for one in micro_batches(case, worker, step)][:5]
     scored = worker.score(micro, LANGUAGE, Top(4, VOCABULARY - 3))
     total, metrics, logprobs = worker.accumulate(micro, PolicyGradient())
-    gradients = {name: whole(p.grad, CPU) for name, p in worker.named_parameters()}
+    gradients = {name: whole(p.grad, CPU) for name, p in worker.module.by_name()}
     columns = {f"{i} {name}": column for i, said in enumerate(scored) for name, column in said.items()}
     columns |= {f"{i} of the update": column for i, column in enumerate(logprobs)}
     return float(total), metrics.result(), columns, gradients
@@ -257,9 +257,9 @@ def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, 
     worker = LearnerWorker(config, seat_of(rendezvous, rank, sizes.ranks, sizes.ranks_per_shard))
     batches = [pack(batch_of(step, Distribution()), 1, 40)[0] for step in range(2)]
     norms = [worker.update(micro, PolicyGradient()).gradient_norm for micro in batches]
-    updated = {name: t.clone() for name, t in worker.named_weights()}
-    worker.save(folder) if sizes.ranks > 1 else worker.load(folder)
-    return norms, updated, dict(worker.named_weights())
+    updated = {name: t.clone() for name, t in published(worker).items()}
+    worker.state.save(folder) if sizes.ranks > 1 else worker.state.load(folder)
+    return norms, updated, published(worker)
 
 
 @SLOW

@@ -111,10 +111,10 @@ def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:
     if rank == 1:  # a disk that is full only here
         torch.distributed.checkpoint.FileSystemWriter._write_data = _no_space
     with pytest.raises(WhetError) as caught:
-        worker.save(folder)
-    worker.begin_save(folder)
+        worker.state.save(folder)
+    worker.state.begin_save(folder)
     with pytest.raises(WhetError) as later:
-        worker.finish_save()
+        worker.state.finish_save()
     return f"{caught.value} / {later.value}"
 
 

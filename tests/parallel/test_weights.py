@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.learner.parts import published
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
-from whet.learner import keeping
-from whet.learner.named_weights import ModelWeights
+from whet.learner import named_weights
+from whet.learner.named_weights import ModelWeights, StagedWeights
 from whet.weights.digest import differing, digest
 from whet.weights.manifest import to_text
 from whet.weights.receiver import Receiver
@@ -71,21 +72,21 @@ def send(
 ) -> dict[str, Any]:
     """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
     worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
-    expected = {name: tensor.to(dtype, copy=True) for name, tensor in worker.named_weights()}
+    expected = {name: tensor.to(dtype, copy=True) for name, tensor in published(worker).items()}
     gathered = set()
-    kind = keeping.OfAllStages if "pipeline" in case.parallel else ModelWeights
-    in_turn, tensors = keeping.in_turn, kind.tensors
+    kind = StagedWeights if "pipeline" in case.parallel else ModelWeights
+    in_turn, tensors = named_weights.in_turn, kind.tensors
     if kind is ModelWeights:  # else it gives the stage's own tensors
 
         def watched(tensors: list[Tensor], device: torch.device, everywhere: bool) -> Iterator[Tensor]:
             gathered.update(tensor.dtype for tensor in tensors)
             return (alive.watch(tensor) for tensor in in_turn(tensors, device, everywhere))
 
-        keeping.in_turn = watched
+        named_weights.in_turn = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver = Receiver(held)
     for anew in (True, False):
-        handshake = worker.begin_weights(WeightRequest(dtype, BUCKET, transport=transport, anew=anew))
+        handshake = worker.weights.begin(WeightRequest(dtype, BUCKET, transport=transport, anew=anew))
         if rank == 0:
             receiver.begin(1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
         connecting = None
@@ -93,7 +94,7 @@ def send(
             connecting = Thread(target=receiver.connect, args=(transport, handshake.connection, 1))
             connecting.start()
         digests, buckets = {}, 0
-        while (bucket := worker.next_weights()) is not None:
+        while (bucket := worker.weights.next()) is not None:
             digests |= bucket.digests
             buckets += 1
             if connecting is not None:
@@ -102,7 +103,7 @@ def send(
                 receiver.take(bucket.number)
             held.load(bucket.tensors)
             del bucket
-        worker.end_weights()
+        worker.weights.end()
         if rank == 0:
             arrived = digest(held.tensors.items())
             assert differing(digests, arrived) == differing(digest(expected.items()), arrived) == []
@@ -156,11 +157,11 @@ def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, 
     """What leaves the first rank, by what was asked for."""
     worker, found = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
     for content in ("merged", "base", "adapter"):
-        worker.begin_weights(WeightRequest(torch.float64, BUCKET, content=content))
+        worker.weights.begin(WeightRequest(torch.float64, BUCKET, content=content))
         found[content] = {}
-        while (bucket := worker.next_weights()) is not None:
+        while (bucket := worker.weights.next()) is not None:
             found[content] |= {name: tensor.clone() for name, tensor in bucket.tensors}
-        worker.end_weights()
+        worker.weights.end()
     return found
 
 

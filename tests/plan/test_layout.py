@@ -13,7 +13,7 @@ from tests.parallel.cases import Case, build
 from tests.parallel.conftest import models  # noqa: F401
 from tests.parallel.ranks import on_ranks
 from whet.errors import WhetError
-from whet.learner.scorer import build_whole
+from whet.learner.model import build_whole
 from whet.models.config import LoraSettings, ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parallelize import parallelize
@@ -40,7 +40,7 @@ LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 def held(rendezvous: str, rank: int, cases: list[Case]) -> list[Held]:
     found = []
     for case in cases:
-        parts = list(build(case, rendezvous, rank).scorer.parameters())
+        parts = list(build(case, rendezvous, rank).module.parameters())
         trained = sum(local(p).numel() for p in parts if p.requires_grad)
         found.append(Held(sum(local(p).numel() * p.element_size() for p in parts), trained))
     return found

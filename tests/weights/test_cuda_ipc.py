@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
+from tests.learner.parts import published
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
 from tests.parallel.test_weights import Held
@@ -113,18 +114,18 @@ def refit(worker: LearnerWorker, engines: Engines | None, request: WeightRequest
             engines.start("take", bucket.number)
         else:
             assert bucket.digests == {}
-    expected = digest((name, tensor.to(request.dtype)) for name, tensor in worker.named_weights())
+    expected = digest((name, tensor.to(request.dtype)) for name, tensor in published(worker).items())
     if engines is not None:
         engines.wait()
         assert differing(expected, digests) == []
         for report in engines.call("finish"):
             assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
-    worker.end_weights()
+    worker.weights.end()
     return told
 
 
 def begin(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
-    handshake = worker.begin_weights(request)
+    handshake = worker.weights.begin(request)
     if engines is not None:
         engines.call("begin", 1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
         if handshake.connection is not None:
@@ -136,7 +137,7 @@ def _next(worker: LearnerWorker) -> Bucket | None:
     """All ranks are asked at once."""
     if worker.ranks is not None:
         worker.ranks.all(None)
-    return worker.next_weights()
+    return worker.weights.next()
 
 
 def learn(worker: LearnerWorker) -> None:
@@ -250,7 +251,7 @@ def one_device_is_wrong(worker: LearnerWorker, rank: int, engines: Engines | Non
         spoil(scribbled)
     begin(worker, engines, WeightRequest(DTYPE, SMALL, transport="cuda_ipc"))
     sent = []
-    while (bucket := worker.next_weights()) is not None:
+    while (bucket := worker.weights.next()) is not None:
         sent.append(bucket.digests)
         if engines is not None:
             engines.call("take", bucket.number)
@@ -276,10 +277,10 @@ def one_rank_fails(worker: LearnerWorker, rank: int, engines: Engines | None, tr
     said = ""
     if rank == failing:
         spoil(broken)
-    worker.begin_weights(WeightRequest(DTYPE, SMALL, transport=transport))
+    worker.weights.begin(WeightRequest(DTYPE, SMALL, transport=transport))
     for bucket in range(3):
         try:
-            worker.next_weights()
+            worker.weights.next()
         except (WhetError, RuntimeError) as error:
             said = f"{bucket}: {error}"
     BufferWriter.write = honest  # type: ignore[method-assign]

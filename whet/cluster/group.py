@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 from whet.cluster.base import Placement
@@ -224,7 +225,8 @@ class _Rank:
 
 
 def call_method(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
-    """The method's result; None for a ``close`` that the worker doesn't have."""
+    """The result of a method of the worker, or of one of its parts (``state.save``); None for a ``close`` that it
+    doesn't have."""
     if method == "close" and not hasattr(worker, "close"):
         return None
-    return getattr(worker, method)(*args)
+    return attrgetter(method)(worker)(*args)

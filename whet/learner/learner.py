@@ -68,38 +68,38 @@ class WorkerLearner:
 
     async def begin_weights(self, request: WeightRequest) -> Handshake:
         """See ``Learner``. A tied head is among them."""
-        handshake: Handshake = (await self._group.call("begin_weights", request))[0]
+        handshake: Handshake = (await self._group.call("weights.begin", request))[0]
         return handshake
 
     async def next_weights(self) -> Bucket | None:
-        bucket: Bucket | None = (await self._group.call("next_weights"))[0]
+        bucket: Bucket | None = (await self._group.call("weights.next"))[0]
         return bucket
 
     async def end_weights(self) -> None:
-        await self._group.call("end_weights")
+        await self._group.call("weights.end")
 
     async def save(self, folder: Path) -> None:
-        await self._group.call("save", folder)
+        await self._group.call("state.save", folder)
 
     async def begin_save(self, folder: Path) -> None:
-        await self._group.call("begin_save", folder)
+        await self._group.call("state.begin_save", folder)
 
     async def finish_save(self) -> None:
         """See ``Learner``. Asks the workers now and then, because one that waits could do nothing else."""
         deadline = self._config.learner.deadline
         try:
             async with asyncio.timeout(deadline):
-                while not all(await self._group.call("save_written")):
+                while not all(await self._group.call("state.save_written")):
                     await asyncio.sleep(_ASKING)
         except TimeoutError:
             raise DeadlineError(
                 f"a save behind training's back was not written within learner.deadline = {deadline:g} s; look at the "
                 "disk of the run folder"
             ) from None
-        await self._group.call("finish_save")
+        await self._group.call("state.finish_save")
 
     async def load(self, folder: Path) -> None:
-        await self._group.call("load", folder)
+        await self._group.call("state.load", folder)
         self.facts = (await self._group.call("facts"))[0]
 
     async def sleep(self) -> None:

@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import WhetError
-from whet.weights.source import Content
+from whet.learner.model import LearnerModel
+from whet.parallel.mesh import Ranks
+from whet.parallel.parameters import in_turn
+from whet.parallel.pipeline import Pipeline
+from whet.weights.source import Content, NamedTensors, WeightRequest
 
 AT_ONCE = 16 * 2**20
 """Bytes that are gathered in one exchange. The C library keeps and reuses memory of such sizes."""
@@ -120,6 +124,36 @@ class ModelWeights:
         if self.content == "adapter":
             return _adapter_weights(self.model)
         return _all_weights(self.model, self.content == "merged", self.dtype)
+
+
+@dataclass(slots=True, frozen=True)
+class StagedWeights:
+    """The weights of a model of which each stage of a pipeline holds some."""
+
+    pipeline: Pipeline
+    own: ModelWeights
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        return self.pipeline.described(self.own.described())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self.pipeline.in_turn(self.own.tensors())
+
+
+def requested_weights(
+    model: LearnerModel, device: torch.device, ranks: Ranks | None, request: WeightRequest
+) -> NamedTensors:
+    """Return what a refit asks for, which the first rank gets, or all of them where all of them write. Of several ranks
+    all must go through it together: tensors are gathered when their turn comes."""
+    everywhere = request.every_rank or ranks is None or model.pipeline is not None
+    own = ModelWeights(
+        model.model,
+        lambda tensors: in_turn(tensors, device, everywhere),
+        request.content,
+        request.dtype,
+        min(request.bucket_bytes, AT_ONCE),
+    )
+    return own if model.pipeline is None else StagedWeights(model.pipeline, own)
 
 
 def _together(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:

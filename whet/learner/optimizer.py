@@ -48,6 +48,13 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
 
 
+def move_moments(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
+    """Move them to ``device``; None: to where their parameters are."""
+    for parameter, kinds in optimizer.state.items():
+        for kind in kinds.keys() - {"step"}:  # that number is where AdamW keeps it
+            kinds[kind] = kinds[kind].to(device or parameter.device)
+
+
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients, in place."""
     torch._foreach_mul_([local(p.grad) for p in parameters if p.grad is not None], factor)

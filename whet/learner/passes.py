@@ -2,83 +2,82 @@
 a pipeline. What the last stage finds is handed to all of them. Knows no loss and no optimizer."""
 
 from collections.abc import Callable, Sequence, Set
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
+from whet.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
-from whet.learner.config import Precision
-from whet.learner.precision import autocast
-from whet.learner.scorer import Scorer
+from whet.learner.model import LearnerModel
 from whet.models.stages import Passage
 from whet.packing import idle
 from whet.parallel.fsdp import set_last_backward
 from whet.processes.compute import COMPUTE
 
 
-def say(
-    scorer: Scorer, batches: Sequence[Batch], outputs: Set[str], precision: Precision, top: Top | None = None
-) -> list[dict[str, Tensor]]:
-    """What the model says about each batch, on the CPU; see ``Scorer.forward``. No gradient flows."""
-    said: dict[int, dict[str, Tensor]] = {}
+def forward(
+    model: LearnerModel, batches: Sequence[Batch], outputs: Set[Output], top: Top | None = None
+) -> list[ModelOutput]:
+    """Return what the model says about each batch, on the CPU; see ``LearnerModel.forward``. No gradient flows."""
+    found: dict[int, ModelOutput] = {}
 
     def run(number: int, batch: Batch, passage: Passage | None = None) -> Tensor:
-        with autocast(precision, batch.tokens.device):
-            found = scorer(batch, outputs, top, passage)
-        if "hidden" in found:
-            hidden: Tensor = found["hidden"]
-            return hidden
-        said[number] = {name: column.cpu() for name, column in found.items() if column is not None}
+        output = model(batch, outputs, top, passage)
+        if isinstance(output, Tensor):
+            return output
+        found[number] = replace(output, **{name: column.cpu() for name, column in _columns(output).items()})
         return torch.zeros(())
 
-    if scorer.pipeline is None:
+    if model.pipeline is None:
         for number, batch in enumerate(batches):
             COMPUTE.let_turns()
             run(number, batch)
     else:
-        full = _full(scorer.pipeline.micro_batches(len(batches)), batches)
+        full = _full(model.pipeline.micro_batches(len(batches)), batches)
         lengths = [len(batch) for batch in full]
-        scorer.pipeline.run(lambda number, passage: run(number, full[number], passage), lengths, backward=False)
-        said = scorer.pipeline.from_last(said)
-    return [said[number] for number in range(len(batches))]
+        model.pipeline.run(lambda number, passage: run(number, full[number], passage), lengths, backward=False)
+        found = model.pipeline.from_last(found)
+    return [found[number] for number in range(len(batches))]
 
 
-def learn(
-    scorer: Scorer,
+def forward_backward(
+    model: LearnerModel,
     batches: Sequence[Batch],
-    outputs: Set[str],
-    precision: Precision,
+    outputs: Set[Output],
     loss: Callable[[int, ModelOutput], Tensor],
 ) -> None:
-    """Forward and backward. ``loss`` is asked, where the head is, about each batch by its number."""
+    """Add up gradients. ``loss`` is asked, where the head is, about each batch by its number."""
 
     def run(number: int, batch: Batch, passage: Passage | None = None) -> Tensor:
-        with autocast(precision, batch.tokens.device):
-            found = scorer(batch, outputs, passage=passage)
-        if "hidden" in found:
-            hidden: Tensor = found["hidden"]
-            return hidden
+        output = model(batch, outputs, passage=passage)
+        if isinstance(output, Tensor):
+            return output
         if number < len(batches):
-            return loss(number, ModelOutput(**found))
-        return sum((column.sum() for column in found.values() if column is not None), torch.zeros(()))  # zeros
+            return loss(number, output)
+        return sum((column.sum() for column in _columns(output).values()), torch.zeros(()))  # zeros
 
-    if scorer.pipeline is None:
+    if model.pipeline is None:
         for number, batch in enumerate(batches):
             COMPUTE.let_turns()
-            set_last_backward(scorer, number == len(batches) - 1)
+            set_last_backward(model, number == len(batches) - 1)
             run(number, batch).backward()
         return
-    full = _full(scorer.pipeline.micro_batches(len(batches)), batches)
+    full = _full(model.pipeline.micro_batches(len(batches)), batches)
 
     def stage(number: int, passage: Passage) -> Tensor:
         output = run(number, full[number], passage)
         if output.requires_grad:  # of one stage's backward passes, the last one is that of the last micro-batch
-            output.register_hook(lambda _: set_last_backward(scorer, number == len(full) - 1))
+            output.register_hook(lambda _: set_last_backward(model, number == len(full) - 1))
         return output
 
-    scorer.pipeline.run(stage, [len(batch) for batch in full], backward=True)
-    scorer.pipeline.sum_tied()
+    model.pipeline.run(stage, [len(batch) for batch in full], backward=True)
+    model.pipeline.sum_tied()
+
+
+def _columns(output: ModelOutput) -> dict[str, Tensor]:
+    columns = {field.name: getattr(output, field.name) for field in fields(output)}
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _full(count: int, batches: Sequence[Batch]) -> list[Batch]:

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -24,30 +25,32 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def choose_matmul_precision(
-    wanted: MatmulPrecision, precision: Precision, device: torch.device, width: int, inner: int
-) -> str:
-    """``highest`` or ``medium`` (torch.set_float32_matmul_precision) for a model whose feed-forward layers map
-    ``width`` to ``inner``. ``auto`` takes about 0.1 s on a CPU in float32, and is ``highest`` for anything else.
+def choose_matmul_precision(wanted: MatmulPrecision, precision: Precision, device: torch.device) -> str:
+    """Return ``highest`` or ``medium`` (torch.set_float32_matmul_precision). ``auto`` measures on a CPU in float32, and
+    is ``highest`` for anything else.
 
-    On a CPU the two are different libraries, and which is faster differs by machine. Where "medium" would round to
-    bfloat16, its error shows in the measurement and it is not chosen.
+    It is one setting of the process, so what is measured is the same for all learners in it.
     """
     if wanted != "auto":
         return wanted
-    if device.type != "cpu" or precision != "float32":
-        return "highest"
+    return fastest_on_cpu() if device.type == "cpu" and precision == "float32" else "highest"
+
+
+@cache
+def fastest_on_cpu() -> str:
+    """Measure once in a process, in about 0.1 s. On a CPU the two are different libraries, and which is faster differs
+    by machine. Where "medium" would round to bfloat16, its error shows in the measurement and it is not chosen."""
     before = torch.get_float32_matmul_precision()
     try:
-        measured = {name: _measure(name, min(width, 1024), min(inner, 2048)) for name in ("highest", "medium")}
+        measured = {name: _measure(name) for name in ("highest", "medium")}
     finally:
         torch.set_float32_matmul_precision(before)
     (slow, error), (fast, rough) = measured["highest"], measured["medium"]
     return "medium" if fast * _GAIN < slow and rough < _ACCURACY * error else "highest"
 
 
-def _measure(name: str, width: int, inner: int, rows: int = 512) -> tuple[float, float]:
-    """(seconds, relative error) of a linear layer, forward and backward; the fastest of a few."""
+def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[float, float]:
+    """(seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a few."""
     torch.set_float32_matmul_precision(name)
     random = torch.Generator().manual_seed(0)
     x = torch.randn(rows, width, generator=random, requires_grad=True)

@@ -1,82 +1,72 @@
 """What becomes of an optimizer step whose loss or gradient is not finite. It is skipped; its micro-batches are dumped,
-so that somebody can find out why (``replay``), and too many such steps in a row end the run. No weight is changed here.
-"""
+so that somebody can find out why (``LearnerWorker.replay``), and too many such steps in a row end the run. No weight is
+changed here."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import WhetError
-from whet.learner.dump import read_dump, write_dump
-from whet.learner.optimizer import gradient_norm
+from whet.learner.dump import write_dump
+from whet.learner.state import Progress
 from whet.losses.base import Loss
 from whet.packing import MicroBatch
-from whet.parallel.parameters import local
-
-if TYPE_CHECKING:
-    from whet.learner.worker import LearnerWorker
+from whet.parallel.mesh import Ranks, together
 
 
-def skip(
-    worker: "LearnerWorker", micro_batches: Sequence[MicroBatch], loss: Loss, loss_value: float, norm: float
-) -> None:
-    """Dump a step that the worker has counted as skipped, before its gradients are gone. Raises ``WhetError`` after
-    ``max_skipped_steps`` in a row. Of several ranks all call it together."""
-    what = f"the loss ({loss_value})" if not math.isfinite(loss_value) else f"the norm of the gradient ({norm})"
-    where = "set a folder for dumps to keep its batch"
-    if worker.config.dumps is not None:
-        shard = f"-shard-{worker.seat.shard}" if worker.seat.shards > 1 else ""
-        folder = worker.config.dumps / f"step-{worker.step:06d}-{worker.skipped:03d}{shard}"
-        where = f"its batch is in {folder}"  # on every rank: any of them may be the one that is heard
-        not_finite, ranks = first_not_finite(_gradients(worker)), worker.ranks
+@dataclass(slots=True, frozen=True)
+class SkippedStep:
+    """What a rank knows of a step that it has counted as skipped. ``gradients`` are those of this rank, by name."""
+
+    progress: Progress
+    loss: float  # of the whole step
+    gradient_norm: float
+    micro_batches: Sequence[MicroBatch]
+    gradients: Iterable[tuple[str, Tensor]]
+
+    @property
+    def problem(self) -> str:
+        if not math.isfinite(self.loss):
+            return f"the loss ({self.loss})"
+        return f"the norm of the gradient ({self.gradient_norm})"
+
+    def dump(self, dumps: Path, loss: Loss, ranks: Ranks | None) -> Path:
+        """Write the micro-batches of this rank's shard into a new folder of ``dumps``; returns it. Of several ranks all
+        call it together."""
+        seat = None if ranks is None or ranks.seat.shards == 1 else ranks.seat
+        name = f"step-{self.progress.step:06d}-{self.progress.skipped:03d}"
+        folder = dumps / (name if seat is None else f"{name}-shard-{seat.shard}")
+        not_finite = first_not_finite(self.gradients)
         if ranks is not None:
             not_finite = next(filter(None, ranks.all(not_finite)), None)
         facts = {
-            "what": f"{what} is not finite",
-            "step": worker.step,
-            "loss": str(loss_value),
-            "gradient_norm": str(norm),
+            "what": f"{self.problem} is not finite",
+            "step": self.progress.step,
+            "loss": str(self.loss),
+            "gradient_norm": str(self.gradient_norm),
             "not_finite": not_finite,
             "settings": repr(loss),
         }
-        with ranks.together("writing a dump") if ranks is not None else nullcontext():
+        with together(ranks, "writing a dump"):
             if ranks is None or ranks.speaks_for_shard:
-                write_dump(folder, micro_batches, facts)
-    if worker.skipped_in_a_row >= worker.config.learner.max_skipped_steps:
-        raise WhetError(
-            f"{what} was not finite in {worker.skipped_in_a_row} optimizer steps in a row, the last one being step "
-            f"{worker.step}; {where}. Lower optimizer.lr, or look at that batch with whet.learner.skipping.replay"
-        )
+                write_dump(folder, self.micro_batches, facts)
+        return folder
+
+    def check(self, limit: int, folder: Path | None) -> None:
+        """Raise ``WhetError`` after ``limit`` skipped steps in a row. ``folder`` is that of the last one's dump."""
+        if self.progress.skipped_in_a_row >= limit:
+            where = "set a folder for dumps to keep its batch" if folder is None else f"its batch is in {folder}"
+            raise WhetError(
+                f"{self.problem} was not finite in {self.progress.skipped_in_a_row} optimizer steps in a row, the last "
+                f"one being step {self.progress.step}; {where}. Lower optimizer.lr, or look at that batch with "
+                "LearnerWorker.replay"
+            )
 
 
-def replay(worker: "LearnerWorker", dump: Path, loss: Loss) -> list[dict[str, Any]]:
-    """What each micro-batch of a dump does to the worker's weights as they are now, without changing them: ``loss``,
-    ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or None)."""
-    if worker.ranks is not None:
-        raise WhetError("a dump is replayed by one process; it does not depend on how the model was spread")
-    results = []
-    for micro in read_dump(dump)[0]:
-        total, _, _ = worker.accumulate([micro], loss)
-        results.append(
-            {
-                "loss": float(total),
-                "gradient_norm": float(gradient_norm([p for _, p in worker.named_parameters()])),
-                "not_finite": first_not_finite(_gradients(worker)),
-            }
-        )
-    return results
-
-
-def first_not_finite(named: Iterator[tuple[str, Tensor]]) -> str | None:
+def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
     """The first name whose tensor holds a nan or an infinity."""
     return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), None)
-
-
-def _gradients(worker: "LearnerWorker") -> Iterator[tuple[str, Tensor]]:
-    """By parameter; of several ranks, the parts that are here."""
-    return ((name, local(p.grad)) for name, p in worker.named_parameters() if p.grad is not None)

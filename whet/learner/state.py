@@ -7,211 +7,189 @@ One rank writes ``model.safetensors`` and ``optimizer.safetensors``; of several,
 
 import json
 import socket
-import threading
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.distributed import ProcessGroup
 
 from whet.errors import DeadlineError, WhetError
 from whet.files import save_tensors, write_atomically
+from whet.learner.config import LearnerConfig
+from whet.learner.model import LearnerModel
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
-from whet.parallel.mesh import Ranks
+from whet.parallel.mesh import Ranks, together
+from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
-WEIGHTS = "model.safetensors"
-MOMENTS = "optimizer.safetensors"
 _KINDS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW's state, as "KIND/PARAMETER"
 
 
-def changing(modules: Mapping[str, nn.Module | None], everything: bool = True) -> dict[str, Tensor]:
-    """What training changes, by name: everything, without the repetition of tied weights; where some of it is frozen
-    (LoRA, a model that only scores), the trained parameters. Keys of ``modules`` are prefixes. ``everything`` is false
-    where some of it is frozen on another rank."""
-    found: dict[str, Tensor] = {}
-    for prefix, module in modules.items():
-        if module is None:
-            continue
-        parameters = dict(module.named_parameters())
-        found.update({prefix + name: p for name, p in parameters.items() if p.requires_grad})
-        if everything and all(p.requires_grad for p in parameters.values()):
-            persistent = module.state_dict(keep_vars=True)
-            buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
-            found.update({prefix + name: buffer for name, buffer in buffers.items()})
-    return found
+@dataclass(slots=True)
+class Progress:
+    """What a learner knows beside its tensors."""
+
+    matmul_precision: str  # torch's setting for float32 products
+    step: int = 0  # optimizer steps done; skipped ones don't count
+    skipped: int = 0
+    skipped_in_a_row: int = 0
 
 
-def save_state(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer | None,
-    facts: Mapping[str, Any],
-    ranks: Ranks | None = None,
-) -> None:
-    """Write into an existing folder, which all ranks see; the facts (JSON values) come last. Raises on every rank where
-    one of them fails."""
-    _check_there(folder, ranks)
-    moments = _moments(tensors, optimizer)
-    if ranks is None:
-        _save_whole(folder, tensors, moments)
-        _save_facts(folder, facts)
-        return
-    write_pieces(folder, {**tensors, **moments}, ranks.messages)
-    with ranks.together("saving"):
-        if ranks.seat.rank == 0:
-            _save_facts(folder, facts)
-
-
-class SaveUnderWay:
-    """``save_state`` behind training's back: what is written is a copy, made while this is built. Of several ranks the
-    writing threads speak in a process group of their own, because their messages would mix with training's."""
+class LearnerState:
+    """What of a worker is saved and loaded. Of several ranks all do each of these together, into folders that all of
+    them see; what fails on one of them is raised on each."""
 
     def __init__(
         self,
-        folder: Path,
-        tensors: Mapping[str, Tensor],
+        model: LearnerModel,
         optimizer: torch.optim.Optimizer | None,
-        facts: Mapping[str, Any],
-        ranks: Ranks | None = None,
+        progress: Progress,
+        config: LearnerConfig,
+        ranks: Ranks | None,
     ) -> None:
-        _check_there(folder, ranks)
-        self._folder, self._facts, self._ranks = folder, dict(facts), ranks
+        self.progress = progress
+        self._model, self._optimizer, self._config, self._ranks = model, optimizer, config, ranks
+        self._saving: _Saving | None = None
+        self._writer = JobThread("save")
+
+    def save(self, folder: Path) -> None:
+        """Write into an existing folder."""
+        self._check_there(folder)
+        self._write(folder, *self._tensors(), None if self._ranks is None else self._ranks.messages)
+        self._write_facts(folder, asdict(self.progress))
+
+    def begin_save(self, folder: Path) -> None:
+        """Do the same while training goes on: return once there is a copy. One at a time; ``finish_save`` ends it."""
+        if self._saving is not None:
+            raise WhetError("a save is under way already; finish it first")
+        self._check_there(folder)
         weights, moments = (
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()}
-            for some in (tensors, _moments(tensors, optimizer))
+            {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()} for some in self._tensors()
         )
-        self._result: Future[Any]
-        if ranks is None:
-            self._result = _in_thread(_save_whole, folder, weights, moments)
+        # The writing threads of several ranks speak in a group of their own: their messages would mix with training's.
+        group = None if self._ranks is None else self._ranks.background
+        written = self._writer.submit(self._write, folder, weights, moments, group)
+        self._saving = _Saving(folder, asdict(self.progress), written)
+
+    def save_written(self) -> bool:
+        """Whether ``finish_save`` would not have to wait on this rank."""
+        return self._saving is None or self._saving.written.done()
+
+    def finish_save(self) -> None:
+        """Wait until what was begun is written. Raises ``DeadlineError`` after the learner's deadline."""
+        saving, self._saving = self._saving, None
+        if saving is None:
+            return
+        with together(self._ranks, "saving"):
+            try:
+                saving.written.result(self._config.deadline)
+            except TimeoutError:
+                raise DeadlineError(f"writing {saving.folder} took over {self._config.deadline:g} s") from None
+            finally:
+                self._writer.end()
+        self._write_facts(saving.folder, saving.facts)
+
+    def load(self, folder: Path) -> None:
+        """Copy into the model and the optimizer in place, and go on exactly where ``save`` was called; a precision of
+        products that was chosen by measuring comes along. Raises ``WhetError`` where the files belong to another model,
+        or are missing; then nothing is changed on any rank."""
+        tensors = self._changing()
+        trained = [name for name, tensor in tensors.items() if tensor.requires_grad and self._optimizer is not None]
+        names = {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
+        everywhere = names if self._ranks is None else names.union(*self._ranks.all(names))  # stages hold other layers
+        with together(self._ranks, "loading"):
+            progress = _read_facts(folder)
+            found = described(folder)
+            moments: dict[str, Tensor] = {}
+            for name in trained if any(name.startswith("step/") for name in found) else ():
+                moments[f"step/{name}"] = torch.zeros((), device=tensors[name].device)
+                moments |= {f"{kind}/{name}": torch.zeros_like(tensors[name].detach()) for kind in _KINDS[1:]}
+            if mismatch := match(found, tensors | moments, everywhere):
+                raise WhetError(
+                    f"{folder} does not fit this learner: {mismatch}. Resume with the model, LoRA and precision "
+                    "settings that it was saved with"
+                )
+        fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, self._ranks)
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+            for name in trained if moments else ():
+                self._optimizer.state[tensors[name]] = {kind: moments[f"{kind}/{name}"] for kind in _KINDS}
+        if self._config.matmul_precision != "auto":
+            progress.matmul_precision = self._config.matmul_precision
+        torch.set_float32_matmul_precision(progress.matmul_precision)
+        self.progress = progress
+
+    def _changing(self) -> dict[str, Tensor]:
+        """What training changes, by name: everything, without the repetition of tied weights; where some of it is
+        frozen (LoRA, a model that only scores), on whichever rank, the trained parameters."""
+        found: dict[str, Tensor] = {}
+        for prefix, module in (("", self._model.model), ("value_head.", self._model.value_head)):
+            if module is None:
+                continue
+            parameters = dict(module.named_parameters())
+            found |= {prefix + name: p for name, p in parameters.items() if p.requires_grad}
+            if self._model.all_is_trained:
+                persistent = module.state_dict(keep_vars=True)
+                found |= {prefix + name: buffer for name, buffer in module.named_buffers() if name in persistent}
+        return found
+
+    def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """(weights, AdamW's moments)."""
+        weights, state = self._changing(), {} if self._optimizer is None else self._optimizer.state
+        moments = {
+            f"{kind}/{name}": value for name, tensor in weights.items() for kind, value in state.get(tensor, {}).items()
+        }
+        return weights, moments
+
+    def _write(
+        self, folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], group: ProcessGroup | None
+    ) -> None:
+        if group is None:
+            save_tensors(folder / "model.safetensors", weights)
+            save_tensors(folder / "optimizer.safetensors", moments)
         else:
-            self._result = _in_thread(write_pieces, folder, {**weights, **moments}, ranks.background)
+            write_pieces(folder, {**weights, **moments}, group)
 
-    @property
-    def written(self) -> bool:
-        """Whether this rank is done, well or not."""
-        return self._result.done()
-
-    def finish(self, deadline: float) -> None:
-        """Wait for the end, up to ``deadline`` seconds. Raises on every rank where one of them failed."""
-        error: Exception | None = None
-        try:
-            self._result.result(deadline)
-        except TimeoutError:
-            error = DeadlineError(f"writing {self._folder} took longer than {deadline:g} s")
-        except Exception as caught:
-            error = caught
-        with self._ranks.together("saving") if self._ranks is not None else nullcontext():
-            if error is not None:
-                raise error
+    def _write_facts(self, folder: Path, facts: Mapping[str, Any]) -> None:
+        """They come last: where they are, all is there."""
+        with together(self._ranks, "saving"):
             if self._ranks is None or self._ranks.seat.rank == 0:
-                _save_facts(self._folder, self._facts)
+                write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1))
 
-
-def _check_there(folder: Path, ranks: Ranks | None) -> None:
-    """Files written into a folder that is made here would be seen by nobody else."""
-    with ranks.together("saving") if ranks is not None else nullcontext():
-        if not folder.is_dir():
-            raise WhetError(
-                f"{folder} is not there on {socket.gethostname()}, where a learner has to save; the run folder must be "
-                "one that all nodes see"
-            )
-
-
-def _in_thread(work: Callable[..., Any], *args: Any) -> Future[Any]:
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work(*args))
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, name="save", daemon=True).start()  # a disk that hangs must not keep a process alive
-    return result
-
-
-def load_state(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer | None,
-    ranks: Ranks | None = None,
-) -> dict[str, Any]:
-    """Copy into the tensors and the optimizer in place; returns the facts. Raises ``WhetError`` where the files belong
-    to another model, or are missing; then nothing is changed on any rank."""
-    names = _names(tensors, optimizer)
-    everywhere = names if ranks is None else names.union(*ranks.all(names))
-    with ranks.together("loading") if ranks is not None else nullcontext():
-        facts, moments = _check_state(folder, tensors, optimizer, everywhere)
-    fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, ranks)
-    if optimizer is not None:
-        optimizer.state.clear()
-        for name in (key.removeprefix("step/") for key in moments if key.startswith("step/")):
-            optimizer.state[tensors[name]] = {kind: moments[f"{kind}/{name}"] for kind in _KINDS}
-    return facts
+    def _check_there(self, folder: Path) -> None:
+        """Files written into a folder that is made here would be seen by nobody else."""
+        with together(self._ranks, "saving"):
+            if not folder.is_dir():
+                raise WhetError(
+                    f"{folder} is not there on {socket.gethostname()}, where a learner has to save; the run folder "
+                    "must be one that all nodes see"
+                )
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors of a saved learner, without its optimizer's."""
-    found = described(folder)
-    weights = {
-        name: torch.empty_like(tensor, device="cpu")
-        for name, tensor in found.items()
-        if name.partition("/")[0] not in _KINDS
-    }
+    """Return the whole tensors of a saved learner, without its optimizer's."""
+    found = {name: tensor for name, tensor in described(folder).items() if name.partition("/")[0] not in _KINDS}
+    weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in found.items()}
     fill(weights, folder)
     return weights
 
 
-def _check_state(
-    folder: Path, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None, everywhere: Set[str]
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The facts, and the moments to be filled. Raises where the files don't fit; they may hold what is ``everywhere``,
-    which is more than ``tensors`` where other ranks have other layers."""
+@dataclass(slots=True, frozen=True)
+class _Saving:
+    """A save under way."""
+
+    folder: Path
+    facts: dict[str, Any]
+    written: Future[None]
+
+
+def _read_facts(folder: Path) -> Progress:
     try:
-        facts: dict[str, Any] = json.loads((folder / FACTS).read_text())
-    except (OSError, ValueError) as error:
+        return Progress(**json.loads((folder / FACTS).read_text()))
+    except (OSError, ValueError, TypeError) as error:
         raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
-    found = described(folder)
-    moments: dict[str, Tensor] = {}
-    if optimizer is not None and any(name.startswith("step/") for name in found):
-        for name, tensor in tensors.items():
-            if tensor.requires_grad:
-                moments[f"step/{name}"] = torch.zeros((), device=tensor.device)
-                moments |= {f"{kind}/{name}": torch.zeros_like(tensor.detach()) for kind in _KINDS[1:]}
-    if mismatch := match(found, {**tensors, **moments}, everywhere):
-        raise WhetError(
-            f"{folder} does not fit this learner: {mismatch}. Resume with the model, LoRA and precision settings that "
-            "it was saved with"
-        )
-    return facts, moments
-
-
-def _names(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> set[str]:
-    """Of the tensors, and of the moments that there may be."""
-    trained = [name for name, tensor in tensors.items() if tensor.requires_grad] if optimizer is not None else []
-    return {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
-
-
-def _save_whole(folder: Path, tensors: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> None:
-    save_tensors(folder / WEIGHTS, tensors)
-    save_tensors(folder / MOMENTS, moments)
-
-
-def _save_facts(folder: Path, facts: Mapping[str, Any]) -> None:
-    write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1).encode())
-
-
-def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
-    if optimizer is None:
-        return {}
-    return {
-        f"{kind}/{name}": value
-        for name, tensor in tensors.items()
-        if tensor in optimizer.state
-        for kind, value in optimizer.state[tensor].items()
-    }

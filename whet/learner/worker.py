@@ -1,5 +1,5 @@
-"""One rank of a learner: a model, its optimizer, and what they do with micro-batches. Scores, updates, saves, loads,
-and hands out weights. Knows losses only as functions of a model's output and a batch.
+"""One rank of a learner: a model, its optimizer, and what they do with micro-batches. Scores and updates; its ``state``
+is saved and loaded, its ``weights`` are handed out. Knows losses only as functions of a model's output and a batch.
 
 Several ranks each run the same calls in step. They meet where the model is built (``whet.parallel``), inside its
 forward and backward passes, where the gradient gets its norm, and where weights and state are put together.
@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,21 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from whet.batch import Batch, ModelOutput
+from whet.batch import Batch, ModelOutput, Output
 from whet.cluster.base import Seat
+from whet.cluster.rendezvous import LOOPBACK
 from whet.config import Config
 from whet.errors import WhetError
-from whet.learner import precision
 from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import Head, LearnerConfig, OptimizerConfig
-from whet.learner.keeping import Keeping
-from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, scale_gradients
-from whet.learner.passes import learn, say
-from whet.learner.scorer import Scorer, build_scorer
-from whet.learner.skipping import skip
+from whet.learner.dump import read_dump
+from whet.learner.model import LearnerModel, build_model
+from whet.learner.named_weights import requested_weights
+from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, move_moments, scale_gradients
+from whet.learner.passes import forward, forward_backward
+from whet.learner.precision import choose_matmul_precision
+from whet.learner.skipping import SkippedStep, first_not_finite
+from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
@@ -38,12 +42,13 @@ from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
 from whet.parallel.parameters import squared_norm
 from whet.seeds import derive_seed
+from whet.weights.sender import Sender
 
-COLUMNS = {
-    "language": frozenset({"logprobs", "entropy", "topk", "reference_logprobs", "topk_ids"}),
+OUTPUTS: dict[Head, frozenset[Output]] = {
+    "language": frozenset({"logprobs", "entropy", "topk", "topk_ids"}),
     "value": frozenset({"values"}),
 }
-"""What ``score`` can be asked for, by head."""
+"""What a model says, by head."""
 
 
 class WorkerConfig(Config):
@@ -75,40 +80,56 @@ class RankUpdate:
     skipped: bool
 
 
-class LearnerWorker(Keeping):
+class LearnerWorker:
     """A model that scores and, with an optimizer, learns."""
 
     def __init__(self, config: WorkerConfig, seat: Seat | None = None) -> None:
         self.config, self.seat = config, seat or Seat()
-        self.precision = config.learner.precision
         self.device = _device(self.seat)
         self.ranks: Ranks | None = None
         if max(self.seat.ranks, config.parallel.ranks) > 1:
             self.ranks = join(config.parallel, self.seat, self.device, config.learner.deadline)
         self.trains = config.optimizer is not None
-        self.scorer = self._scorer(train=self.trains)
-        hf: Any = self.model.config
-        text = hf.get_text_config()
-        self.forest = supports_forest(hf)
-        self.vocabulary = int(text.vocab_size)
-        inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-        self.matmul_precision = precision.choose_matmul_precision(
-            config.learner.matmul_precision, self.precision, self.device, text.hidden_size, int(inner)
-        )
-        if self.ranks is not None:
-            self.matmul_precision = self.ranks.first(self.matmul_precision)
-        torch.set_float32_matmul_precision(self.matmul_precision)
+        self.module = self._build(train=self.trains)
+        self.reference: LearnerModel | None = None  # loaded when first asked for
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        self.dropout = bool(getattr(text, "attention_dropout", 0.0)) or any(
-            isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()
+        self.optimizer = build_adamw(self.module.parameters(), config.optimizer) if config.optimizer else None
+        self.state = LearnerState(
+            self.module, self.optimizer, Progress(self._set_matmul_precision()), config.learner, self.ranks
         )
-        self.parameters, self.trained_parameters = self.scorer.sizes()
-        self.reference: Scorer | None = None  # loaded when first asked for
-        self.optimizer = build_adamw(self._parameters(), config.optimizer) if config.optimizer else None
-        self.step = 0  # optimizer steps done; skipped ones don't count
-        self.skipped = 0
-        self.skipped_in_a_row = 0
+        self.weights = Sender(
+            partial(requested_weights, self.module, self.device, self.ranks),
+            self.ranks,
+            self.device,
+            self.seat.remote,
+            self.seat.rendezvous.rpartition(":")[0] or LOOPBACK,
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The language model, or PEFT's wrap of it."""
+        return self.module.model
+
+    @property
+    def progress(self) -> Progress:
+        return self.state.progress
+
+    def facts(self) -> LearnerFacts:
+        hf: Any = self.model.config
+        return LearnerFacts(
+            self.config.model,
+            self.config.head,
+            self.module.size,
+            self.module.trained_size,
+            self.config.learner.precision,
+            self.progress.matmul_precision,
+            str(self.device),
+            self.seat.ranks,
+            supports_forest(hf),
+            int(hf.get_text_config().vocab_size),
+            self.progress.step,
+        )
 
     # Forward only
 
@@ -116,40 +137,40 @@ class LearnerWorker(Keeping):
     def score(
         self, micro_batches: Sequence[MicroBatch], columns: Set[str], top: Top | None = None
     ) -> list[dict[str, Tensor]]:
-        """The columns of each micro-batch, [n] or [n, K], on the CPU, in float32 or wider."""
-        known = COLUMNS[self.config.head]
+        """Return the columns of each micro-batch, [n] or [n, K], on the CPU, in float32 or wider."""
+        head, own = self.config.head, OUTPUTS[self.config.head] & columns
+        known = OUTPUTS[head] | ({"reference_logprobs"} if head == "language" else set[str]())
         if columns - known:
-            raise WhetError(
-                f"a learner with a {self.config.head} head scores {sorted(known)}, not {sorted(columns - known)}"
-            )
+            raise WhetError(f"a learner with a {head} head scores {sorted(known)}, not {sorted(columns - known)}")
         if "topk_ids" in columns and top is None:
             raise WhetError("the likeliest tokens were asked for, but not how many; give top")
-        likeliest = {"topk_ids", "topk"} if top is not None else set[str]()
         self.model.eval()
         batches = [micro.batch.to(self.device) for micro in micro_batches]
-        results: list[dict[str, Tensor]] = [{} for _ in batches]
-        own = columns - {"reference_logprobs"} - likeliest
-        if own:
-            for found, said in zip(results, say(self.scorer, batches, own, self.precision), strict=True):
-                found |= {name: said[name] for name in own}
-        if "reference_logprobs" in columns:
-            for found, said in zip(results, self._of_reference(batches), strict=True):
-                found["reference_logprobs"] = said["logprobs"]
-        if columns & likeliest:
-            for found, said in zip(results, say(self.scorer, batches, set(), self.precision, top), strict=True):
-                found |= said
-        reshard(self.scorer)
-        return results
+        scored: list[dict[str, Tensor]] = [{} for _ in batches]
 
-    def _of_reference(self, batches: Sequence[Batch]) -> list[dict[str, Tensor]]:
+        def keep(found: Sequence[ModelOutput], names: Set[Output], prefix: str = "") -> None:
+            for output, one in zip(found, scored, strict=True):
+                one |= {prefix + name: output.column(name) for name in names}
+
+        likeliest = own & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
+        if given := own - likeliest:
+            keep(forward(self.module, batches, given), given)
+        if "reference_logprobs" in columns:
+            keep(self._of_reference(batches), {"logprobs"}, "reference_")
+        if likeliest:
+            keep(forward(self.module, batches, set(), top), likeliest)
+        reshard(self.module)
+        return scored
+
+    def _of_reference(self, batches: Sequence[Batch]) -> list[ModelOutput]:
         """What is said under the weights that the run started from."""
         model: Any = self.model
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
-                return say(self.scorer, batches, set(), self.precision)
+                return forward(self.module, batches, set())
         if self.trains and self.reference is None:
-            self.reference = self._scorer(train=False)
-        return say(self.reference or self.scorer, batches, set(), self.precision)
+            self.reference = self._build(train=False)
+        return forward(self.reference or self.module, batches, set())
 
     def release_reference(self) -> None:
         """Let go of the reference model; it is loaded again when asked for."""
@@ -164,25 +185,27 @@ class LearnerWorker(Keeping):
         moments, not the schedule. See ``whet.learner.skipping``; ``max_skipped_steps`` of that in a row raise
         ``WhetError``.
         """
-        config = self.config.optimizer
+        config, progress = self.config.optimizer, self.progress
         if self.optimizer is None or config is None:
             raise WhetError("this learner has no optimizer, so it can score but not update")
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
         own_loss, loss_value, norm_value = self._measure(total)
-        lr = learning_rate(config, self.step, self.config.steps)
+        lr = learning_rate(config, progress.step, self.config.steps)
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         if finite:
             if norm_value > config.max_grad_norm:
-                scale_gradients(self._parameters(), config.max_grad_norm / (norm_value + 1e-6))
+                scale_gradients(self.module.parameters(), config.max_grad_norm / (norm_value + 1e-6))
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
-            self.step += 1
-            self.skipped_in_a_row = 0
+            progress.step += 1
+            progress.skipped_in_a_row = 0
         else:
-            self.skipped += 1
-            self.skipped_in_a_row += 1
-            skip(self, micro_batches, loss, loss_value, norm_value)
+            progress.skipped += 1
+            progress.skipped_in_a_row += 1
+            skipped = SkippedStep(progress, loss_value, norm_value, micro_batches, self.module.gradients())
+            dump = skipped.dump(self.config.dumps, loss, self.ranks) if self.config.dumps is not None else None
+            skipped.check(self.config.learner.max_skipped_steps, dump)
         self.optimizer.zero_grad(set_to_none=True)  # generation between two updates gets the memory
         return RankUpdate(own_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
 
@@ -195,7 +218,7 @@ class LearnerWorker(Keeping):
         logprobs: dict[int, Tensor] = {}
         batches = [micro.batch.to(self.device) for micro in micro_batches]
 
-        def judged(number: int, output: ModelOutput) -> Tensor:
+        def loss_of(number: int, output: ModelOutput) -> Tensor:
             value, reported = loss(output, batches[number])
             total.add_(value.detach())
             metrics.merge(reported)
@@ -203,60 +226,66 @@ class LearnerWorker(Keeping):
             return value
 
         with self._seeded_dropout():
-            learn(self.scorer, batches, loss.outputs, self.precision, judged)
+            forward_backward(self.module, batches, loss.outputs, loss_of)
         found = (total.cpu(), metrics, [logprobs[number].cpu() for number in sorted(logprobs)])
-        if self.scorer.pipeline is not None:
-            found = self.scorer.pipeline.from_last(found)
+        if self.module.pipeline is not None:
+            found = self.module.pipeline.from_last(found)
         return found[0].to(self.device), *found[1:]
 
     def _measure(self, total: Tensor) -> tuple[float, float, float]:
         """The loss of this shard of the data, that of the whole step, and the norm of its gradient: the latter two have
         the same bits on every rank, so that all ranks decide alike."""
         if self.ranks is None:
-            loss, norm = torch.stack([total.double(), gradient_norm(self._parameters()).double()]).tolist()
+            loss, norm = torch.stack([total.double(), gradient_norm(self.module.parameters()).double()]).tolist()
             return loss, loss, norm
-        gradients = [parameter.grad for parameter in self.scorer.counted() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.module.counted() if parameter.grad is not None]
         squares = squared_norm(gradients, self.seat.ranks // self.config.parallel.pipeline).to(self.device)
         loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
         return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
 
-    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Of the model and of its value head; on a pipeline's stage, those that are there."""
-        yield from self.model.named_parameters()
-        if self.scorer.value_head is not None:
-            yield from self.scorer.value_head.named_parameters(prefix="value_head")
+    def replay(self, dump: Path, loss: Loss) -> list[dict[str, Any]]:
+        """Find what each micro-batch of a skipped step's dump does to the weights as they are now, without changing
+        them: ``loss``, ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or
+        None)."""
+        if self.ranks is not None:
+            raise WhetError("a dump is replayed by one process; it does not depend on how the model was spread")
+        results = []
+        for micro in read_dump(dump)[0]:
+            total, _, _ = self.accumulate([micro], loss)
+            norm, not_finite = gradient_norm(self.module.parameters()), first_not_finite(self.module.gradients())
+            results.append({"loss": float(total), "gradient_norm": float(norm), "not_finite": not_finite})
+        return results
 
-    def facts(self) -> LearnerFacts:
-        return LearnerFacts(
-            self.config.model,
-            self.config.head,
-            self.parameters,
-            self.trained_parameters,
-            self.precision,
-            self.matmul_precision,
-            str(self.device),
-            self.seat.ranks,
-            self.forest,
-            self.vocabulary,
-            self.step,
-        )
+    # Room on the device
+
+    def sleep(self) -> None:
+        """Let the optimizer's moments go to the CPU and gradients go altogether. The model stays: it is what a
+        generator gets its weights from."""
+        if self.optimizer is not None:
+            self.optimizer.zero_grad(set_to_none=True)
+            move_moments(self.optimizer, torch.device("cpu"))
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Bring the moments back."""
+        if self.optimizer is not None:
+            move_moments(self.optimizer, None)
 
     def close(self) -> None:
         """Let go of everything large, and of the other ranks."""
-        if self.sender is not None:
-            self.sender.close()
-        self.optimizer = self.reference = self.sender = None
-        self.scorer = Scorer(nn.Identity(), None)
+        self.weights.close()
+        del self.module, self.reference, self.optimizer, self.state, self.weights
         if self.ranks is not None:
             self.ranks.leave()
 
     # Parts
 
-    def _scorer(self, *, train: bool) -> Scorer:
+    def _build(self, *, train: bool) -> LearnerModel:
         """The model that this learner is about, or with ``train`` false its reference."""
-        return build_scorer(
+        return build_model(
             self.config.model,
-            self.precision,
+            self.config.learner.precision,
             self.device,
             self.ranks,
             train=train,
@@ -265,16 +294,25 @@ class LearnerWorker(Keeping):
             compiled=self.config.learner.compile,
         )
 
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for _, parameter in self.named_parameters()]
+    def _set_matmul_precision(self) -> str:
+        learner = self.config.learner
+        chosen = choose_matmul_precision(learner.matmul_precision, learner.precision, self.device)
+        if self.ranks is not None:
+            chosen = self.ranks.first(chosen)
+        torch.set_float32_matmul_precision(chosen)
+        return chosen
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:
         """Dropout, where a model has it, is a function of the seed and the step, not of what ran before."""
-        with torch.random.fork_rng() if self.dropout else nullcontext():
-            if self.dropout:
-                stage = [] if self.scorer.pipeline is None else [self.scorer.pipeline.own[0].index]
-                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.shard, self.step, *stage))
+        hf: Any = self.model.config
+        drops = bool(getattr(hf.get_text_config(), "attention_dropout", 0.0)) or any(
+            isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()
+        )
+        with torch.random.fork_rng() if drops else nullcontext():
+            if drops:
+                stage = [] if self.module.pipeline is None else [self.module.pipeline.own[0].index]
+                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.shard, self.progress.step, *stage))
             yield
 
 

@@ -6,7 +6,7 @@ work on the same data stand side by side, as in a ``Placement``. Knows no model.
 
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TypeVar
@@ -106,6 +106,11 @@ class Ranks:
         """Let go of the process group, if it was made here."""
         if self.owns_process_group and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def together(ranks: Ranks | None, doing: str) -> AbstractContextManager[None]:
+    """``Ranks.together``, also where one rank is alone."""
+    return nullcontext() if ranks is None else ranks.together(doing)
 
 
 def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: float) -> Ranks:

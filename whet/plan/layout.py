@@ -17,7 +17,7 @@ import torch.distributed as dist
 from whet.cluster.base import Seat
 from whet.errors import WhetError
 from whet.learner.config import Precision
-from whet.learner.scorer import build_whole
+from whet.learner.model import build_whole
 from whet.models.config import ModelConfig
 from whet.models.stages import cut_layers
 from whet.parallel.config import ParallelConfig

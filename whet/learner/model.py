@@ -1,0 +1,165 @@
+"""The model of a learner with its head, as one module: all of it on this rank's device, or this rank's part of it. From
+a batch to what the model says about it: one gather, by predictor, is all the shifting there is, and the head runs only
+where a token is trained. Knows no loss and no optimizer."""
+
+from collections.abc import Iterator, Set
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.batch import Batch, ModelOutput, Output
+from whet.learner.base import Top
+from whet.learner.config import Precision
+from whet.learner.precision import autocast, shrink, weight_dtype
+from whet.models.compiled import compile_layers
+from whet.models.config import ModelConfig
+from whet.models.forest_attention import forest_hidden
+from whet.models.head import head_of, ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.loading import load_model
+from whet.models.shards import WHOLE, Shards
+from whet.models.stages import Passage
+from whet.models.values import ValueHead
+from whet.parallel.mesh import Ranks
+from whet.parallel.parallelize import parallelize
+from whet.parallel.parameters import local
+from whet.parallel.pipeline import Pipeline
+
+
+class LearnerModel(nn.Module):
+    """A module, so that what is hooked around one (sharded parameters) works around all of it: a model's head is read
+    in here, not called."""
+
+    def __init__(self, model: nn.Module, value_head: ValueHead | None, precision: Precision) -> None:
+        super().__init__()
+        self.model, self.value_head, self.precision = model, value_head, precision
+        self.shards: Shards = WHOLE
+        self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
+        self.size = self.trained_size = 0  # numbers of all parameters, and of those that are trained, on all ranks
+
+    def forward(
+        self, batch: Batch, outputs: Set[Output], top: Top | None = None, passage: Passage | None = None
+    ) -> ModelOutput | Tensor:
+        """Return what the model says about the batch's N tokens, on its device; every column is 0 where untrained.
+
+        ``outputs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's
+        ``topk_ids``. With ``top`` there are ``topk`` and ``topk_ids`` alone: the ``top.k`` likeliest tokens (all, where
+        there are fewer), likeliest first. With a value head there are values alone. What is not asked for is None, or
+        log-probs of 0.
+
+        Gradients flow; where no token is trained, zeros flow, so that all ranks of a step take part in the backward
+        pass. ``passage``: hidden states come from the stages before; at a stage that is not the last one, hidden states
+        [1, n, H] are returned.
+        """
+        with autocast(self.precision, batch.tokens.device):
+            hidden = forest_hidden(self.model, batch, self.shards.tokens, passage)
+            if passage is not None and not passage.stage.last:
+                return hidden
+            return self._read(hidden, batch, outputs, top)
+
+    def _read(self, hidden: Tensor, batch: Batch, outputs: Set[Output], top: Top | None) -> ModelOutput:
+        """``hidden`` [N, H]: the last hidden state of every token."""
+        trained = self.shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
+        # index_select, because its backward sums the children of one predictor in a fixed order.
+        picked = hidden.index_select(0, batch.predictor.to(hidden.device)[trained])
+
+        def spread(rows: Tensor) -> Tensor:
+            column = rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
+            return self.shards.tokens.combine(column)
+
+        if self.value_head is not None:
+            values = self.value_head(picked)
+            return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
+        weight, how = _head(self.model, self.shards)
+        if top is not None:
+            ids, topk = topk_logprobs(picked, weight, top.k, batch.distribution, below=top.below, **how)
+            return ModelOutput(topk.new_zeros(len(batch)), topk=spread(topk), topk_ids=spread(ids))
+        targets = batch.tokens.to(picked.device)[trained]
+        logprobs, entropy = token_logprobs(
+            picked, weight, targets, batch.distribution, with_entropy="entropy" in outputs, **how
+        )
+        output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
+        if "topk" in outputs:
+            ids = batch.column("topk_ids").to(picked.device)[trained]
+            output.topk = spread(ids_logprobs(picked, weight, ids, batch.distribution, **how))
+        return output
+
+    def by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of the model, by its own names, and of the value head; on a pipeline's stage, those that are
+        there."""
+        yield from self.model.named_parameters()
+        if self.value_head is not None:
+            yield from self.value_head.named_parameters(prefix="value_head")
+
+    def counted(self) -> Iterator[nn.Parameter]:
+        """The parameters that are here, without the copies that another stage of a pipeline counts."""
+        copy = None if self.pipeline is None else self.pipeline.copy
+        return (parameter for parameter in self.parameters() if parameter is not copy)
+
+    def gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """Those that there are, by parameter; of several ranks, the parts that are here."""
+        return ((name, local(p.grad)) for name, p in self.by_name() if p.grad is not None)
+
+    @property
+    def all_is_trained(self) -> bool:
+        """Whether nothing is frozen, on any rank."""
+        return self.size == self.trained_size
+
+    def measure(self) -> None:
+        """Find ``size`` and ``trained_size``; all ranks must do it together."""
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.counted()]
+        counts = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
+        self.size, self.trained_size = counts if self.pipeline is None else self.pipeline.sum(counts)
+
+
+def build_model(
+    config: ModelConfig,
+    precision: Precision,
+    device: torch.device,
+    ranks: Ranks | None = None,
+    *,
+    train: bool,
+    value_head: bool = False,
+    seed: int = 0,
+    compiled: bool = False,
+) -> LearnerModel:
+    """Build it on this rank. See ``load_model`` for ``train`` and ``seed``; of several ranks, all must call this
+    together."""
+    build = partial(build_whole, config, precision, train, value_head, seed)
+    if ranks is None:
+        model = build(torch.device("cpu")).to(device)
+    else:
+        model, shards = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
+        model.shards = shards
+        if ranks.config.pipeline > 1:
+            model.pipeline = Pipeline(model.model, shards.tokens, ranks)
+    model.measure()
+    if compiled:
+        compile_layers(model.model, device)
+    return model
+
+
+def build_whole(
+    config: ModelConfig, precision: Precision, train: bool, value_head: bool, seed: int, device: torch.device
+) -> LearnerModel:
+    """Build all of it, on the CPU with its weights, or on ``meta`` without."""
+    dtype = weight_dtype(precision)
+    model: Any = load_model(config, dtype=dtype, train=train, seed=seed, empty=device.type == "meta")
+    if not train:
+        shrink(model, precision)
+    if not value_head:
+        return LearnerModel(model, None, precision)
+    output = model.get_output_embeddings()
+    if output.weight is not model.get_input_embeddings().weight:
+        output.requires_grad_(False)  # nobody reads its logits
+    head = ValueHead(model.config.get_text_config().hidden_size, seed=seed, device=device)
+    return LearnerModel(model, head.to(dtype).requires_grad_(train), precision)
+
+
+def _head(model: nn.Module, shards: Shards) -> tuple[Tensor, dict[str, Any]]:
+    """The output matrix, or the part of it that is here, and what else log-probs depend on."""
+    head, vocabulary = head_of(model), shards.vocabulary
+    bias = None if head.bias is None else vocabulary.local(head.bias)
+    how = {"bias": bias, "scale": head.scale, "softcap": head.softcap, "vocabulary": vocabulary}
+    return vocabulary.local(head.weight), how
