@@ -121,7 +121,7 @@ def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:
 def save_where_there_is_no_folder(rendezvous: str, rank: int, case: Case, folder: Path) -> list[str]:
     worker = build(case, rendezvous, rank)
     said = []
-    for save in (worker.save, worker.begin_save):
+    for save in (worker.state.save, worker.state.begin_save):
         with pytest.raises(WhetError) as caught:
             save(folder / f"of rank {rank}" if rank else folder)  # as on a node that does not see the run folder
         said.append(str(caught.value))

@@ -186,8 +186,7 @@ def several_refits(worker: LearnerWorker, rank: int, engines: Engines | None) ->
         told.append(refit(worker, engines, request))
         held.append((mapped(), engines.call("mapped") if engines else None))
         learn(worker)
-    assert worker.sender is not None
-    worker.sender.close()
+    worker.weights.close()
     return {"told": told, "held": held, "after": mapped()}
 
 
