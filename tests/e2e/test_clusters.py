@@ -1,6 +1,5 @@
 """A run does not depend on where its workers are."""
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import pytest
 from tests.tiny import VOCAB, tiny_qwen3_moe, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.errors import ConfigError
+from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.run import resume, start
 
 _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
@@ -17,8 +17,7 @@ _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is n
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
     """What the steps of training measured, without times."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("time")} for row in rows if row["kind"] == "train"]
+    return [without_time(row) for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize("cluster", ["processes", pytest.param("ray", marks=[_RAY, pytest.mark.slow])])
