@@ -158,10 +158,11 @@ def test_a_lost_group_is_recorded_with_its_error_and_can_be_looked_at(
 def test_five_interrupts_of_a_run_end_in_one_line(tiny_model: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1000))
     command = [sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
     while not rollout_path(tmp_path / "run", 2).exists():
-        assert process.poll() is None
+        assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
     for _ in range(5):
