@@ -1,7 +1,6 @@
 """Naming vLLM in a recipe imports nothing, and where it is not installed the answer says what to do."""
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,11 @@ from tests.toy import toy_recipe
 from whet.build import build_generator, build_renderer
 from whet.config import load
 from whet.errors import ConfigError, WhetError
+from whet.generators import vllm_processes
 from whet.generators.config import Adapter, Deployment
 from whet.generators.router import Router
 from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.generators.vllm_processes import VllmProcesses
 from whet.models.config import LoraSettings
 from whet.recipe import Recipe
 from whet.weights.config import WeightSyncConfig
@@ -52,13 +53,8 @@ def test_an_engine_beside_gpus_has_to_say_which_are_its_own(monkeypatch: pytest.
     assert engine.deployment.gpus == ("2", "3")
 
 
-def test_the_engine_is_born_with_its_devices_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whet.generators.vllm_start import _environment
-
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    with _environment(VllmGeneratorConfig(devices="2"), "mark", Deployment(gpus=("2",))):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2"
+def test_the_engine_is_born_with_its_devices_only() -> None:
+    assert VllmProcesses(VllmGeneratorConfig(), Deployment(gpus=("2",))).environment()["CUDA_VISIBLE_DEVICES"] == "2"
 
 
 def test_an_engine_takes_one_device_for_each_rank() -> None:
@@ -96,12 +92,10 @@ def test_more_ranks_than_key_value_heads_can_share_them(monkeypatch: pytest.Monk
 
 
 def test_the_ranks_divide_the_engines_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whet.generators import vllm_start
-
-    monkeypatch.setattr(vllm_start, "cores", lambda: 6)
+    monkeypatch.setattr(vllm_processes, "cores", lambda: 6)
     for settings, expected in (({"tensor": 2}, "3"), ({"tensor": 2, "threads": 4}, "2"), ({"tensor": 8}, "1")):
-        with vllm_start._environment(VllmGeneratorConfig(**settings), "mark", Deployment()):
-            assert os.environ["OMP_NUM_THREADS"] == expected
+        processes = VllmProcesses(VllmGeneratorConfig(**settings), Deployment())
+        assert processes.environment()["OMP_NUM_THREADS"] == expected
 
 
 def test_replicas_share_devices_and_cores_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def engine(loop: Loop) -> Iterator[VllmGenerator]:
     generator = make(model)
     loop.run(load(model, generator))
     yield generator
-    processes = list(generator.processes)
+    processes = list(generator.processes.ids)
     loop.run(generator.close())
     assert processes
     assert not [number for number in processes if psutil.pid_exists(number)]
@@ -116,7 +116,7 @@ def test_a_prompt_is_served_from_the_cache_until_weights_change(engine: VllmGene
 def test_nothing_listens_beyond_this_machine(engine: VllmGenerator) -> None:
     listening = [
         connection.laddr.ip
-        for number in (*engine.processes, os.getpid())
+        for number in (*engine.processes.ids, os.getpid())
         for connection in psutil.Process(number).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
@@ -124,7 +124,7 @@ def test_nothing_listens_beyond_this_machine(engine: VllmGenerator) -> None:
 
 
 def test_the_environment_is_left_as_it_was(engine: VllmGenerator) -> None:
-    assert engine.processes
+    assert engine.processes.ids
     assert "WHET_ENGINE_MARK" not in os.environ
     assert "TORCHDYNAMO_DISABLE" not in os.environ
 
@@ -148,14 +148,13 @@ def test_an_engine_that_starts_half_way_is_ended(monkeypatch: pytest.MonkeyPatch
     there: list[int] = []
 
     async def no_answer(*_: Any) -> Any:
-        assert generator._folder is not None
-        there.extend(process.pid for process in marked(generator._folder.name))
+        there.extend(process.pid for process in marked(generator.processes.mark))
         if how == "silent":
             await asyncio.sleep(600)
         raise RuntimeError("no such method")
 
     generator = make(tiny_llama(), deadline=20.0)
-    monkeypatch.setattr(AsyncLLM, "collective_rpc", no_answer)
+    monkeypatch.setattr(AsyncLLM, "update_weight_version", no_answer)
 
     async def go() -> None:
         why = "no such method" if how == "failing" else "did not answer within 20 s"
@@ -166,8 +165,8 @@ def test_an_engine_that_starts_half_way_is_ended(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(GeneratorError, match="did not start"):
             await generator.pause()
         await generator.close()
-        assert generator._guard is not None
-        assert generator._guard.poll() is not None
+        assert generator.processes.guard is not None
+        assert generator.processes.guard.poll() is not None
 
     asyncio.run(go())
 
@@ -184,21 +183,21 @@ def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_noth
         under_way = asyncio.ensure_future(generator.sample(PROMPT, SamplingParams(490), "s"))
         await generator.sample(PROMPT, SamplingParams(2), "s")
         assert not under_way.done()
-        for number in generator.processes:
+        for number in generator.processes.ids:
             os.kill(number, how)
         started = time.monotonic()
         expected = DeadlineError if how is signal.SIGSTOP else GeneratorError
         for wait in (under_way, generator.sample(PROMPT, SamplingParams(2), "s"), generator.pause()):
             with pytest.raises((expected, DeadlineError)) as error:
                 await wait
-            assert all(str(number) in str(error.value) for number in generator.processes)
+            assert all(str(number) in str(error.value) for number in generator.processes.ids)
         assert time.monotonic() - started < 20
 
     try:
         loop.run(body())
     finally:
         loop.run(generator.close())
-    assert not [number for number in generator.processes if psutil.pid_exists(number)]
+    assert not [number for number in generator.processes.ids if psutil.pid_exists(number)]
 
 
 @pytest.mark.parametrize("when", ["while it starts", "later"])

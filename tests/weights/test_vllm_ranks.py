@@ -36,10 +36,9 @@ def parts(loop: Loop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part
     model = tiny_llama(initializer_range=0.3, attention_bias=True, mlp_bias=True)
     parts = Parts(model, tmp_path_factory.mktemp("untied"), generator={"tensor": 2, "threads": 2, "deadline": 300.0})
     yield parts
-    mark = parts.generator._folder.name
+    met = _met(parts.generator)
     parts.close(loop)
-    assert not marked(mark)
-    assert not _left_behind(parts.generator)
+    _check_nothing_is_left(parts.generator, met)
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "cuda_ipc"])
@@ -53,7 +52,7 @@ def test_every_rank_reads_back_its_part_and_samples_as_transformers_does(
         metrics = await parts.publish(sync)
         assert metrics["refit/unread"] == 0
         assert metrics["refit/probe_max"] < 1e-3
-        assert len(parts.generator.processes) == 3  # the engine's core and two ranks
+        assert len(parts.generator.processes.ids) == 3  # the engine's core and two ranks
         reference = tiny_llama(attention_bias=True, mlp_bias=True)
         reference.load_state_dict(dict(await weights_of(parts.learner)))
         params = [SamplingParams(40, seed=i, distribution=Distribution(0.7)) for i in range(len(PROMPTS))]
@@ -100,16 +99,24 @@ def test_no_rank_listens_beyond_this_machine(parts: Parts, loop: Loop) -> None:
     loop.run(parts.publish(parts.sync()))
     listening = [
         connection.laddr.ip
-        for number in (*parts.generator.processes, os.getpid())
+        for number in (*parts.generator.processes.ids, os.getpid())
         for connection in psutil.Process(number).net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
     assert set(listening) <= {"127.0.0.1", "::1"}
 
 
-def _left_behind(generator: Any) -> list[Path]:
-    (met,) = generator._met
-    return [path for folder in (Path("/dev/shm"), met.parent) for path in folder.glob(f"{met.name}*")]
+def _met(generator: Any) -> str:
+    """The name of the file through which the ranks met, and of the memory that they share."""
+    (met,) = generator.processes.folder.glob("vllm_dist_*")
+    return str(met.name)
+
+
+def _check_nothing_is_left(generator: Any, met: str) -> None:
+    assert not marked(generator.processes.mark)
+    assert generator.processes.guard.poll() is not None
+    assert not generator.processes.folder.exists()
+    assert not list(Path("/dev/shm").glob(f"{met}*"))
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])
@@ -119,7 +126,7 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
 
     async def go() -> None:
         await load(model, generator)
-        ranks = [process for process in map(psutil.Process, generator.processes) if process.children() == []]
+        ranks = [process for process in map(psutil.Process, generator.processes.ids) if process.children() == []]
         under_way = asyncio.ensure_future(generator.sample([5, 6, 7], SamplingParams(490), "s"))
         await generator.sample([5, 6, 7], SamplingParams(2), "s")
         ranks[-1].send_signal(how)
@@ -132,8 +139,6 @@ def test_one_rank_that_freezes_or_dies_ends_the_engine_in_time(loop: Loop, how: 
     try:
         loop.run(go(), 540)  # most of it is the start
     finally:
-        mark = generator._folder.name
+        met = _met(generator)
         loop.run(generator.close())
-    assert not marked(mark)
-    assert generator._guard.poll() is not None
-    assert not _left_behind(generator)
+    _check_nothing_is_left(generator, met)

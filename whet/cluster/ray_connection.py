@@ -3,11 +3,12 @@
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from whet.errors import WhetError
+from whet.processes.environment import environment
 
 
 def connect(address: str | None) -> bool:
@@ -18,7 +19,7 @@ def connect(address: str | None) -> bool:
     """
     try:
         if address is None:
-            with _environment(_private()):
+            with environment(_private()):  # other children of this process, such as graders, must not know the token
                 return _init("local", include_dashboard=False)
         return _init(address)
     except ImportError as error:
@@ -33,21 +34,6 @@ def _private() -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: this node's address is loopback, on Linux too
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set only while Ray starts: other children of this process, such as graders, must not know the token."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _init(address: str, **settings: Any) -> bool:

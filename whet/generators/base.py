@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
+from whet.errors import ConfigError, WhetError
 from whet.types import Distribution
 
 if TYPE_CHECKING:
@@ -24,6 +25,20 @@ class SamplingParams:
     greedy: bool = False
     stop_token_ids: tuple[int, ...] = ()  # kept as the last token of the completion
     stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
+
+
+def check_request(prompt: Sequence[int], params: SamplingParams, vocabulary: int, *, stops: bool) -> None:
+    """Raise ``WhetError`` for what no engine can meet: tokens outside its ``vocabulary``, or stop texts where it has no
+    tokenizer (``stops`` is false)."""
+    d = params.distribution
+    if not prompt:
+        raise WhetError("cannot sample from an empty prompt: give at least one token (the BOS token, for example)")
+    if min(prompt) < 0 or max(prompt) >= vocabulary:
+        raise WhetError(f"the prompt has token {max(prompt)} or {min(prompt)}, outside the model's {vocabulary} tokens")
+    if params.stop and not stops:
+        raise ConfigError("stop strings need a tokenizer: give the generator one, or use stop_token_ids")
+    if not params.greedy and not (d.temperature > 0 and d.top_k >= 0 and 0 < d.top_p <= 1 and 0 <= d.min_p <= 1):
+        raise ConfigError(f"{d} is not a valid distribution; for the likeliest token at each step set greedy")
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
-from whet.generators.base import Completion, SamplingParams
+from whet.generators.base import Completion, SamplingParams, check_request
 from whet.generators.decoder import Counters, Decoder, Request
 from whet.generators.engine_model import EngineModel, OpenEngine, named_weights
 from whet.generators.torch_config import TorchGeneratorConfig
@@ -98,16 +98,7 @@ class TorchGenerator:
             request.cancelled = True  # for whoever stops waiting; a finished request is no longer looked at
 
     def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
-        if not prompt:
-            raise WhetError("cannot sample from an empty prompt: give at least one token (the BOS token, for example)")
-        if params.stop and self.tokenizer is None:
-            raise ConfigError("stop strings need a tokenizer: pass one to TorchGenerator, or use stop_token_ids")
-        d = params.distribution
-        if not params.greedy and not (d.temperature > 0 and d.top_k >= 0 and 0 < d.top_p <= 1 and 0 <= d.min_p <= 1):
-            raise ConfigError(f"{d} is no distribution; for the likeliest token at each step set greedy")
-        vocab = self.engine.vocab
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise WhetError(f"the prompt has token {max(prompt)} or {min(prompt)}, outside the model's {vocab} tokens")
+        check_request(prompt, params, self.engine.vocab, stops=self.tokenizer is not None)
         limit = min(params.max_new_tokens, self.config.max_context - len(prompt))
         return Request(tuple(prompt), params, limit)
 

@@ -6,15 +6,13 @@ matrices side by side. Of several ranks, one that has some rows of a matrix (out
 one that has some columns (inputs) has those columns of A and all of B."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import RefitError
-
-if TYPE_CHECKING:
-    from whet.generators.vllm_model import VllmModel
+from whet.generators.vllm_model import VllmModel, cut
 
 NUMBER = 1
 """vLLM's id of the adapter. There is no other."""
@@ -23,7 +21,7 @@ NUMBER = 1
 class VllmAdapter:
     """One refit of the adapter, on one rank. It takes the place of the one before."""
 
-    def __init__(self, model: "VllmModel", worker: Any, rank: int, alpha: float) -> None:
+    def __init__(self, model: VllmModel, worker: Any, rank: int, alpha: float) -> None:
         self._model, self._rank, self._alpha = model, rank, alpha
         loras = getattr(worker.model_runner, "lora_manager", None)
         if loras is None:
@@ -55,11 +53,8 @@ class VllmAdapter:
         from vllm.lora.lora_model import LoRAModel
         from vllm.lora.peft_helper import PEFTHelper
 
-        from whet.generators.vllm_one_adapter import use_one_adapter
-
         manager, came = self._manager, self._came
         manager.remove_all_adapters()
-        use_one_adapter(manager)
         missing = [name for name in self._expected if name not in came]
         if not missing:
             settings = PEFTHelper(r=self._rank, lora_alpha=self._alpha, target_modules=[])
@@ -82,34 +77,19 @@ class VllmAdapter:
         if found is None or slot is None:
             return None
         layer, place, is_a = found
-        cut = self._cut(layer.base_layer, place, is_a, tensor)
-        if cut is None:
+        part = cut(layer.base_layer, place, tensor, inputs=is_a, outputs=not is_a)
+        if part is None:
             return None
         if not is_a:
-            cut = cut.to(slot.dtype) * (self._alpha / self._rank)
-        whole = torch.zeros(slot.shape, dtype=slot.dtype, device=cut.device)
-        if cut.shape[0] <= whole.shape[0] and cut.shape[1] <= whole.shape[1]:
-            whole[: cut.shape[0], : cut.shape[1]] = cut
+            part = part.to(slot.dtype) * (self._alpha / self._rank)
+        whole = torch.zeros(slot.shape, dtype=slot.dtype, device=part.device)
+        if part.shape[0] <= whole.shape[0] and part.shape[1] <= whole.shape[1]:
+            whole[: part.shape[0], : part.shape[1]] = part
         return whole
 
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         """What the layer multiplies with, in full."""
         return self._slot(name)
-
-    def _cut(self, base: Any, place: int | None, is_a: bool, tensor: Tensor) -> Tensor | None:
-        from vllm.model_executor.layers import linear
-
-        from whet.generators.vllm_model import rows
-
-        if base.tp_size == 1:
-            return tensor
-        layer: type = type(base)
-        if layer is linear.RowParallelLinear:
-            width = int(base.input_size_per_partition)
-            return tensor.narrow(1, base.tp_rank * width, width) if is_a else tensor
-        if layer in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
-            return tensor if is_a else rows(base, place, tensor)
-        return tensor if layer is linear.ReplicatedLinear else None
 
     def _slot(self, name: str) -> Tensor | None:
         """Where a tensor lies in its layer; all zeros where no adapter is in place."""

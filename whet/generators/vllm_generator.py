@@ -4,33 +4,25 @@ Who waits for what: the engine starts with the first call that needs it. ``sampl
 the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` forgets all
 keys and values (those of requests under way are computed anew, from their tokens) and lets them go on. Every wait has
 the config's deadline. A dead or frozen engine fails every wait with an error that names its processes. When this
-process ends, however it ends, the engine ends (``vllm_guard.py``).
+process ends, however it ends, the engine ends (``vllm_processes.py``).
 """
 
 import asyncio
 import gc
 import itertools
-import json
-import os
-import shutil
-import subprocess
-import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import psutil
 import torch
 
-from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
-from whet.generators.base import Completion, SamplingParams
+from whet.errors import DeadlineError, GeneratorError, RefitError, WhetError
+from whet.generators.base import Completion, SamplingParams, check_request
 from whet.generators.config import Deployment
 from whet.generators.vllm_adapter import NUMBER
 from whet.generators.vllm_config import VllmGeneratorConfig
-from whet.generators.vllm_guard import marked, start_guard
-from whet.generators.vllm_start import import_vllm, start_engine
+from whet.generators.vllm_processes import VllmProcesses
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -53,22 +45,19 @@ class VllmGenerator:
     ) -> None:
         self.config, self.model_config, self.tokenizer = config, model_config, tokenizer
         self.deployment = deployment or Deployment()
+        self.processes = VllmProcesses(config, self.deployment)
         self.version = 0
         self.weights_complete = False  # whether a set of weights has come
         self.under_adapter = False  # whether a LoRA adapter came with them, which requests are answered under
-        self.processes: list[int] = []  # of the engine
         self._vocab = int(model_config.get_text_config().vocab_size)
         self._engine: AsyncLLM | None = None
-        self._folder: Path | None = None
-        self._met: set[Path] = set()  # files through which the engine's ranks met
-        self._guard: subprocess.Popen[bytes] | None = None
         self._failure: GeneratorError | None = None  # of the start
         self._starting = asyncio.Lock()
         self._ids = itertools.count()
         self._under_way: dict[str, asyncio.Task[Completion]] = {}
         self._settled = asyncio.Event()  # no weights are on their way
         self._settled.set()
-        self._paused = self._closed = self._ended = False
+        self._paused = self._closed = False
         self._progress = time.monotonic()  # when the engine last said something
 
     @property
@@ -84,7 +73,7 @@ class VllmGenerator:
     @property
     def name(self) -> str:
         """For messages."""
-        return f"the vLLM engine (processes {', '.join(map(str, self.processes)) or 'not started'})"
+        return f"the vLLM engine (processes {', '.join(map(str, self.processes.ids)) or 'not started'})"
 
     # Sampling
 
@@ -119,15 +108,7 @@ class VllmGenerator:
             raise WhetError("the generator is closed")
         if not self.weights_complete:
             raise RefitError("the vLLM engine holds no complete set of weights; publish one first")
-        if not prompt:
-            raise WhetError("cannot sample from an empty prompt: give at least one token (the BOS token, for example)")
-        if min(prompt) < 0 or max(prompt) >= self._vocab:
-            raise WhetError(f"the prompt has a token outside the model's {self._vocab}: {min(prompt)} or {max(prompt)}")
-        if params.stop and self.tokenizer is None:
-            raise ConfigError("stop strings need a tokenizer: pass one to VllmGenerator, or use stop_token_ids")
-        d = params.distribution
-        if not params.greedy and not (d.temperature > 0 and d.top_k >= 0 and 0 < d.top_p <= 1 and 0 <= d.min_p <= 1):
-            raise ConfigError(f"{d} is no distribution; for the likeliest token at each step set greedy")
+        check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
 
     def _translate(self, params: SamplingParams, limit: int) -> Any:
         """The same in vLLM's words. Nothing ends a completion but what ``params`` names."""
@@ -235,23 +216,19 @@ class VllmGenerator:
         if self._engine is None:
             return
         await self.pause()
-        if self._frees_memory:
+        if self.processes.frees_memory:
             await self._bounded(self._engine.sleep(level=1, mode="keep"), "falling asleep")
 
     async def wake(self) -> None:
         """See ``Generator``."""
         if self._engine is None:
             return
-        if self._frees_memory:
+        if self.processes.frees_memory:
             await self._bounded(self._engine.wake_up(), "waking")
             await self._bounded(self._forget(self._engine), "the reset of its prefix cache")
         self._progress = time.monotonic()
         self._paused = False
         await self._bounded(self._engine.resume_generation(), "the end of the pause")
-
-    @property
-    def _frees_memory(self) -> bool:
-        return self.deployment.sleeps and torch.cuda.is_available()
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
         """Call ``method`` of the object that ``module:Class`` makes of the engine's model (a ``VllmModel``), in each of
@@ -298,59 +275,22 @@ class VllmGenerator:
                 raise self._failure
             if self._engine is None:
                 try:
-                    await self._start()
-                except asyncio.CancelledError:
-                    if self._engine is not None:  # else it is still starting: the guard ends it
-                        await self._give_up()
-                    raise
-                except Exception as error:
+                    self._engine = await self.processes.start(self.model_config, self.tokenizer)
+                    first = self._engine.update_weight_version(str(self.version))
+                    await self._bounded(first, "its first version")
+                except BaseException as error:
+                    engine, self._engine = self._engine, None
+                    await self.processes.end(engine)
+                    if not isinstance(error, Exception):
+                        raise
                     lora = "; weights.lora=merged needs no LoRA of vLLM's" if self.deployment.adapter else ""
                     self._failure = GeneratorError(
                         f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
                         f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s{lora}"
                     )
-                    await self._give_up()
                     raise self._failure from error
-            assert self._engine is not None
+                self._progress = time.monotonic()
             return self._engine
-
-    async def _start(self) -> None:
-        self._folder = self._write_folder()  # its name is like no other: the mark of the engine's processes
-        self._guard = start_guard(self._folder.name)
-        await asyncio.to_thread(import_vllm, self.config, self._folder.name, self.deployment)
-        engine = await asyncio.to_thread(
-            start_engine, self.config, self._folder, self._folder.name, self.deployment, self._frees_memory
-        )
-        self._engine = engine
-        await self._bounded(engine.update_weight_version(str(self.version)), "its first version")
-        found = await self._bounded(engine.collective_rpc("whet_started"), "which processes it has")
-        self.processes = sorted({int(number) for numbers, _ in found for number in numbers} - {os.getpid()})
-        self._met = {Path(path) for _, path in found if path}
-        self._progress = time.monotonic()
-
-    async def _give_up(self) -> None:
-        """End an engine that did not start, or not completely: which processes it has, only their mark says."""
-        engine, self._engine = self._engine, None
-        if engine is not None and engine.output_handler is not None:
-            engine.output_handler.cancel()  # else it reports the engine's end as a failure
-        if self._folder is not None:
-            self.processes = [process.pid for process in await asyncio.to_thread(marked, self._folder.name)]
-        await asyncio.to_thread(self._end, engine)
-        self.processes = []
-
-    def _write_folder(self) -> Path:
-        """What vLLM reads a model from: config and tokenizer, no weights."""
-        folder = Path(tempfile.mkdtemp(prefix="whet-vllm-"))
-        self.model_config.save_pretrained(folder)
-        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        if not facts.get("architectures"):
-            from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as known
-
-            facts["architectures"] = [known[facts["model_type"]]]
-            (folder / "config.json").write_text(json.dumps(facts), encoding="utf-8")
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder)
-        return folder
 
     async def close(self) -> None:
         """End the engine's processes. Requests under way return what they have, with finish reason ``aborted``."""
@@ -366,31 +306,6 @@ class VllmGenerator:
                     await asyncio.wait(tasks, timeout=5)
             except Exception:  # a dead engine can't abort; its requests fail with their own error
                 pass
-            if engine.output_handler is not None:
-                engine.output_handler.cancel()  # else it reports the engine's end as a failure
-            await asyncio.to_thread(self._end, engine)
-            del engine
-            gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end
-        if self._guard is not None and self._ended:  # a start that was given up may still succeed
-            self._guard.kill()
-            self._guard.wait(5)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        for path in self._met:
-            path.unlink(missing_ok=True)
-
-    def _end(self, engine: "AsyncLLM | None") -> None:
-        """Ask, then kill: a frozen process doesn't listen."""
-        left = [process for process in psutil.process_iter() if process.pid in self.processes]
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                if process.status() == psutil.STATUS_STOPPED:
-                    process.kill()
-        if engine is not None:
-            engine.shutdown(timeout=5)
-        _, left = psutil.wait_procs(left, timeout=5)
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, left = psutil.wait_procs(left, timeout=5)
-        self._ended = not left
+        await self.processes.end(engine)
+        del engine
+        gc.collect()  # vLLM's object is part of cycles and fails when it is deleted at the interpreter's end

@@ -121,23 +121,13 @@ class VllmModel:
         module: Any = found[0]
         held: Tensor = getattr(module, kind)
         if isinstance(module, VocabParallelEmbedding):
-            shard = module.shard_indices
-            return tensor[shard.org_vocab_start_index : shard.org_vocab_end_index]
-        if getattr(module, "tp_size", self._ranks) == 1:
-            return tensor
+            part = module.shard_indices
+            return tensor[part.org_vocab_start_index : part.org_vocab_end_index]
         if not isinstance(module, linear.LinearBase):
-            return tensor if held.shape == tensor.shape else None
-        layer: type = type(module)
-        if layer is linear.ReplicatedLinear:
-            return tensor
-        if not _loads_itself(module, held):
+            return tensor if self._ranks == 1 or held.shape == tensor.shape else None
+        if module.tp_size > 1 and type(module) is not linear.ReplicatedLinear and not _loads_itself(module, held):
             return None
-        if layer is linear.RowParallelLinear:
-            width = int(module.input_size_per_partition)
-            return tensor.narrow(1, module.tp_rank * width, width) if tensor.ndim == 2 else tensor
-        if layer in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
-            return rows(module, found[1], tensor)
-        return None
+        return cut(module, found[1], tensor, inputs=tensor.ndim == 2)
 
     @torch.no_grad()
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
@@ -204,7 +194,24 @@ def _with_lora(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     ]
 
 
-def rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
+def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, outputs: bool = True) -> Tensor | None:
+    """Return a rank's part of a tensor that has a side for each of a linear layer's ``inputs`` (the second one) and
+    ``outputs`` (the first one); of several fused ones that at ``place``. None where the layer's class may cut
+    otherwise."""
+    from vllm.model_executor.layers import linear
+
+    kind: type = type(module)
+    if module.tp_size == 1 or kind is linear.ReplicatedLinear:
+        return tensor
+    if kind is linear.RowParallelLinear:
+        width = int(module.input_size_per_partition)
+        return tensor.narrow(1, module.tp_rank * width, width) if inputs else tensor
+    if kind in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
+        return _rows(module, place, tensor) if outputs else tensor
+    return None
+
+
+def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
     """A rank's rows of a matrix, or of its bias, that is cut by rows; of several fused ones (``place`` None) those of
     each, one after the other. None where the sizes don't fit."""
     sizes: list[int] = module.output_partition_sizes  # this rank's rows of each

@@ -2,7 +2,6 @@
 ``VllmWorker`` into its own worker class."""
 
 import importlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +12,7 @@ if TYPE_CHECKING:
 class VllmWorker:
     """Called by name through the engine (``VllmGenerator.call``)."""
 
-    distributed_init_method: str  # vLLM's: where the ranks meet
-
-    def whet_started(self) -> tuple[list[int], str]:
-        """Called when all ranks have met: (this process and the engine's core, the file through which they met; "" for
-        none). vLLM leaves that file behind and, on CPUs, the memory that its ranks share; the memory needs no name any
-        more, so it loses it here, and is gone when they end, however they do."""
-        path = self.distributed_init_method.removeprefix("file://")
-        met = "" if path == self.distributed_init_method else path
-        if met:
-            for shared in Path("/dev/shm").glob(f"{Path(met).name}-*"):
-                shared.unlink(missing_ok=True)
-        return [os.getpid(), os.getppid()], met
+    distributed_init_method: str  # vLLM's: the file through which its ranks met, or an address
 
     def whet_call(self, target: str, method: str, *args: Any) -> tuple[Any, str | None]:
         """Call ``method`` of the object that ``module:Class`` makes of the model; it lives as long as the worker.
@@ -45,4 +33,9 @@ class VllmWorker:
     def _whet_model(self) -> "VllmModel":
         from whet.generators.vllm_model import VllmModel
 
-        return self.__dict__.setdefault("_whet_vllm_model", VllmModel(self))
+        if "_whet_vllm_model" not in self.__dict__:
+            # All ranks have met. The memory that they share on CPUs needs no name any more, and so is gone with them.
+            for shared in Path("/dev/shm").glob(f"{Path(self.distributed_init_method).name}-*"):
+                shared.unlink(missing_ok=True)
+            self._whet_vllm_model = VllmModel(self)
+        return self._whet_vllm_model
