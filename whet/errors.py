@@ -5,6 +5,8 @@ class WhetError(Exception):
     """Something the user or operator can act on. The message says what is wrong, where, and what to do."""
 
     exit_code = 1
+    label = "error"
+    """What its line on the terminal begins with."""
 
 
 class ConfigError(WhetError):

@@ -3,6 +3,7 @@
 
 import asyncio
 import logging
+import shlex
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -22,7 +23,7 @@ from whet.closing import Closing
 from whet.cluster.lease import Devices, Several
 from whet.config import dump_yaml, load
 from whet.data.source import Source
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
 from whet.feed import Feed, build_feed
 from whet.files import write_atomically
 from whet.learner.base import Learner, Scorer
@@ -32,8 +33,10 @@ from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
 from whet.processes.compute import compute, run_computing
+from whet.processes.loop_thread import described, end_copies
 from whet.recipe import Recipe
-from whet.run_folder import create
+from whet.run_folder import Place, create
+from whet.stopping import Stopped, StopRequest, stop_signals
 from whet.types import Distribution, Group
 from whet.visible import visible
 
@@ -70,16 +73,21 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
     from whet.train import train
 
     async def go() -> None:
-        async with open_run(recipe, folder, resuming=resuming) as run:
-            if run.start > recipe.steps:
-                raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
-            write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
-            await train(run)
+        end_copies(asyncio.get_running_loop())
+        with stop_signals() as stop:
+            async with open_run(recipe, folder, resuming=resuming, stop=stop) as run:
+                if run.start > recipe.steps:
+                    raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
+                write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
+                await train(run)
 
     with run_lock(folder), _logging_to(folder):
         for warning in recipe.warnings():
             log.warning(warning)
-        run_computing(go())
+        try:
+            run_computing(go())
+        except SystemExit as error:
+            raise WhetError(f"some code of the run tried to end the process: {described(error)}") from error
     return folder
 
 
@@ -88,7 +96,7 @@ class Run:
     """Everything the loop works with."""
 
     recipe: Recipe
-    folder: Path
+    place: Place
     start: int  # steps done so far
     feed: Feed
     learners: Mapping[str, Learner]
@@ -101,6 +109,11 @@ class Run:
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
     behind: Behind = field(default_factory=Behind)  # the checkpoint that is being written
+    stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
+
+    @property
+    def folder(self) -> Path:
+        return self.place.folder
 
     @property
     def source(self) -> Source:
@@ -138,27 +151,35 @@ class Run:
         await self.source.published(version)
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
-        """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it."""
+        """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it. Raises
+        ``Stopped`` after that where a signal asked for it."""
         self.behind.check()
+        self.place.check()
         times = self._log(step, batch)
         await compute(self.feed.record, self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
-        metric = await self._evaluate(step) if step == steps or (every and step % every == 0) else None
-        if self.recipe.checkpoints.due(step, steps):
+        stopping = self.stop.by if step < steps else None
+        measured = step == steps or (every and step % every == 0 and not stopping)  # there may be no time left
+        metric = await self._evaluate(step) if measured else None
+        if stopping or self.recipe.checkpoints.due(step, steps):
             async with self.phase("checkpoint", "learning"):
                 await self.save(step, metric)
-        if step == steps:
+        if stopping or step == steps:
             async with self.phase("checkpoint"):
                 await self.behind.finish()
         for name, seconds in self.clock.lap().items():  # what was done since belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         self.sinks.write(step, times)
         crash_point("step.done")
+        if stopping:
+            text = f"step {step} of {steps} is saved. Go on with: whet resume {shlex.quote(str(self.folder))}"
+            raise Stopped(stopping, text)
 
     async def save(self, step: int, metric: float | None) -> None:
         """Publish a checkpoint of what is trained and of the source; where checkpoints are asynchronous, return when
         there is a copy. ``metric`` is the best metric, if measured."""
+        self.place.check()
         state = {"step": step, "source": self.source.state()}
         if self.recipe.checkpoints.asynchronous:
             await self.behind.begin(
@@ -226,7 +247,7 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterator[Run]:
+async def open_run(recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
     from whet.build import build_renderer, open_learners
 
@@ -240,7 +261,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         run = Run(
             recipe=recipe,
-            folder=folder,
+            place=Place(folder),
             start=0,
             feed=feed,
             learners=learners,
@@ -249,6 +270,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool) -> AsyncIterato
             devices=devices,
             sinks=OpenSinks([]),
             share_prompts=all(learner.facts.forest for learner in learners.values()),
+            stop=stop or StopRequest(),
         )
         closing.closes("the checkpoint that is being written", run.behind.close)
         store.clean()

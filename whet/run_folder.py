@@ -1,9 +1,9 @@
-"""Whether a folder can become a run's, and making it. Knows nothing heavy: the command line asks before anything is
-loaded."""
+"""The folder of a run: whether it can become one, making it, and noticing that it was moved. Knows nothing heavy: the
+command line asks before anything is loaded."""
 
 from pathlib import Path
 
-from whet.errors import ConfigError
+from whet.errors import ConfigError, WhetError
 
 LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
 
@@ -23,3 +23,26 @@ def create(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--folder {folder}: it can't be made: {error.strerror}") from error
+
+
+class Place:
+    """A run's folder as it was when the run began."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._identity = folder, _identity(folder)
+
+    def check(self) -> None:
+        """Raises ``WhetError`` where the folder was moved, removed or replaced since."""
+        if _identity(self.folder) != self._identity:
+            raise WhetError(
+                f"the run folder {self.folder} was moved, removed or replaced while the run was going, so nothing more "
+                "is written there. Go on from where it is now: whet resume FOLDER"
+            )
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

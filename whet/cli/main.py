@@ -1,6 +1,7 @@
 """Runs a command and turns whatever ends it into one line and an exit code.
 
-0 done, 1 failed, 2 the recipe or command line is wrong, 130 interrupted, 141 the reader of the output went away.
+0 done, 1 failed, 2 the recipe or command line is wrong, 141 the reader of the output went away, 128 plus the number of
+the signal that ended it (130 interrupted, 143 SIGTERM).
 """
 
 import errno
@@ -111,7 +112,7 @@ def finish(error: BaseException, session: Session) -> int:
         resume = f" Go on with: whet resume {session.run}" if session.run and session.run.exists() else ""
         return _say(f"interrupted.{resume}", INTERRUPTED)
     if isinstance(error, WhetError):
-        return _say(f"error: {error}{_where(error)}", error.exit_code)
+        return _say(f"{error.label}: {error}{_where(error)}", error.exit_code)
     if hasattr(error, "format_message"):
         if type(error).__name__ == "NoArgsIsHelpError":
             print(error.format_message())

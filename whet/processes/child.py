@@ -124,6 +124,8 @@ class Child:
 def serve(number: int, owner: int, make: str, cores: list[int] | None) -> None:
     """The child's life: answer the requests that come through the socket with that number."""
     die_with(owner)
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, lambda *_: None)  # sent to all processes of a job: the owner decides when a child ends
     if cores is not None:
         os.sched_setaffinity(0, cores)
     own, link = os.getpid(), socket.socket(fileno=number)
