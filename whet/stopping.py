@@ -44,9 +44,9 @@ def stop_signals() -> Iterator[StopRequest]:
 
     def asked(by: signal.Signals) -> None:
         request.by = by
-        log.warning("%s came: the run saves after this step and ends; another one ends it at once", by.name)
         for one in before:
             loop.remove_signal_handler(one)
+        log.warning("%s came: the run saves after this step and ends; another one ends it at once", by.name)
 
     for one in before:
         loop.add_signal_handler(one, asked, one)

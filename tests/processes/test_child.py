@@ -61,6 +61,13 @@ def test_a_child_that_is_late_is_killed(child: Child, request_: bytes) -> None:
     assert not child.alive
 
 
+def test_signals_to_all_processes_of_a_job_leave_the_end_of_a_child_to_its_owner(child: Child) -> None:
+    child.exchange(b"1")
+    for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        child.process.send_signal(sent)
+    assert child.exchange(b"6 * 7") == b"42"
+
+
 def test_killing_wakes_whoever_waits_for_a_reply(child: Child) -> None:
     child.exchange(b"1")
     threading.Timer(0.2, child.kill).start()
