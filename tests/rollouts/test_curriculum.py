@@ -156,8 +156,14 @@ def test_what_is_under_way_is_not_drawn_again_while_there_is_anything_else() -> 
         assert draws.draw(step, set(first[:2])) == first[2]
 
 
+@pytest.mark.parametrize("difficulty", [float("nan"), float("inf"), 10**400])
+def test_a_difficulty_that_is_not_a_finite_number_is_an_error_naming_the_task(difficulty: Any) -> None:
+    with pytest.raises(DataError, match="task 't1': its difficulty must be a finite number, not"):
+        PassRateCurriculum().over(tasks(2, t1=difficulty), 0)
+
+
 def test_new_tasks_come_easiest_first_and_unrated_ones_last() -> None:
-    rated = tasks(5, t0=4, t1=2.5, t2=True, t3=3, t4=float("nan"))
+    rated = tasks(5, t0=4, t1=2.5, t2=True, t3=3, t4="hard")
     draws = PassRateCurriculum().over(rated, 0)
     assert [draws.draw(0, NOBODY) for _ in range(5)][:3] == [1, 3, 0]
 

@@ -93,7 +93,7 @@ class Conversation(Example):
             return [Answer("messages", _typed(self.messages))]
         for name in ("prompt", "completion"):
             if name not in self.model_fields_set:
-                raise ValueError(missing(name, self.model_fields_set))
+                raise ValueError(missing(name, sorted(self.model_fields_set)))
         return [Answer("completion", _typed(self.prompt + self.completion))]
 
 

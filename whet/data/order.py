@@ -8,7 +8,7 @@ from whet.seeds import derive_seed
 
 
 class TaskOrder:
-    """An infinite iterator over shuffled indices. The order is a function of seed and epoch alone; the state is
+    """Shuffled indices, without end. The order is a function of seed and epoch alone; the state is
     (epoch, cursor).
 
     >>> order = TaskOrder(3, seed=0)
@@ -32,11 +32,6 @@ class TaskOrder:
             self._order = self._of_epoch(self.epoch)
         self.cursor += 1
         return self._order[self.cursor - 1]
-
-    __next__ = next
-
-    def __iter__(self) -> "TaskOrder":
-        return self
 
     def state(self) -> dict[str, int]:
         """JSON values for a checkpoint."""

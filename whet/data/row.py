@@ -58,11 +58,6 @@ class Row(BaseModel):
         """Where it stands, e.g. ``train.jsonl:17``."""
         return self._where
 
-    @property
-    def others(self) -> dict[str, Any]:
-        """The fields that the class doesn't name."""
-        return dict(self.model_extra or {})
-
     @classmethod
     def of(cls, where: str, values: Mapping[str, Any]) -> Self:
         """The row at ``where``. Raises ``DataError`` naming the first field that is wrong."""

@@ -80,11 +80,6 @@ class DatasetSource:
     async def __aexit__(self, *_: object) -> None:
         """Nothing is held."""
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Whole batches in one pass, if no row is left out."""
-        return len(self.groups) // self.batch_size
-
     async def next_groups(self) -> list[Group]:
         """The next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when a whole pass over
         the rows doesn't fill a batch."""

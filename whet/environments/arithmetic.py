@@ -5,7 +5,7 @@ import random
 from pydantic import Field
 
 from whet.data.split import Tally, distinct
-from whet.environments.problems import BoxedProblems, Problem, Split, question_key
+from whet.environments.problems import BoxedProblems, Problem, Split
 from whet.errors import ConfigError
 from whet.seeds import derive_seed
 
@@ -42,7 +42,7 @@ class Arithmetic(BoxedProblems):
         rng = random.Random(derive_seed(self.seed, "arithmetic", split))
         drawn = [self._draw(rng, split, index) for index in range(4 * size + 100)]
         tally = Tally(f"arithmetic/{split}", len(drawn))
-        kept = distinct(drawn, question_key, tally, apart_from)
+        kept = distinct(drawn, Problem.key, tally, apart_from)
         if len(kept) < size:
             raise ConfigError(
                 f"arithmetic: only {len(kept)} different {split} problems in {len(drawn)} drawn, {size} wanted; "

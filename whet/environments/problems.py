@@ -6,7 +6,7 @@ twice. Knows no file format.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, cast, get_args
 
@@ -31,7 +31,11 @@ class Problem:
     uid: str
     question: str
     answer: str
-    difficulty: float | None = field(default=None, kw_only=True)  # as the data set rates it
+    difficulty: float | None = None  # as the data set rates it
+
+    def key(self) -> int:
+        """The same for two problems that ask the same."""
+        return question_key(self.question)
 
 
 class Example(Config):
@@ -109,20 +113,20 @@ def split_problems(
 ) -> dict[Split, list[Problem]]:
     """Distinct problems in two splits that share no question. ``test`` None: ``test_size`` of ``train`` are held out;
     otherwise ``test_size`` bounds ``test``. ``tally`` counts both files' rows."""
-    train = distinct(train, question_key, tally)
+    train = distinct(train, Problem.key, tally)
     if test is None and test_size * 2 > len(train):
         raise ConfigError(
             f"{name}: test_size={test_size} would hold out more than half of {len(train)} rows; "
             "lower test_size or give test_path"
         )
-    test = None if test is None else distinct(test, question_key, tally)
-    train, test = hold_out(train, test, test_size, question_key, tally)
+    test = None if test is None else distinct(test, Problem.key, tally)
+    train, test = hold_out(train, test, test_size, Problem.key, tally)
     tally.report(len(train) + len(test))
     if not train:
         raise DataError(f"{name}: no training problem is left")
     return {"train": train, "test": test}
 
 
-def question_key(problem: Problem) -> int:
+def question_key(question: str) -> int:
     """The same for two questions that differ in letter case and spacing alone."""
-    return derive_seed("held out", " ".join(problem.question.split()).casefold())
+    return derive_seed("held out", " ".join(question.split()).casefold())

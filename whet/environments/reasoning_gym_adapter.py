@@ -10,18 +10,17 @@ import pickle
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from pydantic import Field
 
+from whet.config.nearest import did_you_mean
 from whet.data.split import Tally, distinct
 from whet.environments.base import Environments, TaskSet
 from whet.environments.grading import GradingPool
 from whet.environments.math_grader import last_boxed
-from whet.environments.problems import Problem, Split, known_split, messages, question_key
+from whet.environments.problems import Split, known_split, messages, question_key
 from whet.errors import ConfigError, DataError
 from whet.processes.pool import WorkerLimits
 from whet.seeds import derive_seed
@@ -35,6 +34,7 @@ INSTRUCTIONS: dict[AnswerKind, str] = {
     "whole": "Reply with the answer only.",
 }
 MAX_CHARS = 20_000  # of an answer that is scored
+_Entries = dict[str, dict[str, Any]]  # by uid, as reasoning-gym made them: a scorer needs all of it
 
 _NUMERIC = re.compile(r"[0-9+\-*/().\s]*")
 _LISTS = re.compile(r"[A-Za-z0-9_\[\],\s'\"-]*")  # nothing here can call, access an attribute or format
@@ -54,11 +54,6 @@ SCREENS = {
 # Looked at: what these evaluate is text they generated or ship themselves, never an answer.
 TRUSTED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "codeio", "number_sorting", "propositional_logic"})
 _EVALUATES = re.compile(r"(?<![\w.])(?:\w+\.)?(?:eval|exec|parse_expr|sympify)\(")
-
-
-@dataclass(slots=True, frozen=True)
-class _Entry(Problem):
-    entry: dict[str, Any]  # as reasoning-gym made it; its scorer needs all of it
 
 
 class ReasoningGym(TaskSet):
@@ -82,7 +77,7 @@ class ReasoningGym(TaskSet):
         """Raises ``ConfigError`` for an unknown generator or setting."""
         instruction = INSTRUCTIONS[self.answer] if self.instruction is None else self.instruction
         return [
-            Task(uid=uid, prompt=messages(self.system, f"{entry.question}\n\n{instruction}".strip()))
+            Task(uid=uid, prompt=messages(self.system, f"{entry['question']}\n\n{instruction}".strip()))
             for uid, entry in self._entries[known_split(split)].items()
         ]
 
@@ -95,29 +90,23 @@ class ReasoningGym(TaskSet):
         found = self._entries[split].get(task.uid)
         if found is None:
             raise DataError(f"{task.uid!r} is not a task of this set: {self.dataset} with seed {self.seed}")
-        return found.entry, pickle.dumps(self._settings(split))
+        return found, pickle.dumps(self._settings(split))
 
     @cached_property
-    def _entries(self) -> dict[Split, dict[str, _Entry]]:
+    def _entries(self) -> dict[Split, _Entries]:
         check_generator(self.dataset, self.settings)
-        test = self._generate("test", [])
-        return {
-            "train": {entry.uid: entry for entry in self._generate("train", test)},
-            "test": {entry.uid: entry for entry in test},
-        }
+        test = self._generate("test", {})
+        return {"train": self._generate("train", test), "test": test}
 
-    def _generate(self, split: Split, apart_from: list[_Entry]) -> list[_Entry]:
-        settings = self._settings(split)
+    def _generate(self, split: Split, apart_from: _Entries) -> _Entries:
+        settings, name = self._settings(split), f"reasoning_gym/{self.dataset}/{split}"
         if not settings["size"]:
-            return []
-        name = f"reasoning_gym/{self.dataset}/{split}"
-        generated = _dataset(self.dataset, settings)
-        drawn = [generated[index] for index in range(settings["size"])]
-        entries = [_Entry(f"{name}/{i}", entry["question"], "", entry) for i, entry in enumerate(drawn)]
-        tally = Tally(name, len(entries))
-        kept = distinct(entries, question_key, tally, apart_from)
+            return {}
+        generated, tally = _dataset(self.dataset, settings), Tally(name, settings["size"])
+        drawn = [(f"{name}/{index}", generated[index]) for index in range(tally.rows)]
+        kept = distinct(drawn, lambda drawn: question_key(drawn[1]["question"]), tally, apart_from.items())
         tally.report(len(kept))
-        return kept
+        return dict(kept)
 
     def _settings(self, split: Split) -> dict[str, Any]:
         size = self.train_size if split == "train" else self.test_size
@@ -163,9 +152,7 @@ def check_generator(name: str, settings: dict[str, Any]) -> None:
     """Raises ``ConfigError`` unless the generator exists, knows the settings and may score what a model wrote."""
     known = _generators()
     if name not in known:
-        close = get_close_matches(name, known, n=3)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"reasoning_gym has no dataset {name!r}.{hint}")
+        raise ConfigError(f"reasoning_gym has no dataset {name!r}.{did_you_mean(name, known)}")
     kind, config = known[name]
     allowed = [field for field in config.__dataclass_fields__ if field not in ("size", "seed")]
     for key in settings:

@@ -3,6 +3,7 @@ Draws and measurements happen in the order of tickets, so both are a function of
 
 import math
 import random
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from whet.config import Config
-from whet.errors import ConfigError
+from whet.errors import ConfigError, DataError
 from whet.metrics import Metrics
 from whet.rollouts.pass_rate import pass_rate
 from whet.seeds import derive_seed
@@ -169,7 +170,11 @@ class PassRateDraws:
 
 
 def _difficulty(task: Task) -> float:
-    """What the task set says of it; unknown: harder than all others."""
+    """What the task set says of it; unknown: harder than all others. Raises ``DataError`` for a number that is not
+    finite, or that no float can hold."""
     value = task.data.get("difficulty")
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if known and value is not None else math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.inf
+    if not abs(value) <= sys.float_info.max:
+        raise DataError(f"task {task.uid!r}: its difficulty must be a finite number, not {str(value)[:40]}")
+    return float(value)
