@@ -21,7 +21,7 @@ def grades(taskset, *answers):
 
     async def all_of_them():
         task = taskset.tasks("train")[0]
-        right = taskset._entries["train"][task.uid].entry["answer"]
+        right = taskset._entries["train"][task.uid]["answer"]
         grading = taskset.open()
         try:
             return [await grading.grade(task, right if answer is ... else answer) for answer in answers]
@@ -95,7 +95,7 @@ def test_an_answer_that_hangs_the_scorer_is_killed():
 
 
 def test_unknown_generators_and_settings_are_errors_that_name_the_known_ones():
-    with pytest.raises(ConfigError, match="Did you mean chain_sum"):
+    with pytest.raises(ConfigError, match="Did you mean 'chain_sum'"):
         make("chain_sums").tasks("train")
     with pytest.raises(ConfigError, match=r"no setting 'max_term'; it has: .*max_terms"):
         make(settings={"max_term": 3}).tasks("train")

@@ -156,7 +156,9 @@ def test_what_is_under_way_is_not_drawn_again_while_there_is_anything_else() -> 
         assert draws.draw(step, set(first[:2])) == first[2]
 
 
-@pytest.mark.parametrize("difficulty", [float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize(
+    "difficulty", [float("nan"), float("inf"), 10**400, -(10**5000)], ids=["nan", "infinite", "large", "huge"]
+)
 def test_a_difficulty_that_is_not_a_finite_number_is_an_error_naming_the_task(difficulty: Any) -> None:
     with pytest.raises(DataError, match="task 't1': its difficulty must be a finite number, not"):
         PassRateCurriculum().over(tasks(2, t1=difficulty), 0)

@@ -10,15 +10,14 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
+from whet.config import Config
 from whet.errors import WhetError
 from whet.files import sync_folder
 
 FILE = "manifest.json"
-_FORMAT = 1
 _THREADS = 4
 
 T = TypeVar("T")
@@ -28,22 +27,24 @@ class CheckpointError(WhetError):
     """A checkpoint can't be written, is missing, or is damaged."""
 
 
-@dataclass(slots=True, frozen=True)
-class Entry:
+class Entry(Config):
     """One file."""
 
-    size: int  # bytes
+    size: int
+    """Bytes."""
     sha256: str
 
 
-@dataclass(slots=True, frozen=True)
-class Manifest:
+class Manifest(Config):
     """What a checkpoint is and holds."""
 
+    format: Literal[1] = 1
     step: int
     metric_name: str
-    metric: float | None  # None: not measured at this step
-    files: dict[str, Entry]  # by path relative to the folder, with /
+    metric: float | None
+    """None: not measured at this step."""
+    files: dict[str, Entry]
+    """By path relative to the folder, with /."""
 
     @property
     def size(self) -> int:
@@ -51,12 +52,11 @@ class Manifest:
         return sum(entry.size for entry in self.files.values())
 
     def encode(self) -> bytes:
-        files = {name: {"size": e.size, "sha256": e.sha256} for name, e in sorted(self.files.items())}
-        value: dict[str, Any] = {"format": _FORMAT, "step": self.step, "metric_name": self.metric_name}
-        value |= {"metric": self.metric, "files": files}
-        # The digest of the manifest itself, so that a flipped bit in the metric is found like one in a tensor.
-        body = json.dumps(value, sort_keys=True, allow_nan=False)
-        return (json.dumps(value | {"sha256": hashlib.sha256(body.encode()).hexdigest()}, indent=1) + "\n").encode()
+        """Return it as JSON, with a digest of itself, so that a flipped bit in the metric is found like one in a
+        tensor."""
+        value = self.model_dump()
+        digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        return f"{json.dumps(value | {'sha256': digest}, indent=1)}\n".encode()
 
 
 def seal(folder: Path, step: int, metric_name: str, metric: float | None) -> Manifest:
@@ -65,48 +65,47 @@ def seal(folder: Path, step: int, metric_name: str, metric: float | None) -> Man
     def flushed(path: Path) -> Entry:
         with path.open("rb") as file:
             os.fsync(file.fileno())
-            return Entry(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+            return Entry(size=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
     files = _on_each(flushed, _files(folder))
     for below, _, _ in os.walk(folder, topdown=False):
         sync_folder(Path(below))
-    return Manifest(step, metric_name, metric if metric is not None and math.isfinite(metric) else None, files)
+    measured = metric if metric is not None and math.isfinite(metric) else None
+    return Manifest(step=step, metric_name=metric_name, metric=measured, files=dict(sorted(files.items())))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises ``CheckpointError`` where it is missing or is not exactly what was written."""
+    """Raise ``CheckpointError`` where it is missing or is not exactly what was written."""
     path = folder / FILE
     try:
         data = path.read_bytes()
+        value = json.loads(data)
+        del value["sha256"]
+        if value["format"] != 1:
+            raise CheckpointError(f"{path} has format {value['format']}; this version of whet reads 1")
+        manifest = Manifest.model_validate(value)
+        if manifest.encode() != data:
+            raise ValueError("its contents don't agree with its digest")
     except FileNotFoundError:
         what = "is missing" if folder.is_dir() else "is missing, as is its whole folder"
         raise CheckpointError(f"checkpoint is damaged: {path} {what}") from None
-    except OSError as error:
-        raise CheckpointError(f"checkpoint is damaged: {path} can't be read ({error})") from error
-    try:
-        value = json.loads(data)
-        if value["format"] != _FORMAT:
-            raise CheckpointError(f"{path} has format {value['format']}; this version of whet reads {_FORMAT}")
-        files = {name: Entry(entry["size"], entry["sha256"]) for name, entry in value["files"].items()}
-        manifest = Manifest(value["step"], value["metric_name"], value["metric"], files)
-        if manifest.encode() != data:
-            raise ValueError("its contents don't agree with its digest")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"checkpoint is damaged: {path} is not a manifest ({error})") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint is damaged: {path} can't be read as a manifest ({error})") from None
     return manifest
 
 
 def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
-    """Raises ``CheckpointError`` naming every file that is missing, surplus or changed."""
+    """Raise ``CheckpointError`` naming every file that is missing, surplus or changed."""
     there = _files(folder)
+    there.pop(FILE, None)
     wrong = [f"{name} is missing" for name in manifest.files if name not in there]
-    wrong += [f"{name} does not belong to it" for name in there if name not in manifest.files and name != FILE]
-    sizes = {name: there[name].stat().st_size for name in manifest.files if name in there}
-    for name, size in sizes.items():
-        if size != manifest.files[name].size:
-            wrong.append(f"{name} has {size} bytes instead of {manifest.files[name].size}")
+    wrong += [f"{name} does not belong to it" for name in there if name not in manifest.files]
+    for name in manifest.files.keys() & there.keys():
+        size, wanted = there[name].stat().st_size, manifest.files[name].size
+        if size != wanted:
+            wrong.append(f"{name} has {size} bytes instead of {wanted}")
     if hashes and not wrong:
-        found = _on_each(_sha256, {name: there[name] for name in manifest.files})
+        found = _on_each(_sha256, there)
         wrong = [f"{name} has changed (SHA-256)" for name, sha in found.items() if sha != manifest.files[name].sha256]
     if wrong:
         raise CheckpointError(f"checkpoint {folder} is damaged: {'; '.join(wrong)}")
@@ -125,10 +124,9 @@ def _on_each(work: Callable[[Path], T], files: dict[str, Path]) -> dict[str, T]:
 def _files(folder: Path) -> dict[str, Path]:
     """Everything in the folder that is not a folder, by relative path."""
     found = {}
-    for below, _, names in os.walk(folder):
-        for name in names:
-            path = Path(below) / name
-            if path.is_symlink() or not path.is_file():
-                raise CheckpointError(f"{path} is not a plain file; a checkpoint can hold nothing else")
+    for path in folder.rglob("*"):
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise CheckpointError(f"{path} is not a plain file; a checkpoint can hold nothing else")
+        if path.is_file():
             found[path.relative_to(folder).as_posix()] = path
     return found

@@ -176,5 +176,6 @@ def _difficulty(task: Task) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.inf
     if not abs(value) <= sys.float_info.max:
-        raise DataError(f"task {task.uid!r}: its difficulty must be a finite number, not {str(value)[:40]}")
+        shown = value if isinstance(value, float) else "an integer that no float can hold"
+        raise DataError(f"task {task.uid!r}: its difficulty must be a finite number, not {shown}")
     return float(value)
