@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from whet.generators.base import SamplingParams
 from whet.generators.engine_model import build_engine_model
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.generators.torch_generator import TorchGenerator
+from whet.processes.compute import compute_now
+from whet.processes.memory import keep_freed_memory
 
 
 def ours(generator: TorchGenerator, prompts: list[list[int]], samples: int, new: int) -> None:
@@ -38,6 +41,15 @@ def ours(generator: TorchGenerator, prompts: list[list[int]], samples: int, new:
         await asyncio.gather(*(generator.sample(p, SamplingParams(new, seed=i), "") for p, i in requests))
 
     asyncio.run(body())
+
+
+def load(path: str, attention: str) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation=attention)
+    return model.eval()
+
+
+def copied(model: PreTrainedModel) -> PreTrainedModel:
+    return build_engine_model(model.config, model.state_dict(), torch.bfloat16)
 
 
 @torch.no_grad()
@@ -115,19 +127,18 @@ def main() -> None:
 
     torch.manual_seed(0)
     rivals = [name for name in args.against.split(",") if name]
-    models = {
-        name: AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16, attn_implementation=name).eval()
-        for name in rivals or ["eager"]
-    }
+    keep_freed_memory()  # for the rivals of this process, too; and they compute on the same thread
+    models = {name: compute_now(load, args.model, name) for name in rivals or ["eager"]}
     first = next(iter(models.values()))
-    engine = build_engine_model(first.config, first.state_dict(), torch.bfloat16)
     rows = args.prompts * args.samples
-    generator = TorchGenerator(TorchGeneratorConfig(max_batch=rows), engine)
+    config = TorchGeneratorConfig(max_batch=rows)
+    generator = compute_now(lambda: TorchGenerator(config, copied(first)))
     prompts = torch.randint(10, first.config.vocab_size, (args.prompts, args.prompt_tokens)).tolist()
 
     contestants: dict[str, Callable[[int], None]] = {"whet": lambda new: ours(generator, prompts, args.samples, new)}
     for name in rivals:
-        contestants[f"generate ({name})"] = lambda new, m=models[name]: theirs(m, prompts, args.samples, new)
+        rival = partial(compute_now, theirs, models[name], prompts, args.samples)
+        contestants[f"generate ({name})"] = rival
     vllm = None
     if args.vllm_python:
         vllm = contestants["vLLM"] = VllmProcess(
@@ -155,8 +166,8 @@ def main() -> None:
         median, fastest = statistics.median(times), min(times)
         ratio = "" if name == "whet" else f"   whet is {median / mine:.1f} times as fast"
         print(f"{name:18} {tokens / median:7.0f} tokens/s median, {tokens / fastest:7.0f} best{ratio}")
-    step, rate = products(generator, rows)
-    square = product_rate(2048, 2048, 2048)
+    step, rate = compute_now(products, generator, rows)
+    square = compute_now(product_rate, 2048, 2048, 2048)
     steps = spent.decode_steps
     parts: dict[str, Any] = {
         "model per step": spent.decode_seconds / steps,

@@ -5,14 +5,16 @@
 A step is 8 prompts (arithmetic stories, about 85 tokens) with 8 answers of exactly 64 tokens each, learned from in one
 optimizer step; all weights are trained. whet samples in bfloat16 and learns in bfloat16 autocast over float32 weights.
 TRL (``trl_step.py``, which says how to make its virtual environment) runs at its defaults, and at the fastest settings
-that were found for a CPU. All are warmed up, then take turns, so that a busy machine slows all of them; the ratio is
-what to read. whet's own seconds are broken down, beside what the machine could do at best: the products that the
-mathematics needs at the measured rate of matrix products, and the bytes that must be moved at the measured rate of
-copying.
+that were found for a CPU, those of OpenMP and malloc included. All are warmed up, then take turns, so that a busy
+machine slows all of them, and who waits is stopped; the ratio is what to read. whet's own seconds are broken down,
+beside what the machine could do at best: the products that the mathematics needs at the measured rate of matrix
+products, and the bytes that must be moved at the measured rate of copying.
 """
 
 import argparse
 import json
+import os
+import signal
 import statistics
 import subprocess
 import tempfile
@@ -34,7 +36,7 @@ from whet.evaluate import EvaluationConfig
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.models.config import ModelConfig
-from whet.processes.compute import run_computing
+from whet.processes.compute import compute, run_computing
 from whet.recipe import Recipe
 from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
@@ -48,6 +50,13 @@ TRL_BEST: dict[str, Any] = {
     "gradient_checkpointing": False,
     "model_init_kwargs": {"dtype": "bfloat16"},
 }
+# What TRL_BEST's process gets: threads that never sleep, and memory that is kept (as whet keeps its own).
+TRL_ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "ACTIVE",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
 
 
 class Stories(Arithmetic):
@@ -58,20 +67,24 @@ class Stories(Arithmetic):
 
 
 class TrlProcess:
-    """A TRL trainer that makes a step when told to."""
+    """A TRL trainer that makes a step when told to, and is stopped meanwhile: its threads may wait by spinning."""
 
-    def __init__(self, python: str, model: str, prompts: Path, samples: int, settings: dict[str, Any]) -> None:
-        script = Path(__file__).with_name("trl_step.py")
-        command = [python, str(script), "--model", model, "--prompts", str(prompts), "--samples", str(samples)]
+    def __init__(self, command: list[str], settings: dict[str, Any], environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [*command, "--settings", json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, "--settings", json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | environment,
+            text=True,
         )
 
     def step(self, new_tokens: int) -> dict[str, float]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.process.send_signal(signal.SIGCONT)
         print(new_tokens, file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline()
+        self.process.send_signal(signal.SIGSTOP)
         if not answer:
             raise SystemExit("TRL's process ended; its messages are above")
         spent: dict[str, float] = json.loads(answer)
@@ -82,6 +95,7 @@ class TrlProcess:
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
+        self.process.send_signal(signal.SIGCONT)
         self.process.wait(60)
 
 
@@ -192,14 +206,18 @@ def step_seconds(lap: dict[str, float]) -> float:
 
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     settings = {"defaults": TRL_DEFAULTS, "best": TRL_BEST | args.trl_best}
+    environments = {"defaults": {}, "best": TRL_ENVIRONMENT if args.trl_environment is None else args.trl_environment}
     rivals: dict[str, TrlProcess] = {}
     theirs: dict[str, list[dict[str, float]]] = {}
     async with open_run(recipe(args), folder, resuming=False) as run:
         prompts = folder / "prompts.json"
         prompts.write_text(json.dumps([task.prompt for task in run.source.tasks]))
         if args.trl_python:
+            script = str(Path(__file__).with_name("trl_step.py"))
+            options = ["--model", args.model, "--prompts", str(prompts), "--samples", str(args.samples)]
             for name in args.against.split(","):
-                rivals[name] = TrlProcess(args.trl_python, args.model, prompts, args.samples, settings[name])
+                command = [args.trl_python, script, *options]
+                rivals[name] = TrlProcess(command, settings[name], environments[name])
                 theirs[name] = []
         run.source.renderer.stop_token_ids = ()  # every answer has its full length
 
@@ -220,12 +238,15 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 rival.close()
         assert alternating.batch is not None
         laps = alternating.laps[1:]
-        least = ceilings(run, alternating.batch)
+        least = await compute(ceilings, run, alternating.batch)
         return {
-            "machine": describe(),
+            "machine": await compute(describe),
             "settings": {key: value for key, value in vars(args).items() if key not in ("model", "trl_python", "json")},
             "whet": {"seconds": [step_seconds(lap) for lap in laps], "tokens": len(alternating.batch)},
-            "trl": {name: {"settings": settings[name], "steps": steps[1:]} for name, steps in theirs.items()},
+            "trl": {
+                name: {"settings": settings[name], "environment": environments[name], "steps": steps[1:]}
+                for name, steps in theirs.items()
+            },
             "ceilings": least,
             "parts": breakdown(laps, least),
         }
@@ -271,6 +292,7 @@ def main() -> None:
     parser.add_argument("--trl-python", help="interpreter of an environment with TRL; without it, whet runs alone")
     parser.add_argument("--against", default="defaults,best", help="settings of TRL to run: defaults, best, or both")
     parser.add_argument("--trl-best", type=json.loads, default={}, help="JSON: other settings to try as TRL's best")
+    parser.add_argument("--trl-environment", type=json.loads, help="JSON: environment of TRL's best settings")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     args = parser.parse_args()
     torch.manual_seed(0)

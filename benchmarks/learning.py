@@ -19,6 +19,7 @@ from whet.models.compiled import compile_layers
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of, token_logprobs
 from whet.models.loading import LoraSettings, ModelConfig, load_model
+from whet.processes.memory import keep_freed_memory
 from whet.types import Distribution, Group, Span, Task, Trajectory
 
 
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print where the time goes, by operator")
     chosen = parser.parse_args()
 
+    keep_freed_memory()  # as runs do
     model = load_model(ModelConfig(lora=LoraSettings() if chosen.lora else None), dtype=torch.float32)
     if chosen.compile:
         compile_layers(model, torch.device("cpu"))

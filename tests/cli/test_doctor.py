@@ -38,13 +38,22 @@ def test_a_containers_share_of_the_processor_counts(monkeypatch, tmp_path):
     assert found["cores"].startswith("1 usable of ")
 
 
-@pytest.mark.parametrize(("policy", "state"), [("PASSIVE", "good"), ("passive", "good"), ("ACTIVE", "advice")])
-def test_spinning_threads_are_advised_against(monkeypatch, policy, state):
+@pytest.mark.parametrize(("policy", "state"), [("", "good"), ("PASSIVE", "advice"), ("active", "advice")])
+def test_a_waiting_policy_is_advised_against_and_more_threads_than_cores_too(monkeypatch, policy, state):
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     found = {finding.subject: finding for finding in checks.threads()}
     assert found["OMP_WAIT_POLICY"].state == state
     assert found["OMP_NUM_THREADS"].state == "advice"
+
+
+@pytest.mark.parametrize(("second", "state"), [("libgomp-a1.so.1", "good"), ("libiomp5.so", "advice")])
+def test_two_runtimes_of_openmp_in_one_process_are_named(tmp_path, second, state):
+    lines = [f"7f00-7f01 r-xp 0 08:01 1   /venv/lib/{name}\n" for name in ("libgomp-a1.so.1", second)]
+    (tmp_path / "maps").write_text("".join(lines))
+    (finding,) = checks._runtimes(tmp_path / "maps")
+    assert finding.state == state
+    assert second in finding.value
 
 
 def test_measuring_the_speed_leaves_the_precision_as_it_was():

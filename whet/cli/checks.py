@@ -5,6 +5,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -81,19 +82,38 @@ def machine() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """OpenMP's settings, which decide whether processes on the same cores disturb each other."""
+    """What decides whether threads on the same cores wait for each other: OpenMP's runtimes and its settings."""
+    yield from _runtimes()
     policy = os.environ.get("OMP_WAIT_POLICY", "")
-    if policy.upper() == "PASSIVE":
-        yield Finding("OMP_WAIT_POLICY", policy)
+    if policy:
+        advice = (
+            "unset OMP_WAIT_POLICY: with PASSIVE threads must be woken, and decoding takes twice as long; with ACTIVE "
+            "idle ones keep the cores from graders. whet sets it for processes that share cores"
+        )
+        yield Finding("OMP_WAIT_POLICY", policy, "advice", advice)
     else:
-        advice = "export OMP_WAIT_POLICY=PASSIVE: idle threads spin and slow down everything else on these cores"
-        yield Finding("OMP_WAIT_POLICY", policy or "not set", "advice", advice)
+        yield Finding("OMP_WAIT_POLICY", "not set")
     count = os.environ.get("OMP_NUM_THREADS", "")
     usable = cores()
     if count.isdecimal() and int(count) > usable:
         yield Finding("OMP_NUM_THREADS", count, "advice", f"export OMP_NUM_THREADS={usable}: more threads than cores")
     else:
         yield Finding("OMP_NUM_THREADS", count or f"not set (all {usable} cores)")
+
+
+def _runtimes(maps: Path = Path("/proc/self/maps")) -> Iterator[Finding]:
+    """Which runtimes of OpenMP a process that trains has loaded (where the system says so): each has threads of its
+    own."""
+    if not maps.exists() or any(map(_import_problem, _IMPORTED)):
+        return
+    found = sorted(set(re.findall(r"/\S*/(lib(?:g|i)?omp\S*)", maps.read_text())))
+    if len(found) > 1:
+        advice = (
+            "two teams of threads on the same cores slow each other down: uninstall the package that brings the other"
+        )
+        yield Finding("OpenMP", " and ".join(found), "advice", advice)
+    elif found:
+        yield Finding("OpenMP", found[0])
 
 
 def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
