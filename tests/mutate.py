@@ -45,9 +45,10 @@ _PAIRS = [
     "-k",
     "test_preference or dpo or po or kto or bradley or score or value",
 ]
+_ADVANTAGES = ["tests/algorithms/test_advantages.py"]
 _TEXT = [*_ALL, "tests/losses/test_distillation.py", "-k", "distillation or sft"]
 # What is broken beside the files that TESTED names, by pattern, and the tests that concern it.
-MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/algorithms/advantage*.py": ["tests/algorithms"]}
+MUTATED = {"whet/losses/*.py": [*_ALL, "tests/losses"], "whet/distillation/mixture.py": ["tests/distillation"]}
 TESTED = {
     "whet/losses/kl.py": _POLICY,
     "whet/losses/policy_gradient.py": _POLICY,
@@ -62,17 +63,11 @@ TESTED = {
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/kto.py": ["tests/algorithms/test_kto.py"],
     "whet/algorithms/mismatched.py": ["tests/algorithms/test_kto.py"],
-    "whet/algorithms/advantages.py": ["tests/algorithms/test_advantages.py"],
-    "whet/algorithms/teacher_advantage.py": ["tests/algorithms/test_advantages.py"],
-    "whet/algorithms/mixture.py": ["tests/algorithms/test_alignment.py", "tests/algorithms/test_mixture.py"],
-    "whet/algorithms/alignment.py": ["tests/algorithms/test_alignment.py"],
-    "whet/algorithms/process_rewards.py": [
-        "tests/algorithms/test_advantages.py",
-        "tests/algorithms/test_process_rewards.py",
-        "-k",
-        "process",
-    ],
-    "whet/algorithms/advantage_registry.py": ["tests/algorithms/test_advantages.py", "-k", "registered"],
+    **{f"whet/algorithms/{name}.py": _ADVANTAGES for name in ("credit", "grpo", "reinforce_plus_plus", "gdpo", "ppo")},
+    "whet/algorithms/distillation.py": _ADVANTAGES,
+    "whet/algorithms/prime.py": [*_ADVANTAGES, "tests/algorithms/test_process_rewards.py", "-k", "process"],
+    "whet/distillation/mixture.py": ["tests/distillation/test_retokenize.py", "tests/distillation/test_mixture.py"],
+    "whet/distillation/retokenize.py": ["tests/distillation/test_retokenize.py"],
 }
 TESTS = {
     str(file.relative_to(ROOT)): tests for pattern, tests in MUTATED.items() for file in sorted(ROOT.glob(pattern))
@@ -94,9 +89,9 @@ EQUIVALENT: dict[str, str] = {
     "whet/losses/reward_model.py: 1 -> 2  in  return torch.cat([values, values.new_zeros(1)])[last]": (
         "the last of two zeros is as good as the only one"
     ),
-    "whet/algorithms/advantages.py: torch.zeros_like -> torch.ones_like  in  "
-    "total = torch.zeros_like(batch.reward, dtype=torch.float64)": "whitening takes a constant away again",
-    "whet/algorithms/advantages.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
+    "whet/algorithms/gdpo.py: torch.zeros_like -> torch.ones_like  in  "
+    "total_S = torch.zeros_like(batch.reward, dtype=torch.float64)": "whitening takes a constant away again",
+    "whet/algorithms/credit.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
         "another row of zeros before the first tokens"
     ),
     "whet/algorithms/mismatched.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
@@ -248,7 +243,7 @@ def _warm_up() -> None:
     torch.testing.assert_close(leaf.grad, torch.ones(2))
     gc.collect()
     gc.freeze()  # so that a fork's collections neither walk nor copy what the parent imported
-    changed = [name for name in sys.modules if name.startswith(("whet.losses", "whet.algorithms"))]
+    changed = [name for name in sys.modules if name.startswith(("whet.losses", "whet.algorithms", "whet.distillation"))]
     assert not changed, f"imported too early to be changed: {changed}"
 
 

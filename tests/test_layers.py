@@ -17,6 +17,7 @@ FLOORS = [
     {"models"},
     {"generators", "cluster", "parallel"},
     {"rollouts", "learner", "weights", "checkpoint"},
+    {"distillation"},
     {"algorithms"},
     {"build"},
     {"train", "evaluate"},

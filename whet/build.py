@@ -97,7 +97,7 @@ async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[s
         cluster = recipe.cluster.build(own)
         closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}
-        for role in (*recipe.algorithm.frozen, *recipe.algorithm.heads):
+        for role in recipe.algorithm.roles:
             learners[role] = await build_learner(recipe, folder, cluster, role)
             closing.closes(f"the learner of {role}", learners[role].close)
         yield learners
@@ -109,14 +109,14 @@ async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role
     from whet.learner.worker import WorkerConfig
 
     algorithm, dumps = recipe.algorithm, folder / "skipped"
-    trained = role in algorithm.heads
+    own = algorithm.roles[role]
     config = WorkerConfig(
-        model=algorithm.model_of(role, recipe.model) if trained else algorithm.frozen[role],
+        model=own.model_beside(recipe.model),
         learner=recipe.learner,
         parallel=recipe.parallel,
-        optimizer=algorithm.optimizer(role, recipe.optimizer) if trained else None,
-        head=algorithm.heads.get(role, "language"),
-        steps=algorithm.updates(role, recipe.steps),
+        optimizer=own.optimizer(recipe.optimizer),
+        head=own.head,
+        steps=max(1, recipe.steps - own.starts_at) * algorithm.epochs * algorithm.minibatches,
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,
     )

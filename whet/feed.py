@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from whet.algorithms.annotate import annotate
+from whet.algorithms.base import OnlineAlgorithm
 from whet.batch import Batch, ModelOutput
 from whet.build import build_generator, build_sync
 from whet.closing import Closing
@@ -77,11 +77,8 @@ class Feed(Protocol):
 
 def build_feed(recipe: "Recipe", renderer: Renderer, devices: Devices) -> Feed:
     """The feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
-    return (
-        SampledFeed(recipe, renderer, devices=devices)
-        if recipe.algorithm.samples_per_task
-        else RowsFeed(recipe, renderer)
-    )
+    online = isinstance(recipe.algorithm, OnlineAlgorithm)
+    return SampledFeed(recipe, renderer, devices=devices) if online else RowsFeed(recipe, renderer)
 
 
 class SampledFeed:
@@ -107,8 +104,8 @@ class SampledFeed:
             self.environments,
             self.generator,
             renderer,
-            group_size=recipe.algorithm.samples_per_task,
-            filters=recipe.algorithm.group_filters if filters is None else filters,
+            group_size=recipe.online.group_size,
+            filters=recipe.online.group_filters if filters is None else filters,
             seed=recipe.seed,
         )
         self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
@@ -161,7 +158,7 @@ class RowsFeed:
     def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.distribution = Distribution()
-        self.judging = recipe.algorithm.heads[recipe.algorithm.main_role] == "value"
+        self.judging = recipe.algorithm.main.head == "value"
         self.rows = recipe.rows.groups(renderer, judging=self.judging)
         self.source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
         self._held_out: tuple[Batch, list[Group]] | None = None
@@ -171,7 +168,7 @@ class RowsFeed:
     ) -> Mapping[str, Scorer]:
         """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
         recipe, algorithm = self.recipe, self.recipe.algorithm
-        if not algorithm.caches_reference:
+        if not algorithm.main.caches_reference:
             return learners
         cached = self._cached(learners, folder)
         scorers: dict[str, Scorer] = {**learners, algorithm.main_role: cached}
@@ -183,7 +180,7 @@ class RowsFeed:
             for step in range(version, recipe.steps):
                 tell(f"reference {step - version}/{recipe.steps - version}")
                 groups = await steps.next_groups()
-                await annotate(await compute(self._batch, groups, scorers), algorithm, scorers, groups)
+                await algorithm.prepare(await compute(self._batch, groups, scorers), groups, scorers)
         await cached.finish()
         return scorers
 
@@ -193,7 +190,7 @@ class RowsFeed:
 
     def looking_up(self, learners: Mapping[str, Learner], run: Path) -> Mapping[str, Scorer]:
         """The learners, with the reference that a run has cached; its file isn't changed."""
-        if not self.recipe.algorithm.caches_reference or not (run / REFERENCE_FILE).exists():
+        if not self.recipe.algorithm.main.caches_reference or not (run / REFERENCE_FILE).exists():
             return learners
         return {**learners, self.recipe.algorithm.main_role: self._cached(learners, run, read_only=True)}
 
@@ -217,9 +214,11 @@ class RowsFeed:
             if not groups:
                 return None
             batch = await compute(self._batch, groups, scorers)
-            self._held_out = await compute(algorithm.weigh, batch, self.recipe.sampling.max_new_tokens), groups
+            divisor = self.recipe.sampling.max_new_tokens
+            self._held_out = await compute(batch.weigh, algorithm.weighting, divisor), groups
         batch, groups = self._held_out
-        return await annotate(batch, algorithm, scorers, groups)
+        await algorithm.prepare(batch, groups, scorers)
+        return batch
 
     def _batch(self, groups: list[Group], scorers: Mapping[str, Scorer]) -> Batch:
         forest = all(one.facts.forest for one in scorers.values())
@@ -269,7 +268,7 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
     with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
         async with open_learners(recipe, Path(scratch)) as learners:
             if checkpoint is not None:
-                for role in recipe.algorithm.heads:
+                for role in recipe.algorithm.losses:
                     await learners[role].load(checkpoint.folder / role)
             values = await feed.evaluate(learners if run is None else feed.looking_up(learners, run))
     if not values:

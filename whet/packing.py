@@ -42,7 +42,12 @@ def pack(batch: Batch, ranks: int, max_tokens: int, unit: str = "token") -> list
 def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
     """(tokens, sequences) of what stays together: groups, or as many sequences of a group as fit."""
     own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences).tolist()
-    shared = _shared_tokens(batch)
+    first = batch.segment_start[batch.sequence[batch.segment_start] >= 0]  # the token of each sequence after its prompt
+    shared = (
+        torch.zeros(batch.sequences, dtype=torch.long)
+        .index_copy(0, batch.sequence[first], batch.position[first])
+        .tolist()
+    )
     members: dict[int, list[int]] = {}
     for sequence, group in enumerate(batch.group.tolist()):
         members.setdefault(group, []).append(sequence)
@@ -63,19 +68,6 @@ def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int
                 )
         pieces.append((size, current))
     return [piece for piece in pieces if piece[0]]  # empty answers alone leave nothing to compute
-
-
-def _shared_tokens(batch: Batch) -> list[int]:
-    """[S] number of shared tokens each sequence hangs on."""
-    length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
-    result = [0] * batch.sequences
-    for segment, start in enumerate(batch.segment_start.tolist()):
-        sequence = int(batch.sequence[start])
-        ancestor = parent[segment]
-        while sequence >= 0 and ancestor >= 0:
-            result[sequence] += length[ancestor]
-            ancestor = parent[ancestor]
-    return result
 
 
 def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:

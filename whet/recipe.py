@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue, model_validator
 
-from whet.algorithms.base import HEADS, Algorithm
+from whet.algorithms.base import Algorithm, OnlineAlgorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, DevicesConfig
@@ -22,7 +22,7 @@ from whet.evaluate import EvaluationConfig
 from whet.generators.config import GeneratorConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
-from whet.losses.registry import LOSSES
+from whet.losses.composite import PolicyLoss
 from whet.metrics.registry import SINKS
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
@@ -32,7 +32,6 @@ from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
 
 _MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory together
-_UNITS = {"token": "single tokens", "sequence": "single replies", "group": "pairs of replies"}
 
 
 class Recipe(Config):
@@ -86,8 +85,8 @@ class Recipe(Config):
                 f"data is {_called(type(self.data))}, which only poses tasks: define its grade() or make(), or choose "
                 "data=reward_model with it as data.taskset"
             )
-        if self.algorithm.samples_per_task:
-            self._check_episodes(self.algorithm.samples_per_task)
+        if isinstance(self.algorithm, OnlineAlgorithm):
+            self._check_episodes(self.algorithm.group_size)
             self._check_lengths()
             self._check_sampling()
         groups, key = self.data.groups_per_step, "data.batch_size"
@@ -100,24 +99,11 @@ class Recipe(Config):
             )
         for problem in self._problems_of_parts():
             raise ValueError(problem)
-        for loss in self.algorithm.losses.values():
-            if loss.unit not in self.algorithm.units:
-                called = Component(LOSSES).name_of(type(loss))
-                learns, here = _UNITS[loss.unit], " or ".join(_UNITS[unit] for unit in self.algorithm.units)
-                raise ValueError(f"algorithm.loss = {called} learns from {learns}, and this algorithm has {here}")
-        unfilled = self.algorithm.needs - self.algorithm.fills
-        for role, head in self.algorithm.heads.items():
-            unfilled |= self.algorithm.losses[role].outputs - HEADS[head]
-        if unfilled:
-            raise ValueError(
-                f"algorithm.loss or algorithm.advantage needs {', '.join(sorted(unfilled))}, which this algorithm "
-                "doesn't provide; choose others"
-            )
         return self
 
     def _problems_of_parts(self) -> Iterator[str]:
         """Ask each part whether it goes together with those it depends on."""
-        samples = bool(self.algorithm.samples_per_task)
+        samples = isinstance(self.algorithm, OnlineAlgorithm)
         yield from self.learner.problems(self.parallel)
         yield from self.cluster.problems(self.parallel.ranks)
         yield from self.devices.problems(self.cluster, samples)
@@ -151,7 +137,7 @@ class Recipe(Config):
 
     def _check_sampling(self) -> None:
         sampling = self.sampling
-        if "topk_ids" in self.algorithm.needs and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+        if "topk_ids" in self.algorithm.reads and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
             raise ValueError(
                 "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "
                 "and min_p would cut some off; leave them out, or choose algorithm.loss=on_policy_distillation"
@@ -165,6 +151,13 @@ class Recipe(Config):
         return self.data
 
     @property
+    def online(self) -> OnlineAlgorithm:
+        """``algorithm`` as one whose policy answers tasks. Raises ``ConfigError`` where it learns from rows."""
+        if not isinstance(self.algorithm, OnlineAlgorithm):
+            raise ConfigError(f"this recipe learns from {_called(type(self.data))}, and here answers are sampled")
+        return self.algorithm
+
+    @property
     def rows(self) -> Rows:
         """``data`` as rows. Raises ``ConfigError`` where it is a task set."""
         if not isinstance(self.data, Rows):
@@ -174,15 +167,14 @@ class Recipe(Config):
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""
         found = []
-        correction = getattr(getattr(self.algorithm, "loss", None), "correction", "not of this loss")
-        if self.algorithm.samples_per_task and self.rollouts.max_staleness > 0 and correction is None:
+        main = self.algorithm.losses[self.algorithm.main_role]
+        stale = isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
+        if stale and isinstance(main, PolicyLoss) and main.correction is None:
             found.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
             )
-        apart = not self.algorithm.on_policy or self.rollouts.max_staleness > 0
-        main = self.algorithm.losses[self.algorithm.main_role]
-        if self.algorithm.samples_per_task and apart and "teacher_token_logprobs" in main.reads:
+        if (stale or not self.algorithm.on_policy) and "teacher_token_logprobs" in main.reads:
             found.append(
                 "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
                 "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "

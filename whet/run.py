@@ -190,7 +190,7 @@ class Run:
 
     async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
         """Into the folder of a checkpoint; with ``copied``, which is set once training may go on, behind its back."""
-        learners = {role: self.learners[role] for role in self.recipe.algorithm.heads}
+        learners = {role: self.learners[role] for role in self.recipe.algorithm.losses}
         for role, learner in learners.items():
             (folder / role).mkdir()
             await (learner.save if copied is None else learner.begin_save)(folder / role)
@@ -208,7 +208,7 @@ class Run:
 
     async def load(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint. The generator gets its weights before the first step."""
-        for role in self.recipe.algorithm.heads:
+        for role in self.recipe.algorithm.losses:
             await self.learners[role].load(checkpoint.folder / role)
         self.start = checkpoint.step
         self.source.load_state(checkpoint.state["source"], self.start)

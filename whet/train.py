@@ -3,7 +3,6 @@ permits return. Every algorithm runs through here, in step or asynchronously."""
 
 from typing import TYPE_CHECKING
 
-from whet.algorithms.annotate import annotate
 from whet.batch import Batch
 from whet.checkpoint.crash_points import crash_point
 from whet.processes.compute import compute
@@ -25,8 +24,7 @@ async def train(run: "Run") -> None:
             crash_point("step.generated")
             async with run.phase("learn", "learning"):
                 batch = await compute(_batch, groups, run)
-                batch = await annotate(batch, algorithm, run.scorers, groups)
-                run.metrics.merge(await compute(algorithm.report, batch))
+                run.metrics.merge(await algorithm.prepare(batch, groups, run.scorers))
                 for minibatch in await compute(_minibatches, batch, run, step):
                     for role, loss in algorithm.losses_at(step).items():
                         update = await run.learners[role].update(minibatch, loss)
@@ -48,7 +46,7 @@ def _minibatches(batch: Batch, run: "Run", step: int) -> list[Batch]:
     """Of all epochs, each with its weights set."""
     algorithm, seed = run.recipe.algorithm, run.recipe.seed
     return [
-        algorithm.weigh(minibatch, run.recipe.sampling.max_new_tokens)
+        minibatch.weigh(algorithm.weighting, run.recipe.sampling.max_new_tokens)
         for epoch in range(algorithm.epochs)
         for minibatch, _ in batch.minibatches(algorithm.minibatches, derive_seed(seed, "minibatches", step, epoch))
     ]

@@ -12,10 +12,13 @@ from tests.losses.batches import fill, random_groups, refilled, without
 from tests.reference import advantages as slow
 from tests.reference.plain import Plain, Said, plain
 from tests.reference.policy import kl as slow_kl
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.advantages import GAE, GDPO, GroupAdvantage, ReinforcePlusPlus
-from whet.algorithms.process_rewards import ProcessRewards
-from whet.algorithms.teacher_advantage import TeacherAdvantage
+from whet.algorithms.distillation import TeacherAdvantage
+from whet.algorithms.gdpo import GDPOAdvantage
+from whet.algorithms.grpo import GroupAdvantage
+from whet.algorithms.ppo import GAE
+from whet.algorithms.prime import ProcessRewards
+from whet.algorithms.registry import ADVANTAGES
+from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from whet.batch import Batch
 from whet.config import Component
 from whet.errors import DataError
@@ -42,18 +45,18 @@ ESTIMATORS: list[tuple[Any, Any]] = [
         GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
         lambda b: slow.group(b, "leave_one_out", divide=False),
     ),
-    (ReinforcePlusPlus(), slow.reinforce_plus_plus),
+    (ReinforcePlusPlusAdvantage(), slow.reinforce_plus_plus),
     (
-        ReinforcePlusPlus(group_baseline=True, std="population", eps=0.1),
+        ReinforcePlusPlusAdvantage(group_baseline=True, std="population", eps=0.1),
         lambda b: slow.reinforce_plus_plus(b, True, std="population", eps=0.1),
     ),
     (
-        ReinforcePlusPlus(kl=KL(coefficient=0.3, estimator="k1")),
+        ReinforcePlusPlusAdvantage(kl=KL(coefficient=0.3, estimator="k1")),
         lambda b: slow.reinforce_plus_plus(b, penalty=penalty(b, coefficient=0.3, estimator="k1")),
     ),
-    (GDPO(components=COMPONENTS), lambda b: slow.gdpo(b, COMPONENTS)),
+    (GDPOAdvantage(components=COMPONENTS), lambda b: slow.gdpo(b, COMPONENTS)),
     (
-        GDPO(components={"correct": 0.5, "format": -1.0}, std="population", eps=0.1),
+        GDPOAdvantage(components={"correct": 0.5, "format": -1.0}, std="population", eps=0.1),
         lambda b: slow.gdpo(b, {"correct": 0.5, "format": -1.0}, "population", 0.1),
     ),
     (TeacherAdvantage(), slow.teacher),
@@ -173,8 +176,8 @@ def test_order_of_groups_does_not_matter(estimator: Any) -> None:
         GroupAdvantage(eps=0.0),
         GroupAdvantage(baseline="leave_one_out", eps=0.0),
         GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
-        ReinforcePlusPlus(eps=0.0),
-        ReinforcePlusPlus(group_baseline=True, eps=0.0),
+        ReinforcePlusPlusAdvantage(eps=0.0),
+        ReinforcePlusPlusAdvantage(group_baseline=True, eps=0.0),
     ],
     ids=repr,
 )
@@ -186,7 +189,7 @@ def test_equal_rewards_give_exactly_zero_whatever_their_mean_rounds_to(estimator
 def test_equal_components_give_exactly_zero() -> None:
     batch = Batch.from_groups([group_of([1.0] * 7)])
     batch.scores = {"a": torch.full((7,), 0.1).double()}
-    assert (GDPO(components={"a": 1.0}, eps=0.0)(batch).advantages == 0).all()
+    assert (GDPOAdvantage(components={"a": 1.0}, eps=0.0)(batch).advantages == 0).all()
 
 
 @pytest.mark.parametrize("baseline", ["group_mean", "leave_one_out"])
@@ -203,7 +206,7 @@ def test_a_group_of_one_has_no_advantage(baseline: Any, std: Any) -> None:
     [
         GAE(gamma=0.9),
         GAE(kl=KL(coefficient=0.3)),
-        ReinforcePlusPlus(kl=KL(coefficient=0.3)),
+        ReinforcePlusPlusAdvantage(kl=KL(coefficient=0.3)),
         TeacherAdvantage(weight=0.3),
         ProcessRewards(),
     ],
@@ -255,11 +258,11 @@ def test_an_untrained_answer_counts_in_its_groups_baseline() -> None:
 
 def test_a_missing_component_is_named() -> None:
     with pytest.raises(DataError, match=r"'colour'.*correct, format, constant"):
-        GDPO(components={"correct": 1.0, "colour": 1.0})(make(0))
+        GDPOAdvantage(components={"correct": 1.0, "colour": 1.0})(make(0))
     with pytest.raises(DataError, match=r"there: none$"):
-        GDPO(components={"colour": 1.0})(Batch.from_groups([group_of([1.0])]))
+        GDPOAdvantage(components={"colour": 1.0})(Batch.from_groups([group_of([1.0])]))
     with pytest.raises(ValidationError):
-        GDPO(components={})
+        GDPOAdvantage(components={})
 
 
 def test_gae_with_lambda_one_is_the_return_minus_the_value() -> None:
@@ -286,8 +289,13 @@ def test_length_adaptive_lambda_of_short_answers_is_zero_not_negative() -> None:
 
 def test_needs_follow_from_the_settings() -> None:
     penalised = KL(coefficient=0.1)
-    assert GroupAdvantage().reads == GDPO(components={"a": 1.0}).reads == ReinforcePlusPlus().reads == frozenset()
-    assert ReinforcePlusPlus(kl=penalised).reads == {"old_logprobs", "reference_logprobs"}
+    assert (
+        GroupAdvantage().reads
+        == GDPOAdvantage(components={"a": 1.0}).reads
+        == ReinforcePlusPlusAdvantage().reads
+        == frozenset()
+    )
+    assert ReinforcePlusPlusAdvantage(kl=penalised).reads == {"old_logprobs", "reference_logprobs"}
     assert GAE().reads == {"values"}
     asked = {"teacher_token_logprobs", "old_logprobs"}
     assert TeacherAdvantage().reads == asked
@@ -300,7 +308,7 @@ def test_needs_follow_from_the_settings() -> None:
     [
         (GAE(), "values"),
         (GAE(kl=KL()), "old_logprobs"),
-        (ReinforcePlusPlus(kl=KL()), "reference_logprobs"),
+        (ReinforcePlusPlusAdvantage(kl=KL()), "reference_logprobs"),
         (TeacherAdvantage(), "teacher_token_logprobs"),
         (TeacherAdvantage(), "old_logprobs"),
     ],
@@ -322,8 +330,10 @@ def test_the_returns_of_the_reward_stay_what_they_are() -> None:
 def test_defaults() -> None:
     assert TeacherAdvantage() == TeacherAdvantage(weight=1.0, clamp=10.0, reward=None)
     assert GroupAdvantage() == GroupAdvantage(baseline="group_mean", divide_by_std=True, std="sample", eps=1e-6)
-    assert ReinforcePlusPlus() == ReinforcePlusPlus(group_baseline=False, kl=None, std="sample", eps=1e-6)
-    assert GDPO(components={"a": 1.0}) == GDPO(components={"a": 1.0}, std="sample", eps=1e-6)
+    assert ReinforcePlusPlusAdvantage() == ReinforcePlusPlusAdvantage(
+        group_baseline=False, kl=None, std="sample", eps=1e-6
+    )
+    assert GDPOAdvantage(components={"a": 1.0}) == GDPOAdvantage(components={"a": 1.0}, std="sample", eps=1e-6)
     assert GAE() == GAE(
         gamma=1.0,
         policy_lambda=0.95,
@@ -342,8 +352,8 @@ def test_defaults() -> None:
     [
         (GroupAdvantage, {"eps": -1e-9}),
         (GroupAdvantage, {"baseline": "median"}),
-        (ReinforcePlusPlus, {"eps": -1e-9}),
-        (GDPO, {"components": {"a": 1.0}, "eps": -1e-9}),
+        (ReinforcePlusPlusAdvantage, {"eps": -1e-9}),
+        (GDPOAdvantage, {"components": {"a": 1.0}, "eps": -1e-9}),
         (TeacherAdvantage, {"weight": 0.0}),
         (TeacherAdvantage, {"clamp": 0.0}),
         (GAE, {"eps": -1e-9}),
@@ -366,16 +376,15 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
     edges = GAE(gamma=0.0, policy_lambda=0.0, critic_lambda=0.0, eps=0.0, length_adaptive=0.01)
     assert (edges.gamma, edges.policy_lambda, edges.critic_lambda) == (0.0, 0.0, 0.0)
     assert GAE(gamma=1.0, policy_lambda=1.0, critic_lambda=1.0).critic_lambda == 1.0
-    assert (
-        GDPO(components={"a": 1.0}, eps=0.0).eps == ReinforcePlusPlus(eps=0.0).eps == GroupAdvantage(eps=0.0).eps == 0.0
-    )
+    for exact in (GDPOAdvantage(components={"a": 1.0}, eps=0.0), GroupAdvantage(eps=0.0)):
+        assert exact.eps == ReinforcePlusPlusAdvantage(eps=0.0).eps == 0.0
 
 
 def test_registered_names_lead_to_their_classes() -> None:
-    assert {name: Component(ADVANTAGES).resolve(name) for name in ADVANTAGES} == {
+    assert {name: Component(ADVANTAGES).resolve(name)[0] for name in ADVANTAGES} == {
         "group": GroupAdvantage,
-        "reinforce_plus_plus": ReinforcePlusPlus,
-        "gdpo": GDPO,
+        "reinforce_plus_plus": ReinforcePlusPlusAdvantage,
+        "gdpo": GDPOAdvantage,
         "gae": GAE,
         "teacher": TeacherAdvantage,
         "process_rewards": ProcessRewards,

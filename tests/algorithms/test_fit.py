@@ -7,8 +7,8 @@ import pytest
 
 from tests.rows import pairs, rows_recipe, write_rows
 from tests.toy import read_settings, toy_settings
+from whet.algorithms.distillation import OnPolicyDistillation
 from whet.algorithms.grpo import GRPO
-from whet.algorithms.on_policy_distillation import OnPolicyDistillation
 from whet.algorithms.online_dpo import OnlineDPO
 from whet.algorithms.ppo import PPO
 from whet.algorithms.prime import PRIME
@@ -28,12 +28,12 @@ def recipe(algorithm: dict[str, Any], **changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("algorithm", "loss", "why"),
     [
-        ("sft", "policy", "needs advantages, which"),
+        ("sft", "policy", "loss = policy reads advantages, which nothing fills"),
         ("sft", "dpo", "loss = dpo learns from pairs of replies, and .* has single tokens or single replies"),
         ("dpo", "policy", "loss = policy learns from single tokens, and"),
         ("dpo", "kto", "loss = kto learns from single replies, and .* has pairs"),
         ("dpo", "sft", "loss = sft learns from single tokens, and .* has pairs"),
-        ("dpo", "bradley_terry", "needs values, which"),
+        ("dpo", "bradley_terry", "bradley_terry learns from a model's values, and this model has a language head"),
         ("kto", "policy", "loss = policy learns from single tokens, and"),
         ("kto", "dpo", "loss = dpo learns from pairs of replies, and .* has single replies"),
         ("online_dpo", "policy", "loss = policy learns from single tokens, and"),
@@ -42,8 +42,8 @@ def recipe(algorithm: dict[str, Any], **changes: Any) -> Recipe:
         ("grpo", "simpo", "loss = simpo learns from pairs of replies, and .* has single tokens or single replies"),
         ("rloo", "orpo", "loss = orpo learns from pairs"),
         ("prime", "simpo", "loss = simpo learns from pairs"),
-        ("reward_model", "policy", "bradley_terry or score_regression"),
-        ("reward_model", "simpo", "bradley_terry or score_regression"),
+        ("reward_model", "policy", "policy learns from a model's logprobs, and this model has a value head"),
+        ("reward_model", "simpo", "simpo learns from a model's logprobs, and this model has a value head"),
     ],
 )
 def test_a_loss_of_another_kind_of_data_is_refused(tmp_path: Path, algorithm: str, loss: str, why: str) -> None:
@@ -55,25 +55,25 @@ def test_a_loss_of_another_kind_of_data_is_refused(tmp_path: Path, algorithm: st
 
 @pytest.mark.parametrize("advantage", ["group", "reinforce_plus_plus", {"type": "teacher", "reward": "group"}])
 def test_a_critic_needs_an_advantage_that_has_returns(advantage: Any) -> None:
-    with pytest.raises(ConfigError, match=r"needs .*returns"):
+    with pytest.raises(ConfigError, match=r"value_loss = value reads returns, which nothing fills"):
         recipe({"type": "ppo", "group_size": 2, "minibatches": 1, "advantage": advantage})
-    assert "returns" in recipe({"type": "ppo", "minibatches": 1, "advantage": "gae"}).algorithm.fills
+    assert "returns" in recipe({"type": "ppo", "minibatches": 1, "advantage": "gae"}).algorithm.reads
 
 
 @pytest.mark.parametrize("loss", ["bradley_terry", "score_regression"])
 def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) -> None:
     path = write_rows(tmp_path / "rows.jsonl", pairs(4))
     made = rows_recipe(tmp_path, "preference", path, {"type": "reward_model", "loss": loss})
-    assert made.algorithm.needs == frozenset()
+    assert made.algorithm.reads == frozenset()
 
 
 def test_old_logprobs_are_computed_only_where_a_policy_loss_reads_them() -> None:
     losing = OnPolicyDistillation(teachers=TEACHERS, loss="on_policy_distillation", epochs=2)
     for unread in (OnlineDPO(epochs=2), losing, GRPO()):
-        assert "old_logprobs" not in unread.needs
+        assert "old_logprobs" not in unread.reads
     judging = OnPolicyDistillation(teachers=TEACHERS, loss="policy", advantage="teacher")
     for read in (GRPO(epochs=2), GRPO(minibatches=2), PPO(), judging):
-        assert "old_logprobs" in read.needs
+        assert "old_logprobs" in read.reads
 
 
 def test_distillation_without_a_ratio_is_warned_about_off_policy() -> None:
@@ -121,6 +121,6 @@ def test_another_reward_model_is_adapted_as_the_policy_is(
     (tmp_path / "recipe.yaml").write_text(dump_yaml(made))
     again = load(Recipe, tmp_path).value  # as a resumed run reads it
     for one in (made, again):
-        model = one.algorithm.model_of("implicit_reward", one.model)
+        model = one.algorithm.roles["implicit_reward"].model_beside(one.model)
         assert (model.path, model.lora and model.lora.rank) == ("other", rank)
-    assert PRIME().model_of("implicit_reward", made.model).lora == LoraSettings(rank=4)
+    assert PRIME().roles["implicit_reward"].model_beside(made.model).lora == LoraSettings(rank=4)

@@ -27,8 +27,13 @@ PLAIN = {
 
 def completed(groups: list[Group], learner: Any, share_prompts: bool = True) -> Batch:
     batch = Batch.from_groups(groups, share_prompts=share_prompts)
-    asyncio.run(KTO().consult(batch, groups, {"policy": learner}))
+    metrics = asyncio.run(KTO().prepare(batch, groups, {"policy": learner}))
+    assert metrics.result() == {"preference/reference_point": pytest.approx(point(batch))}
     return batch
+
+
+def weighed(batch: Batch) -> Batch:
+    return batch.weigh(KTO().weighting)
 
 
 def point(batch: Batch) -> float:
@@ -67,7 +72,6 @@ def test_the_reference_point_is_the_mean_gain_of_foreign_replies_and_never_below
     learner.says = {"logprobs": workers["other"], "reference_logprobs": workers["language"]}
     batch = completed(groups, learner)
     assert point(batch) == pytest.approx(max(0.0, -mean), abs=1e-5)
-    assert KTO().report(batch).result() == {"preference/reference_point": pytest.approx(point(batch))}
     assert abs(mean) > 1e-4
 
 
@@ -111,7 +115,7 @@ def test_the_reference_point_does_not_depend_on_layout_or_order(workers: dict[st
     assert point(completed(shuffled, learner)) == pytest.approx(expected, abs=1e-6)
     assert point(completed(groups, learner, share_prompts=False)) == pytest.approx(expected, abs=1e-6)
     batch = completed(groups, learner)
-    parts = cut(KTO().weigh(batch, 8), 24, "sequence")
+    parts = cut(weighed(batch), 24, "sequence")
     assert len(parts) > 1
     assert {value for part in parts for value in part.batch.column("reference_point").tolist()} == {expected}
 
@@ -131,7 +135,7 @@ def test_a_row_without_a_partner_has_reference_point_zero(workers: dict[str, Any
 
 
 def test_no_gradient_flows_through_the_reference_point(workers: dict[str, Any]) -> None:
-    batch = KTO().weigh(completed(labelled_groups(0), TwoWorkers(workers)), 8)
+    batch = weighed(completed(labelled_groups(0), TwoWorkers(workers)))
     assert not batch.column("reference_point").requires_grad
     batch.reference_logprobs = torch.zeros(len(batch))
     learner = workers["language"]

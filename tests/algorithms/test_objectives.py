@@ -3,20 +3,22 @@
 import asyncio
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from tests.groups import group
 from tests.learner.parts import VOCABULARY, assert_layout_does_not_matter, whole
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
 from whet.batch import Batch
-from whet.config.component import import_path
+from whet.config import Component
 from whet.learner.base import Top
 from whet.types import Group
 
+AnyAlgorithm = Annotated[Algorithm, Component(ALGORITHMS)]
 PAIRED = {"dpo", "online_dpo", "reward_model"}
 LABELLED = {"kto"}
 DPO_LOSSES = [{"form": form} for form in ("ipo", "hinge")] + [
@@ -91,7 +93,7 @@ def some_groups(paired: bool, seed: int) -> list[Group]:
 def test_gradient_of_every_objective_does_not_depend_on_the_layout(
     workers: dict[str, Any], name: str, settings: dict[str, Any], seed: int
 ) -> None:
-    algorithm: Algorithm = import_path(ALGORITHMS[name]).model_validate(settings)
+    algorithm: Algorithm = TypeAdapter(AnyAlgorithm).validate_python({"type": name, **settings})
 
     def laid_out(groups: list[Group], share_prompts: bool = True) -> Batch:
         batch = Batch.from_groups(groups, share_prompts=share_prompts)
@@ -104,14 +106,11 @@ def test_gradient_of_every_objective_does_not_depend_on_the_layout(
         batch.fill("teacher_logprobs", likeliest["topk"])
         batch.fill("reward_logprobs", workers["language"].score(whole(batch), {"logprobs"})[0]["logprobs"])
         batch.fill("reward_reference_logprobs", logprobs)
-        if algorithm.estimator is not None:
-            credit = algorithm.estimator(batch)
-            batch = replace(batch, advantages=credit.advantages, returns=credit.returns)
-        asyncio.run(algorithm.consult(batch, groups, {"policy": TwoWorkers(workers)}))  # type: ignore[dict-item]
-        return algorithm.weigh(batch, 8)
+        asyncio.run(algorithm.prepare(batch, groups, {"policy": TwoWorkers(workers)}))  # type: ignore[dict-item]
+        return batch.weigh(algorithm.weighting, 8)
 
     for role, loss in algorithm.losses.items():
-        learner = workers[algorithm.heads[role]]
+        learner = workers[algorithm.roles[role].head]
         groups = labelled_groups(seed) if name in LABELLED else some_groups(name in PAIRED, seed)
         assert_layout_does_not_matter(learner, groups, loss, laid_out, 5, random.Random(seed))
         learner.accumulate(whole(laid_out(groups)), loss)

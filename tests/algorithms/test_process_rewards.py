@@ -11,10 +11,9 @@ from pydantic import ValidationError
 from tests.algorithms.test_advantages import group_of, make, per_row
 from tests.losses.batches import without
 from tests.tiny import tiny_tokenizer
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.advantages import GroupAdvantage
-from whet.algorithms.prime import PRIME, RewardStart
-from whet.algorithms.process_rewards import ProcessRewards
+from whet.algorithms.grpo import GroupAdvantage
+from whet.algorithms.prime import PRIME, ProcessRewards, RewardStart
+from whet.algorithms.registry import ADVANTAGES
 from whet.batch import Batch
 from whet.errors import ConfigError, DataError
 from whet.learner.config import OptimizerConfig
@@ -78,7 +77,7 @@ def test_a_process_column_that_nobody_filled_is_named(column: str) -> None:
 
 
 def test_process_rewards_are_registered_with_these_defaults_and_limits() -> None:
-    assert ADVANTAGES["process_rewards"] == "whet.algorithms.process_rewards:ProcessRewards"
+    assert ADVANTAGES["process_rewards"] == "whet.algorithms.prime:ProcessRewards"
     assert ProcessRewards() == ProcessRewards(beta=0.05, gamma=1.0)
     assert ProcessRewards(beta=0.0, gamma=0.0).reads == {"reward_logprobs", "reward_reference_logprobs"}
     settings: dict[str, Any]
@@ -89,14 +88,15 @@ def test_process_rewards_are_registered_with_these_defaults_and_limits() -> None
 
 def test_prime_trains_a_reward_model_beside_the_policy() -> None:
     prime, shared = PRIME(reward_lr=0.5), OptimizerConfig(lr=0.1)
+    roles = prime.roles
     assert prime.main_role == "policy"
-    assert prime.losses.keys() == prime.heads.keys() == {"policy", "implicit_reward"}
-    assert prime.needs <= prime.fills
-    assert [prime.optimizer(role, shared).lr for role in prime.heads] == [0.1, 0.5]
-    assert [PRIME().optimizer(role, shared).lr for role in prime.heads] == [0.1, 0.1]
+    assert prime.losses.keys() == roles.keys() == {"policy", "implicit_reward"}
+    rates = [[one.roles[name].optimizer(shared) for name in roles] for one in (prime, PRIME())]
+    assert [[own and own.lr for own in each] for each in rates] == [[0.1, 0.5], [0.1, 0.1]]
     own, model = ModelConfig(path="own"), ModelConfig(path="shared")
-    assert [PRIME(reward_model=RewardStart(path="own")).model_of(role, model) for role in prime.heads] == [model, own]
-    assert [prime.model_of(role, model) for role in prime.heads] == [model, model]
+    other = PRIME(reward_model=RewardStart(path="own")).roles
+    assert [other[name].model_beside(model) for name in roles] == [model, own]
+    assert [roles[name].model_beside(model) for name in roles] == [model, model]
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:

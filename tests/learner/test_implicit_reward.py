@@ -7,7 +7,7 @@ import torch
 
 from tests.groups import group
 from tests.learner.parts import VOCABULARY, whole, worker
-from whet.algorithms.process_rewards import ProcessRewards
+from whet.algorithms.prime import ProcessRewards
 from whet.batch import Batch
 from whet.learner.config import OptimizerConfig
 from whet.losses.implicit_reward import ImplicitReward

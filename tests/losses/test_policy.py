@@ -327,7 +327,7 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
 
 def test_registered_names_lead_to_their_classes() -> None:
     def found(registry: dict[str, str]) -> dict[str, str]:
-        return {name: Component(registry).resolve(name).__name__ for name in registry}
+        return {name: Component(registry).resolve(name)[0].__name__ for name in registry}
 
     assert found(SURROGATES) == {
         "ppo_clip": "PPOClip",

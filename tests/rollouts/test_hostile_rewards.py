@@ -14,7 +14,9 @@ from tests.e2e.test_learning import lines
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_recipe
 from whet import run
-from whet.algorithms.advantages import GDPO, GroupAdvantage, ReinforcePlusPlus
+from whet.algorithms.gdpo import GDPOAdvantage
+from whet.algorithms.grpo import GroupAdvantage
+from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from whet.batch import Batch
 from whet.errors import DataError, WhetError
 from whet.generators.base import Completion, SamplingParams
@@ -130,8 +132,8 @@ def test_rewards_that_are_all_equal_move_nothing(tiny_model: Path, reward: float
             for estimator in (
                 GroupAdvantage(),
                 GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
-                ReinforcePlusPlus(group_baseline=True),
-                GDPO(components={"correct": 1.0}),
+                ReinforcePlusPlusAdvantage(group_baseline=True),
+                GDPOAdvantage(components={"correct": 1.0}),
             ):
                 assert not estimator(batch).advantages.any()
 
@@ -155,7 +157,7 @@ def test_a_group_of_one_has_no_spread_and_no_advantage(tiny_model: Path) -> None
             batch = Batch.from_groups(groups)
             assert not GroupAdvantage()(batch).advantages.any()
             assert not GroupAdvantage(baseline="leave_one_out")(batch).advantages.any()
-            assert ReinforcePlusPlus()(batch).advantages.isfinite().all()
+            assert ReinforcePlusPlusAdvantage()(batch).advantages.isfinite().all()
         async with source(tiny_model, None, [DynamicSampling()], max_sampling_rounds=1) as rollouts:
             rollouts.group_size = 1
             with pytest.raises(DataError, match="of 3 groups sampled for this step 0 failed and only 0 passed"):

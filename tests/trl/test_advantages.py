@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
-from whet.algorithms.advantages import GDPO, GroupAdvantage
+from whet.algorithms.gdpo import GDPOAdvantage
+from whet.algorithms.grpo import GroupAdvantage
 from whet.batch import Batch
 from whet.types import Group, Span, Task, Trajectory
 
@@ -100,5 +101,5 @@ def test_gdpo_normalises_each_reward_before_the_sum(tiny_model: Path, tmp_path: 
         multi_objective_aggregation="normalize_then_sum",
         reward_weights=[1.0, 0.3],
     )
-    estimator = GDPO(components={"correct": 1.0, "format": 0.3}, eps=EPS)
+    estimator = GDPOAdvantage(components={"correct": 1.0, "format": 0.3}, eps=EPS)
     close(ours(estimator, correct=REWARDS, format=FORMAT), its)

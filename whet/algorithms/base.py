@@ -1,48 +1,69 @@
-"""What an algorithm is: what it learns from, which losses train which role, how rewards become advantages, what is
-filtered. A frozen config without a loop: there is one loop, in ``train.py``."""
+"""What an algorithm is: its models and the loss that trains each, how rewards become advantages, how a step is cut up
+and weighed. A frozen value without a loop: there is one loop, in ``train.py``.
+
+What is computed in a step follows from what its losses and its estimator read; see also ``dataflow.py``.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from whet.batch import Output
+from whet.algorithms.credit import Advantage
+from whet.algorithms.parts import AnyFilter
+from whet.batch import Batch, Output
 from whet.config import Config
 from whet.data.base import Data
 from whet.environments.base import TaskSet
 from whet.learner.config import Head, OptimizerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
+from whet.models.config import ModelConfig
+from whet.processes.compute import compute
 from whet.rollouts.filters import Filter
 from whet.types import Group, Weighting
 
 if TYPE_CHECKING:
-    from whet.algorithms.credit import AdvantageEstimator
-    from whet.batch import Batch
     from whet.learner.base import Scorer
-    from whet.models.config import ModelConfig
 
-HEADS: dict[Head, frozenset[Output]] = {
-    "language": frozenset({"logprobs", "entropy", "topk"}),
-    "value": frozenset({"values"}),
-}
-"""What a model with such a head can be asked for."""
+Scored = Output | Literal["reference_logprobs"]
+
+POLICY: Mapping[str, Scored] = {"old_logprobs": "logprobs", "reference_logprobs": "reference_logprobs"}
+"""What a policy fills: its log-probs at the start of the step, and those of the model that the run started from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """One model of an algorithm."""
+
+    loss: Loss | None = None  # what trains it; None: it is frozen and only scores
+    key: str = "loss"  # the setting that the loss comes from
+    head: Head = "language"
+    fills: Mapping[str, Scored] = field(default_factory=dict)  # column of the batch -> what its learner is asked for
+    model: ModelConfig | None = None  # what it starts from; None: the recipe's
+    inherits_lora: bool = False  # has adapters as the recipe's model has them
+    lr: float | None = None  # None: the recipe's
+    starts_at: int = 0  # the first step that trains it
+    caches_reference: bool = False  # its start scores all rows before the first step, and is then let go
+
+    def model_beside(self, shared: ModelConfig) -> ModelConfig:
+        """Return what it starts from; ``shared`` is the recipe's model."""
+        own = self.model or shared
+        return own.model_copy(update={"lora": shared.lora}) if self.inherits_lora else own
+
+    def optimizer(self, shared: OptimizerConfig) -> OptimizerConfig | None:
+        """Return the settings of its optimizer, None for a frozen one; ``shared`` are the recipe's."""
+        own = shared if self.lr is None else shared.model_copy(update={"lr": self.lr})
+        return None if self.loss is None else own
 
 
 class Algorithm(Config, ABC):
     """Base of all algorithms."""
 
-    takes: ClassVar[tuple[type[Data], ...]] = (TaskSet,)
+    takes: ClassVar[tuple[type[Data], ...]]
     """What the section ``data`` may be."""
-    heads: ClassVar[dict[str, Head]] = {"policy": "language"}
-    """The models that are trained, by role, the main one first, and what each says about tokens."""
-    filled_by: ClassVar[dict[str, tuple[str, str]]] = {
-        "old_logprobs": ("policy", "logprobs"),
-        "reference_logprobs": ("policy", "reference_logprobs"),
-        "values": ("critic", "values"),
-    }
-    """Which role's learner fills a column of the batch, and what the learner calls it."""
     units: ClassVar[tuple[Unit, ...]] = ("token", "sequence", "group")
     """What its losses may learn from as a whole: ``group`` for pairs, ``sequence`` for judged replies."""
 
@@ -53,55 +74,71 @@ class Algorithm(Config, ABC):
     weighting: Weighting = "token"
     """A token's share of a step: token mean (DAPO), sequence mean (GRPO as published) or constant (Dr. GRPO)."""
 
-    @property
-    def samples_per_task(self) -> int:
-        """Samples per task; 0 for algorithms that learn from rows."""
-        return 0
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        from whet.algorithms.dataflow import problems
 
-    @property
-    def frozen(self) -> "dict[str, ModelConfig]":
-        """Models that only score, by role: teachers."""
-        return {}
-
-    def check_models(self, model: "ModelConfig") -> None:
-        """Raises ``ConfigError`` where the run's other models don't fit ``model``, the recipe's."""
-
-    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> None:
-        """Fill what ``filled_by`` can't say: columns that take several models' word, scores of a whole step."""
+        for problem in problems(self):
+            raise ValueError(problem)
+        return self
 
     @property
     @abstractmethod
-    def losses(self) -> "dict[str, Loss]":
-        """What trains each role, e.g. ``{"policy": ..., "critic": ...}``."""
-
-    def losses_at(self, step: int) -> "dict[str, Loss]":
-        """Those of them that train in step ``step``, counted from 0."""
-        return self.losses
+    def roles(self) -> dict[str, Role]:
+        """Its models. The first is the main one: its metrics carry no prefix, and a run is there for its weights."""
 
     @property
-    def main_role(self) -> str:
-        """The role whose metrics carry no prefix, and whose weights are what the run is for."""
-        return next(iter(self.heads))
-
-    def model_of(self, role: str, shared: "ModelConfig") -> "ModelConfig":
-        """What a trained role starts from; ``shared`` is the recipe's."""
-        return shared
-
-    def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
-        """The settings of a role's optimizer; ``shared`` are the recipe's."""
-        return shared
-
-    def updates(self, role: str, steps: int) -> int:
-        """Optimizer steps of a role in a run of ``steps`` steps: where its schedule ends."""
-        return steps * self.epochs * self.minibatches
-
-    @property
-    def estimator(self) -> "AdvantageEstimator | None":
+    def estimator(self) -> Advantage | None:
+        """How rewards become advantages."""
         return None
 
     @property
-    def group_filters(self) -> tuple[Filter, ...]:
-        return ()
+    def fills(self) -> frozenset[str]:
+        """The columns that its own ``prepare`` fills, beside those of its roles and its estimator."""
+        return frozenset()
+
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> Metrics:
+        """Fill what losses and estimator read in the batch of a whole step, made from ``groups``: what the roles'
+        learners say, then the advantages. Return what is worth knowing about the step.
+
+        An algorithm of your own fills its columns before or after, and names them in ``fills``:
+
+            async def prepare(self, batch, groups, learners):
+                batch.fill("length", batch.trained_per_sequence.double(), axis="sequence")
+                return await super().prepare(batch, groups, learners)
+        """
+        missing = self.reads - batch.filled
+        for name, role in self.roles.items():
+            if wanted := {column: role.fills[column] for column in sorted(missing & role.fills.keys())}:
+                scored = await learners[name].score(batch, set(wanted.values()))
+                for column, output in wanted.items():
+                    batch.fill(column, scored[output])
+        if self.estimator is not None:
+            credit = await compute(self.estimator, batch)
+            batch.advantages, batch.returns = credit.advantages, credit.returns
+        return Metrics()
+
+    def check_models(self, model: ModelConfig) -> None:
+        """Raise ``ConfigError`` where its own models don't fit ``model``, the recipe's."""
+
+    # What follows from the above
+
+    @property
+    def losses(self) -> dict[str, Loss]:
+        """What trains each role that is trained."""
+        return {name: role.loss for name, role in self.roles.items() if role.loss is not None}
+
+    def losses_at(self, step: int) -> dict[str, Loss]:
+        """Return those that train in step ``step``, counted from 0."""
+        return {name: loss for name, loss in self.losses.items() if step >= self.roles[name].starts_at}
+
+    @property
+    def main_role(self) -> str:
+        return next(iter(self.roles))
+
+    @property
+    def main(self) -> Role:
+        return self.roles[self.main_role]
 
     @property
     def on_policy(self) -> bool:
@@ -109,34 +146,27 @@ class Algorithm(Config, ABC):
         return self.epochs * self.minibatches == 1
 
     @property
-    def caches_reference(self) -> bool:
-        """Whether the reference scores all rows before the first step, and is then let go."""
-        return False
-
-    def weigh(self, batch: "Batch", max_new_tokens: int) -> "Batch":
-        """The batch with each token's share of the optimizer step."""
-        return batch.weigh(self.weighting, max_new_tokens)
-
-    def report(self, batch: "Batch") -> Metrics:
-        """What is worth knowing about a whole step, once its columns are filled."""
-        return Metrics()
-
-    @property
-    def fills(self) -> frozenset[str]:
-        """The columns that losses and advantages may read, because somebody fills them."""
-        said = {"rollout_logprobs", "old_logprobs", "reference_logprobs"}
-        of_critic = {"values"} if "value" in self.heads.values() else set[str]()
-        of_estimator = set[str]()
-        if self.estimator is not None:  # returns come with advantages that are measured from a critic's values
-            of_estimator = {"advantages", "returns"} if "values" in self.estimator.reads else {"advantages"}
-        return frozenset(said | of_critic | of_estimator)
-
-    @property
-    def needs(self) -> frozenset[str]:
+    def reads(self) -> frozenset[str]:
         """The columns that must be filled before the losses run."""
-        needs = frozenset[str]().union(*(loss.reads for loss in self.losses.values()))
+        reads = frozenset[str]().union(*(loss.reads for loss in self.losses.values()))
         if self.estimator is not None:
-            needs |= self.estimator.reads
-        if "advantages" in needs and not self.on_policy:
-            needs |= {"old_logprobs"}  # a policy loss weighs advantages by exp(lp - lp_old)
-        return needs
+            reads |= self.estimator.reads
+        if "advantages" in reads and not self.on_policy:
+            reads |= {"old_logprobs"}  # a policy loss weighs advantages by exp(lp - lp_old)
+        return reads
+
+
+class OnlineAlgorithm(Algorithm):
+    """Base of those that learn from answers that their policy samples."""
+
+    takes: ClassVar[tuple[type[Data], ...]] = (TaskSet,)
+    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
+
+    group_size: int = Field(8, gt=0)
+    """Answers per task."""
+    filters: tuple[AnyFilter, ...] = ()
+    """What happens to groups between grading and learning."""
+
+    @property
+    def group_filters(self) -> tuple[Filter, ...]:
+        return self.filters

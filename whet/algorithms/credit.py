@@ -1,27 +1,157 @@
-"""Who deserves what: the interface between rewards and the losses that learn from them."""
+"""From the rewards of sequences to the advantages of tokens: the interface, and the arithmetic that estimators share.
+All in float64, over the whole step.
+
+Groups are known by the batch's group index. Sequences without a trained token receive nothing but count in their
+group's baseline. Rewards that are all equal give exactly 0, whatever the rounding of their mean.
+
+Suffixes: N tokens, S sequences, T steps (trained tokens of a sequence, the last one first).
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal
 
 from whet.batch import Batch
-from whet.lazy import Tensor
+from whet.config import Config
+from whet.errors import DataError
+from whet.lazy import Tensor, torch
+from whet.losses.kl import KL
+
+Std = Literal["sample", "population"]
 
 
 @dataclass(slots=True)
 class Credit:
-    """What an advantage estimator fills in; 0 at untrained tokens."""
+    """What an estimator fills in; 0 at untrained tokens."""
 
     advantages: Tensor  # [N] float64
     returns: Tensor | None = None  # [N] float64; what a critic learns
 
 
-class AdvantageEstimator(Protocol):
-    """A frozen config called with the batch of the whole step, before it is cut up. ``reads`` names the columns that
-    must be filled before (``values``, ``old_logprobs``, ``reference_logprobs``)."""
+class Advantage(Config, ABC):
+    """Base of the estimators: a frozen config called with the batch of the whole step, before it is cut up."""
 
     @property
-    def reads(self) -> frozenset[str]: ...
+    def reads(self) -> frozenset[str]:
+        """The columns that must be filled before (``values``, ``reference_logprobs``, one of your own ...)."""
+        return frozenset()
 
+    @property
+    def fills(self) -> frozenset[str]:
+        return frozenset({"advantages"})
+
+    @property
+    def compares(self) -> bool:
+        """Return whether an answer is compared with the others to its task, of which there must be some then."""
+        return False
+
+    @abstractmethod
     def __call__(self, batch: Batch) -> Credit: ...
+
+
+class Steps:
+    """The trained tokens of each sequence as columns of a [T, S] matrix, the last token first: row 0 holds each
+    sequence's last trained token, and going down the rows is going back in time. Rows past a sequence's first token
+    hold 0."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.token = batch.trained.nonzero().squeeze(1)
+        sequence = batch.sequence[self.token]
+        order = torch.argsort(sequence, stable=True)
+        self.token, self.sequence = self.token[order], sequence[order]
+        self.length = batch.trained_per_sequence
+        last = self.length.cumsum(0)[self.sequence] - 1
+        self.back = last - torch.arange(self.token.numel())
+
+    def of(self, column: Tensor) -> Tensor:
+        """[N] -> [T, S]"""
+        steps = max([1, *self.length.tolist()])
+        matrix = column.new_zeros(steps, self.batch.sequences)
+        matrix[self.back, self.sequence] = column[self.token]
+        return matrix
+
+    def tokens(self, matrix: Tensor) -> Tensor:
+        """[T, S] -> [N], 0 at untrained tokens"""
+        column = matrix.new_zeros(len(self.batch))
+        column[self.token] = matrix[self.back, self.sequence]
+        return column
+
+    def rewards(self, rewards: Tensor, penalty: KL | None) -> Tensor:
+        """Reward at each step: the sequence's at the last one, minus the penalty of each token. [S] -> [T, S]"""
+        batch = self.batch
+        if penalty is None:
+            paid = torch.zeros(len(batch), dtype=torch.float64)
+        else:
+            old = batch.column("old_logprobs").double()
+            paid = penalty.coefficient * penalty.estimate(old, batch.column("reference_logprobs"))
+        matrix = -self.of(paid)
+        matrix[0] += rewards
+        return matrix
+
+    @staticmethod
+    def scan(matrix: Tensor, decay: Tensor) -> Tensor:
+        """x_k = m_k + decay * x_(k-1) down the rows. [T, S], [S] -> [T, S]"""
+        result, running = torch.empty_like(matrix), torch.zeros_like(decay)
+        for step, row in enumerate(matrix):
+            running = row + decay * running
+            result[step] = running
+        return result
+
+
+def reads_of(penalty: KL | None) -> frozenset[str]:
+    """Return what ``Steps.rewards`` reads for a penalty."""
+    return frozenset() if penalty is None else penalty.reads | {"old_logprobs"}
+
+
+def finite_rewards(batch: Batch, rewards: Tensor, what: str = "reward") -> Tensor:
+    """Return the rewards, [S]. Raises ``DataError`` that names the group of one that is not finite."""
+    bad = (~rewards.isfinite()).nonzero().squeeze(1).tolist()
+    if bad:
+        uid = batch.group_uids[int(batch.group[bad[0]])]
+        raise DataError(
+            f"group {uid!r}: the {what} is {rewards[bad[0]].item()} ({len(bad)} such sequences in this step); "
+            "rewards must be finite numbers: fix the grader, or let failed episodes be dropped instead of scored"
+        )
+    return rewards
+
+
+def group_sums(batch: Batch, values: Tensor) -> Tensor:
+    """Sums over each sequence's group. [S] -> [S]"""
+    return values.new_zeros(len(batch.group_uids)).index_add(0, batch.group, values)[batch.group]
+
+
+def group_centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
+    """Reward minus the group's mean, exactly 0 where all are equal; and the size of the group. [S] each"""
+    members = group_sums(batch, torch.ones_like(rewards))
+    groups = rewards.new_zeros(len(batch.group_uids))
+    high = groups.scatter_reduce(0, batch.group, rewards, "amax", include_self=False)
+    low = groups.scatter_reduce(0, batch.group, rewards, "amin", include_self=False)
+    equal = (high == low)[batch.group]
+    return (rewards - group_sums(batch, rewards) / members).masked_fill(equal, 0.0), members
+
+
+def group_std(batch: Batch, centred: Tensor, members: Tensor, std: Std) -> Tensor:
+    """Spread of each sequence's group, from rewards minus their mean; nan for a sample of one. [S] -> [S]"""
+    return (group_sums(batch, centred.square()) / (members - int(std == "sample"))).sqrt()
+
+
+def divided(values: Tensor, spread: Tensor) -> Tensor:
+    """values / spread, and 0 where the value is 0 whatever the spread."""
+    return torch.where(values == 0, 0.0, values / spread)
+
+
+def whitened(values: Tensor, std: Std, eps: float) -> Tensor:
+    """(x - mean) / (std + eps), exactly 0 where all are equal. [n] -> [n]"""
+    if values.numel() == 0 or values.max() == values.min():
+        return torch.zeros_like(values)
+    return (values - values.mean()) / (values.std(correction=int(std == "sample")) + eps)
+
+
+def whitened_tokens(batch: Batch, advantages: Tensor, std: Std, eps: float) -> Tensor:
+    """The same over trained tokens only. [N] -> [N]"""
+    result = torch.zeros_like(advantages)
+    result[batch.trained] = whitened(advantages[batch.trained], std, eps)
+    return result

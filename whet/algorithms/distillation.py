@@ -1,28 +1,172 @@
-"""Distillation on given replies (arXiv 1503.02531, 2306.13649): at each place the student's distribution moves towards
-the teacher's, over the teacher's likeliest tokens. Nothing is sampled."""
+"""Distillation: a teacher, a model that is not trained, says at each token what the student should have said.
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+On given replies (``distillation``; arXiv 1503.02531, 2306.13649) or on the student's own answers
+(``on_policy_distillation``; arXiv 2306.13649; Lu, "On-Policy Distillation", 2025). By its loss the student learns the
+teacher's distribution at each place, over its likeliest tokens, or the log-prob that the teacher gives the token which
+stands there; with ``advantage: teacher`` that is an advantage for policy losses, and for several epochs of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from whet.algorithms.teachers import Taught
-from whet.config import Component
+from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
+from whet.algorithms.credit import Advantage, Credit
+from whet.algorithms.parts import AnyAdvantage, AnyLoss
+from whet.batch import Batch
 from whet.data.base import Data
 from whet.data.examples import SupervisedRows
-from whet.losses.registry import LOSSES
+from whet.distillation.teacher import COLUMNS, Teacher
+from whet.errors import ConfigError, DataError, WhetError
+from whet.losses.base import Unit
+from whet.losses.distillation import DistillationLoss
+from whet.losses.weighted import at_trained, token_metrics
+from whet.metrics import Metrics
+from whet.models.config import ModelConfig
+from whet.processes.compute import compute
+from whet.types import Group
 
 if TYPE_CHECKING:
-    from whet.losses.base import Loss
+    from whet.learner.base import Scorer
+
+log = logging.getLogger(__name__)
+
+
+class TeacherAdvantage(Advantage):
+    """A = weight x (lp_teacher - lp_old) + the advantage of the task's reward, where one is asked for (Lu, "On-Policy
+    Distillation", 2025). Each token is rated for itself; no later one counts."""
+
+    weight: float = Field(1.0, gt=0)
+    """Of the teacher's part."""
+    clamp: float = Field(10.0, gt=0)
+    """Bound of |lp_teacher - lp_old|."""
+    reward: AnyAdvantage | None = None
+    """How the task's rewards become the other part; None: they don't count."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        own = frozenset({"teacher_token_logprobs", "old_logprobs"})
+        return own if self.reward is None else own | self.reward.reads
+
+    @property
+    def fills(self) -> frozenset[str]:
+        return super().fills if self.reward is None else self.reward.fills
+
+    @property
+    def compares(self) -> bool:
+        return self.reward is not None and self.reward.compares
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Returns are the reward's. Raises DataError as its advantage does."""
+        teacher_N = at_trained(batch, batch.column("teacher_token_logprobs")).double()
+        gap_N = teacher_N - at_trained(batch, batch.column("old_logprobs"))
+        advantages_N = self.weight * gap_N.clamp(-self.clamp, self.clamp)
+        if self.reward is None:
+            return Credit(advantages_N)
+        of_reward = self.reward(batch)
+        return Credit(advantages_N + of_reward.advantages, of_reward.returns)
+
+
+class Taught(Algorithm):
+    """Base of the algorithms that learn from teachers."""
+
+    teachers: dict[str, Teacher] = Field(min_length=1)
+    """By name. Several are mixed by weight, unless ``route_by`` is set."""
+    k: int = Field(64, gt=0)
+    """How many of its likeliest tokens a teacher names at each place, for losses over those."""
+    route_by: str | None = None
+    """The field of a task or row that names its teacher."""
+    loss: AnyLoss = DistillationLoss()
+    """``distillation``, over the teacher's likeliest tokens, or ``on_policy_distillation``."""
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        frozen = {f"teacher/{name}": Role(model=teacher) for name, teacher in self.teachers.items()}
+        return {"policy": Role(loss=self.loss, fills=POLICY), **frozen}
+
+    @property
+    def fills(self) -> frozenset[str]:
+        return COLUMNS
+
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
+        """Fill also what loss and advantage read of the teachers."""
+        from whet.distillation.ask import LoadedTeacher, ask
+        from whet.learner.base import Top
+
+        if columns := (self.reads & COLUMNS) - batch.filled:
+            rows = min(learner.facts.vocabulary for learner in learners.values())
+            loaded = {
+                name: LoadedTeacher(name, settings, learners[f"teacher/{name}"])
+                for name, settings in self.teachers.items()
+            }
+            of_groups = [tuple(loaded[name] for name in self._teachers_of(group)) for group in groups]
+            await ask(batch, groups, of_groups, learners["policy"], columns, Top(min(self.k, rows), below=rows))
+        return await super().prepare(batch, groups, learners)
+
+    def _teachers_of(self, group: Group) -> Sequence[str]:
+        if self.route_by is None:
+            return tuple(self.teachers)
+        name = group.task.data.get(self.route_by)
+        if not isinstance(name, str) or name not in self.teachers:
+            raise DataError(
+                f"task {group.task.uid!r}: its field {self.route_by!r} (algorithm.route_by) must name a teacher, "
+                f"not {name!r}; known: {', '.join(self.teachers)}"
+            )
+        return (name,)
+
+    def check_models(self, model: ModelConfig) -> None:
+        """Raise ``ConfigError`` for a teacher that is not there, or whose tokens are others than the student's where
+        its likeliest tokens are learned from."""
+        from whet.distillation.vocabulary import renderer_of, same_tokens
+
+        for name, teacher in self.teachers.items():
+            try:
+                same = same_tokens(model, teacher)
+                if not same:
+                    renderer_of(teacher, teacher.chat_template)
+            except WhetError as error:
+                hint = "; it is a run: export it first" if (Path(teacher.path) / "recipe.yaml").exists() else ""
+                raise ConfigError(f"algorithm.teachers.{name}: {error}{hint}") from error
+            others = f"teacher {name!r} ({teacher.path}) has other tokens than the student ({model.path})"
+            if not same and "topk_ids" in self.reads:
+                raise ConfigError(
+                    f"{others}, so its likeliest tokens mean nothing to it. Learn from the log-probs of "
+                    "whole spans of text (algorithm on_policy_distillation with loss=on_policy_distillation, or with "
+                    "advantage=teacher and loss=policy), or choose a teacher of the same family"
+                )
+            if not same:
+                log.warning("%s: they are compared by the spans of text that both can write", others)
 
 
 class Distillation(Taught):
-    """A divergence between teachers and student on rows of text."""
+    """On rows of text; nothing is sampled."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (SupervisedRows,)
 
-    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="distillation")
-    """Which divergence."""
+
+class OnPolicyDistillation(Taught, OnlineAlgorithm):
+    """On the student's own answers. The rewards of the task are reported; they train only where the advantage uses
+    them."""
+
+    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
+
+    group_size: int = Field(1, gt=0)
+    """Answers per task; one is enough, because no group is compared."""
+    advantage: AnyAdvantage | None = None
+    """``teacher``, for losses that read one (``policy``)."""
 
     @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss}
+    def estimator(self) -> Advantage | None:
+        return self.advantage
+
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
+        metrics = await super().prepare(batch, groups, learners)
+        if self.advantage is None or not {"teacher_token_logprobs", "old_logprobs"} <= batch.filled:
+            return metrics
+        gap = batch.column("old_logprobs") - batch.column("teacher_token_logprobs")
+        return metrics.merge(await compute(token_metrics, batch, {"distillation/reverse_kl": gap}))

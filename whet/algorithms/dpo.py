@@ -2,16 +2,14 @@
 (``loss.form``), an SFT term (``loss.sft_weight``), SimPO and ORPO (``loss.type``). The frozen reference is the model
 that the run started from; SimPO and ORPO need none."""
 
-from typing import Annotated, Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
+from whet.algorithms.parts import AnyLoss
 from whet.algorithms.preference import PreferenceAlgorithm
-from whet.config import Component
 from whet.data.base import Data
 from whet.data.examples import PreferenceRows
 from whet.losses.base import Unit
-from whet.losses.registry import LOSSES
+from whet.losses.preference import DPOLoss
 from whet.types import Weighting
 
 
@@ -21,6 +19,7 @@ class DPO(PreferenceAlgorithm):
     takes: ClassVar[tuple[type[Data], ...]] = (PreferenceRows,)
     units: ClassVar[tuple[Unit, ...]] = ("group",)
 
-    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="dpo")
+    loss: AnyLoss = DPOLoss()
     """``dpo``, ``simpo`` or ``orpo``, with their settings."""
     weighting: Weighting = "group"
+    """A token's share of a step."""

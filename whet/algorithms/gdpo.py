@@ -1,18 +1,43 @@
 """GDPO (arXiv 2601.05242): for several rewards at once. Each is normalised within its group before they are added, so
 that none drowns the others. The components are scores of the task set: list yours in ``advantage.components``."""
 
-from typing import Annotated, Any
+from __future__ import annotations
 
 from pydantic import Field
 
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.grpo import GRPO
-from whet.config import Component
+from whet.algorithms.credit import (
+    Advantage,
+    Credit,
+    Std,
+    divided,
+    finite_rewards,
+    group_centred,
+    group_std,
+    whitened,
+)
+from whet.batch import Batch
+from whet.lazy import torch
 
 
-class GDPO(GRPO):
-    """Rewards normalised one by one, then over the step; token mean."""
+class GDPOAdvantage(Advantage):
+    """Each reward component normalised within its group, weighted, summed, then whitened over the sequences of the
+    step."""
 
-    advantage: Annotated[Any, Component(ADVANTAGES, base="whet.config:Config")] = Field(
-        default={"type": "gdpo", "components": {"correct": 1.0}}
-    )
+    components: dict[str, float] = Field(min_length=1)
+    """Name of a score -> weight."""
+    std: Std = "sample"
+    eps: float = Field(1e-6, ge=0)
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Raises DataError for a component that is missing or not finite."""
+        total_S = torch.zeros_like(batch.reward, dtype=torch.float64)
+        for name, weight in self.components.items():
+            scores_S = finite_rewards(batch, batch.score(name), f"reward component {name!r}")
+            centred_S, members_S = group_centred(batch, scores_S)
+            spread_S = group_std(batch, centred_S, members_S, self.std) + self.eps
+            total_S = total_S + weight * divided(centred_S, spread_S)
+        return Credit(batch.per_token(whitened(total_S, self.std, self.eps)))

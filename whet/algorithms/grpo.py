@@ -1,48 +1,65 @@
 """GRPO (arXiv 2402.03300) and, by its settings, its family: the reward of an answer is compared with those of the other
-answers to the same task, and the policy moves towards the better ones. No critic."""
+answers to the same task, and the policy moves towards the better ones. No critic.
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+    A = (r - mean of the group's r) / (std of the group's r + eps)               GroupAdvantage, for each answer
+    loss = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)                 PPOClip, for each of its tokens
+    rho = exp(lp - lp_old), lp the log-prob of a token, lp_old the same at the start of the step
+"""
+
+from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.base import Algorithm
-from whet.config import Component
-from whet.losses.base import Unit
-from whet.losses.registry import LOSSES
-from whet.rollouts.filters import FILTERS, Filter
-
-if TYPE_CHECKING:
-    from whet.algorithms.credit import AdvantageEstimator
-    from whet.losses.base import Loss
+from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
+from whet.algorithms.credit import Advantage, Credit, Std, divided, finite_rewards, group_centred, group_std
+from whet.algorithms.parts import AnyAdvantage, AnyLoss
+from whet.batch import Batch
+from whet.losses.composite import PolicyLoss
+from whet.losses.policy_gradient import PPOClip
 
 
-class GRPO(Algorithm):
+class GroupAdvantage(Advantage):
+    """Reward minus the group's baseline (GRPO, arXiv 2402.03300; ``leave_one_out``: RLOO, arXiv 2402.14740; without
+    the division: Dr. GRPO, arXiv 2503.20783). A group of one has advantage 0."""
+
+    baseline: Literal["group_mean", "leave_one_out"] = "group_mean"
+    divide_by_std: bool = True
+    std: Std = "sample"
+    eps: float = Field(1e-6, ge=0)
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Raises DataError for a reward that isn't finite."""
+        rewards_S = finite_rewards(batch, batch.reward)
+        centred_S, members_S = group_centred(batch, rewards_S)
+        advantages_S = centred_S
+        if self.baseline == "leave_one_out":
+            # r - (sum - r) / (n - 1), written with the mean
+            advantages_S = centred_S * members_S / (members_S - 1).clamp(min=1)
+        if self.divide_by_std:
+            advantages_S = divided(advantages_S, group_std(batch, centred_S, members_S, self.std) + self.eps)
+        return Credit(batch.per_token(advantages_S))
+
+
+class GRPO(OnlineAlgorithm):
     """Group-relative policy optimisation."""
-
-    units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
     group_size: int = Field(8, gt=1)
     """Answers per task."""
-    advantage: Annotated[Any, Component(ADVANTAGES, base="whet.config:Config")] = "group"
+    advantage: AnyAdvantage = GroupAdvantage()
     """How rewards become advantages."""
-    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = "policy"
+    loss: AnyLoss = PolicyLoss(surrogate=PPOClip(clip_low=0.2, clip_high=0.2))
     """What is minimised."""
-    filters: tuple[Annotated[Filter, Component(FILTERS)], ...] = ()
-    """What happens to groups between grading and learning."""
 
     @property
-    def samples_per_task(self) -> int:
-        return self.group_size
+    def roles(self) -> dict[str, Role]:
+        return {"policy": Role(loss=self.loss, fills=POLICY)}
 
     @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss}
-
-    @property
-    def estimator(self) -> "AdvantageEstimator":
+    def estimator(self) -> Advantage:
         return self.advantage
-
-    @property
-    def group_filters(self) -> tuple[Filter, ...]:
-        return self.filters

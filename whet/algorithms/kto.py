@@ -2,21 +2,20 @@
 a bad one less likely than under the reference, the less so the further they are from the reference point already."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
+from whet.algorithms.mismatched import mismatched
+from whet.algorithms.parts import AnyLoss
 from whet.algorithms.preference import PreferenceAlgorithm
-from whet.config import Component
+from whet.batch import Batch
 from whet.data.base import Data
 from whet.data.examples import LabelledRows
 from whet.losses.base import Unit
-from whet.losses.registry import LOSSES
+from whet.losses.preference import KTOLoss
 from whet.metrics import Metrics
 from whet.types import Group, Weighting
 
 if TYPE_CHECKING:
-    from whet.batch import Batch
     from whet.learner.base import Scorer
 
 
@@ -26,24 +25,24 @@ class KTO(PreferenceAlgorithm):
     takes: ClassVar[tuple[type[Data], ...]] = (LabelledRows,)
     units: ClassVar[tuple[Unit, ...]] = ("sequence",)
 
-    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="kto")
+    loss: AnyLoss = KTOLoss()
     """Its weights balance good and bad rows: ``desirable_weight``, ``undesirable_weight``."""
     weighting: Weighting = "sequence"
+    """A token's share of a step."""
 
     @property
     def fills(self) -> frozenset[str]:
-        return super().fills | {"reference_point"}
+        return frozenset({"reference_point"}) & self.loss.reads
 
-    async def consult(self, batch: "Batch", groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> None:
-        """The same reference point on every row: max(0, mean of lp - lp_ref), 0 for a single row."""
-        from whet.algorithms.mismatched import mismatched
-
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> Metrics:
+        """Fill also the reference point, the same for every row: max(0, mean of lp - lp_ref), 0 for a single row."""
+        metrics = await super().prepare(batch, groups, learners)
+        if not self.fills:
+            return metrics
         wrong, point = mismatched(batch), batch.reward.new_zeros(())
         if wrong.sequences:
             said = await learners["policy"].score(wrong, {"logprobs", "reference_logprobs"})
             gains = wrong.per_sequence(said["logprobs"] - said["reference_logprobs"])
             point = gains.double().mean().clamp(min=0)
         batch.fill("reference_point", point.expand(batch.sequences), axis="sequence")
-
-    def report(self, batch: "Batch") -> Metrics:
-        return Metrics().mean("preference/reference_point", batch.column("reference_point").mean().item())
+        return metrics.mean("preference/reference_point", point.item())

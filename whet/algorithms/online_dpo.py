@@ -1,41 +1,35 @@
 """Online DPO (arXiv 2402.04792): the policy answers each task several times, its best and its worst answer by reward
 become a pair, and DPO learns from the pair, measured from the model that the run started from."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
-from whet.algorithms.base import Algorithm
-from whet.config import Component
+from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
+from whet.algorithms.parts import AnyFilter, AnyLoss
 from whet.losses.base import Unit
-from whet.losses.registry import LOSSES
-from whet.rollouts.filters import FILTERS, BestAndWorst, Filter
+from whet.losses.preference import DPOLoss
+from whet.rollouts.filters import BestAndWorst, Filter
 from whet.types import Weighting
 
-if TYPE_CHECKING:
-    from whet.losses.base import Loss
 
-
-class OnlineDPO(Algorithm):
+class OnlineDPO(OnlineAlgorithm):
     """DPO on the policy's own answers. A task whose answers are all worth the same is dropped, and another is drawn."""
 
     units: ClassVar[tuple[Unit, ...]] = ("group",)
 
     group_size: int = Field(8, gt=1)
     """Answers per task, of which two are learned from."""
-    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="dpo")
+    loss: AnyLoss = DPOLoss()
     """``dpo``, ``simpo`` or ``orpo``, with their settings."""
-    filters: tuple[Annotated[Filter, Component(FILTERS)], ...] = ()
+    filters: tuple[AnyFilter, ...] = ()
     """What happens to groups before the pair is chosen."""
     weighting: Weighting = "group"
+    """A token's share of a step."""
 
     @property
-    def samples_per_task(self) -> int:
-        return self.group_size
-
-    @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss}
+    def roles(self) -> dict[str, Role]:
+        return {"policy": Role(loss=self.loss, fills=POLICY)}
 
     @property
     def group_filters(self) -> tuple[Filter, ...]:

@@ -1,61 +1,119 @@
 """PPO (arXiv 1707.06347) for language models: a second model, the critic, learns what a token is worth, and advantages
-are how much better it went (GAE, arXiv 1506.02438). Several epochs and minibatches per rollout, both models clipped."""
+are how much better it went (GAE, arXiv 1506.02438). Several epochs and minibatches per rollout, both models clipped.
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+    delta_t = r_t + gamma V_(t+1) - V_t
+    A_t = delta_t + gamma lambda A_(t+1)                                GAE, over the trained tokens of an answer
+    policy: -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)       PPOClip
+    critic: 0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2)   ValueLoss, R = A + V
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.base import Head
-from whet.algorithms.grpo import GRPO
-from whet.config import Component
-from whet.learner.config import OptimizerConfig
-from whet.losses.registry import LOSSES
+from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
+from whet.algorithms.credit import Advantage, Credit, Std, Steps, finite_rewards, reads_of, whitened_tokens
+from whet.algorithms.parts import AnyAdvantage, AnyLoss
+from whet.batch import Batch
+from whet.lazy import torch
+from whet.losses.composite import PolicyLoss
+from whet.losses.kl import KL
+from whet.losses.value import ValueLoss, explained_variance
 from whet.metrics import Metrics
+from whet.processes.compute import compute
+from whet.types import Group
 
 if TYPE_CHECKING:
-    from whet.batch import Batch
-    from whet.losses.base import Loss
+    from whet.learner.base import Scorer
 
 
-class PPO(GRPO):
+class GAE(Advantage):
+    """Generalised advantage estimation (arXiv 1506.02438) over trained tokens only; what stands between them (tool
+    results, users) is skipped. The reward arrives at the last trained token.
+
+    VAPO (arXiv 2504.05118): ``critic_lambda: 1`` decouples the critic's targets from the policy's advantages, and
+    ``length_adaptive: 0.05`` makes the policy's lambda 1 - 1 / (0.05 x length).
+    """
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    policy_lambda: float = Field(0.95, ge=0, le=1)
+    critic_lambda: float | None = Field(None, ge=0, le=1)
+    """Lambda of the returns; None: the policy's."""
+    length_adaptive: float | None = Field(None, gt=0)
+    """VAPO's alpha; replaces ``policy_lambda`` by max(0, 1 - 1 / (alpha x trained tokens of the sequence))."""
+    bootstrap_truncated: bool = False
+    """A truncated episode goes on with the value of its last trained token, the nearest one known, instead of 0."""
+    whiten: bool = False
+    """Advantages, over the tokens of the step."""
+    kl: KL | None = None
+    """A penalty inside the reward, at each token."""
+    std: Std = "sample"
+    eps: float = Field(1e-6, ge=0)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return reads_of(self.kl) | {"values"}
+
+    @property
+    def fills(self) -> frozenset[str]:
+        return frozenset({"advantages", "returns"})
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Returns = advantages under the critic's lambda + values. Raises DataError for a reward that isn't finite."""
+        rewards_S = finite_rewards(batch, batch.reward)
+        steps = Steps(batch)
+        values_TS = steps.of(batch.column("values").double())
+        after_end_S = values_TS[:1] * (batch.truncated & self.bootstrap_truncated)
+        next_TS = torch.cat([after_end_S, values_TS[:-1]])
+        delta_TS = steps.rewards(rewards_S, self.kl) + self.gamma * next_TS - values_TS
+
+        lambda_S = torch.full_like(rewards_S, self.policy_lambda)
+        if self.length_adaptive is not None:
+            lambda_S = (1 - 1 / (self.length_adaptive * batch.trained_per_sequence.double())).clamp(min=0)
+        critic_S = lambda_S if self.critic_lambda is None else torch.full_like(rewards_S, self.critic_lambda)
+        advantages_N = steps.tokens(steps.scan(delta_TS, self.gamma * lambda_S))
+        returns_N = steps.tokens(steps.scan(delta_TS, self.gamma * critic_S) + values_TS)
+        if self.whiten:
+            advantages_N = whitened_tokens(batch, advantages_N, self.std, self.eps)
+        return Credit(advantages_N, returns_N)
+
+
+class PPO(OnlineAlgorithm):
     """A policy and a critic. The critic starts from the same weights, with a scalar head of its own."""
-
-    heads: ClassVar[dict[str, Head]] = {"policy": "language", "critic": "value"}
 
     group_size: int = Field(1, gt=0)
     """Answers per task; one is enough, because no group is compared."""
-    advantage: Annotated[Any, Component(ADVANTAGES, base="whet.config:Config")] = Field(
-        default={"type": "gae", "whiten": True}
-    )
-    value_loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="value")
+    advantage: AnyAdvantage = GAE(whiten=True)
+    """How rewards become advantages."""
+    loss: AnyLoss = PolicyLoss()
+    """What the policy minimises."""
+    value_loss: AnyLoss = ValueLoss()
     """What the critic minimises."""
     critic_lr: float | None = Field(None, ge=0)
     """The critic's learning rate; by default that of the policy."""
     critic_warmup: int = Field(0, ge=0)
     """For so many steps only the critic learns: advantages of a critic that knows nothing are noise."""
     epochs: int = Field(2, gt=0)
+    """How often each step's groups are learned from."""
     minibatches: int = Field(4, gt=0)
+    """Optimizer steps per epoch; the step's groups are split among them."""
 
     @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss, "critic": self.value_loss}
+    def roles(self) -> dict[str, Role]:
+        critic = Role(
+            loss=self.value_loss, key="value_loss", head="value", fills={"values": "values"}, lr=self.critic_lr
+        )
+        return {"policy": Role(loss=self.loss, fills=POLICY, starts_at=self.critic_warmup), "critic": critic}
 
-    def losses_at(self, step: int) -> "dict[str, Loss]":
-        return self.losses if step >= self.critic_warmup else {"critic": self.value_loss}
+    @property
+    def estimator(self) -> Advantage:
+        return self.advantage
 
-    def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
-        if role != "critic" or self.critic_lr is None:
-            return shared
-        return shared.model_copy(update={"lr": self.critic_lr})
-
-    def updates(self, role: str, steps: int) -> int:
-        idle = self.critic_warmup if role == "policy" else 0
-        return super().updates(role, max(1, steps - idle))
-
-    def report(self, batch: "Batch") -> Metrics:
-        from whet.losses.value import explained_variance
-
-        if batch.values is None or batch.returns is None:
-            return Metrics()
-        return explained_variance(batch.values, batch.returns, batch)
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
+        metrics = await super().prepare(batch, groups, learners)
+        if batch.returns is None:
+            return metrics
+        return metrics.merge(await compute(explained_variance, batch.column("values"), batch.returns, batch))

@@ -1,24 +1,66 @@
 """PRIME (arXiv 2502.01456): every token gets a reward of its own, from a reward model that is learned on the way and
 only ever sees the outcomes of whole answers. A second language model tells right answers from wrong ones by its
-log-ratio to its frozen start; token by token, that ratio is the process reward."""
+log-ratio to its frozen start; token by token, that ratio is the process reward.
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+    r_t = beta (lp_reward - lp_start)                                             of token t
+    A_t = sum over s >= t of gamma^(s - t) (r_s - mean of the others' r) + R - mean of the others' R
+"""
+
+from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import Field
 
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.base import Head
-from whet.algorithms.grpo import GRPO
-from whet.config import Component
+from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
+from whet.algorithms.credit import Advantage, Credit, Steps, finite_rewards, group_centred, group_sums
+from whet.algorithms.parts import AnyAdvantage, AnyFilter, AnyLoss
+from whet.batch import Batch
 from whet.errors import ConfigError
-from whet.learner.config import OptimizerConfig
-from whet.losses.registry import LOSSES
+from whet.lazy import torch
+from whet.losses.composite import PolicyLoss
+from whet.losses.implicit_reward import ImplicitReward
+from whet.losses.weighted import mean_per_sequence
 from whet.models.config import LoraSettings, ModelConfig
-from whet.rollouts.filters import FILTERS, Filter
+from whet.rollouts.filters import PassRate
 from whet.types import Weighting
 
-if TYPE_CHECKING:
-    from whet.losses.base import Loss
+
+class ProcessRewards(Advantage):
+    """sum over s >= t of gamma^(s - t) (r_s - b) + outcome reward - mean of the others' (arXiv 2502.01456, eq. 5).
+
+    r_s = beta (lp of the reward model - lp of its frozen start) is the process reward of token s, and b the mean over
+    the group's other answers of their mean r. An answer that trains nothing has no process rewards and is not among
+    them; an answer with nobody to compare it with gets nothing for its process. A group of one has advantage 0.
+    """
+
+    beta: float = Field(0.05, ge=0)
+    """What a nat of log-ratio is worth beside an outcome reward of 1; 0: RLOO."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount of later tokens' process rewards. The outcome is not discounted."""
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return frozenset({"reward_logprobs", "reward_reference_logprobs"})
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Raises DataError for a reward that isn't finite."""
+        outcome_S, members_S = group_centred(batch, finite_rewards(batch, batch.reward))
+        outcome_S = outcome_S * members_S / (members_S - 1).clamp(min=1)
+        start_N = batch.column("reward_reference_logprobs")
+        process_N = self.beta * (batch.column("reward_logprobs").double() - start_N)
+
+        mean_S, rated_S = mean_per_sequence(batch, process_N), (batch.trained_per_sequence > 0).double()
+        others_S = group_sums(batch, rated_S) - rated_S
+        baseline_S = (group_sums(batch, mean_S) - mean_S) / others_S.clamp(min=1)
+        steps = Steps(batch)
+        gamma_S = torch.full_like(outcome_S, self.gamma)
+        to_go_TS = steps.scan(steps.of(process_N - batch.per_token(baseline_S)), gamma_S)
+        return Credit(steps.tokens(to_go_TS * (others_S > 0) + outcome_S))
 
 
 class RewardStart(ModelConfig):
@@ -28,42 +70,45 @@ class RewardStart(ModelConfig):
     """By default adapters as the policy has them, if it has any; false: full weights."""
 
 
-class PRIME(GRPO):
+class PRIME(OnlineAlgorithm):
     """A policy and an implicit reward model. What a step's answers earn is read before the step trains either."""
 
-    heads: ClassVar[dict[str, Head]] = {"policy": "language", "implicit_reward": "language"}
-    filled_by: ClassVar[dict[str, tuple[str, str]]] = GRPO.filled_by | {
-        "reward_logprobs": ("implicit_reward", "logprobs"),
-        "reward_reference_logprobs": ("implicit_reward", "reference_logprobs"),
-    }
-
-    advantage: Annotated[Any, Component(ADVANTAGES, base="whet.config:Config")] = "process_rewards"
-    reward_loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="implicit_reward")
+    group_size: int = Field(8, gt=1)
+    """Answers per task."""
+    advantage: AnyAdvantage = ProcessRewards()
+    """How rewards become advantages."""
+    loss: AnyLoss = PolicyLoss()
+    """What the policy minimises."""
+    reward_loss: AnyLoss = ImplicitReward()
     """What the reward model minimises."""
     reward_model: RewardStart | None = None
     """What the reward model starts from, with the policy's tokenizer; by default what the policy starts from."""
     reward_lr: float | None = Field(None, ge=0)
     """The reward model's learning rate; by default that of the policy."""
-    filters: tuple[Annotated[Filter, Component(FILTERS)], ...] = Field(default=("pass_rate",))  # type: ignore[arg-type]
+    filters: tuple[AnyFilter, ...] = (PassRate(),)
+    """What happens to groups between grading and learning."""
     weighting: Weighting = "sequence"
+    """A token's share of a step."""
 
     @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss, "implicit_reward": self.reward_loss}
-
-    @property
-    def fills(self) -> frozenset[str]:
-        return super().fills | {"reward_logprobs", "reward_reference_logprobs"}
-
-    def model_of(self, role: str, shared: ModelConfig) -> ModelConfig:
+    def roles(self) -> dict[str, Role]:
         own = self.reward_model
-        if role != "implicit_reward" or own is None:
-            return shared
-        lora = shared.lora if own.lora is None else own.lora or None
-        return ModelConfig(**own.model_dump(exclude={"lora"}), lora=lora)
+        reward = Role(
+            loss=self.reward_loss,
+            key="reward_loss",
+            fills={"reward_logprobs": "logprobs", "reward_reference_logprobs": "reference_logprobs"},
+            model=own and ModelConfig(**own.model_dump(exclude={"lora"}), lora=own.lora or None),
+            inherits_lora=own is not None and own.lora is None,
+            lr=self.reward_lr,
+        )
+        return {"policy": Role(loss=self.loss, fills=POLICY), "implicit_reward": reward}
+
+    @property
+    def estimator(self) -> Advantage:
+        return self.advantage
 
     def check_models(self, model: ModelConfig) -> None:
-        from whet.algorithms.vocabulary import same_tokens
+        from whet.distillation.vocabulary import same_tokens
 
         own = self.reward_model
         if own is not None and not same_tokens(model, own):
@@ -71,8 +116,3 @@ class PRIME(GRPO):
                 f"algorithm.reward_model = {own.path} has another tokenizer than the policy, {model.path}; the reward "
                 "model reads the policy's tokens, so choose a model with the same tokenizer"
             )
-
-    def optimizer(self, role: str, shared: OptimizerConfig) -> OptimizerConfig:
-        if role != "implicit_reward" or self.reward_lr is None:
-            return shared
-        return shared.model_copy(update={"lr": self.reward_lr})

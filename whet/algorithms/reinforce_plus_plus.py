@@ -1,18 +1,47 @@
 """REINFORCE++ (arXiv 2501.03262): PPO's clip without a critic; rewards are normalised over the whole step instead of
-within their group. A KL penalty inside the reward is ``advantage.kl``."""
+within their group. The preset ``reinforce_plus_plus`` is the variant for several answers per task."""
 
-from typing import Annotated, Any
+from __future__ import annotations
 
 from pydantic import Field
 
-from whet.algorithms.advantage_registry import ADVANTAGES
-from whet.algorithms.grpo import GRPO
-from whet.config import Component
+from whet.algorithms.credit import (
+    Advantage,
+    Credit,
+    Std,
+    Steps,
+    finite_rewards,
+    group_centred,
+    reads_of,
+    whitened_tokens,
+)
+from whet.batch import Batch
+from whet.lazy import torch
+from whet.losses.kl import KL
 
 
-class ReinforcePlusPlus(GRPO):
-    """Reward minus the group's mean (the variant for several answers per task), whitened over the step's tokens."""
+class ReinforcePlusPlusAdvantage(Advantage):
+    """Reward, optionally minus the group's mean, whitened over the tokens of the step (arXiv 2501.03262)."""
 
-    advantage: Annotated[Any, Component(ADVANTAGES, base="whet.config:Config")] = Field(
-        default={"type": "reinforce_plus_plus", "group_baseline": True}
-    )
+    group_baseline: bool = False
+    kl: KL | None = None
+    """A penalty inside the reward: each token also pays for the divergence from it on to the end."""
+    std: Std = "sample"
+    eps: float = Field(1e-6, ge=0)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return reads_of(self.kl)
+
+    @property
+    def compares(self) -> bool:
+        return self.group_baseline
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Raises DataError for a reward that isn't finite."""
+        rewards_S = finite_rewards(batch, batch.reward)
+        if self.group_baseline:
+            rewards_S, _ = group_centred(batch, rewards_S)
+        steps = Steps(batch)
+        to_go_TS = steps.scan(steps.rewards(rewards_S, self.kl), torch.ones_like(rewards_S))
+        return Credit(whitened_tokens(batch, steps.tokens(to_go_TS), self.std, self.eps))

@@ -1,18 +1,13 @@
 """Supervised fine-tuning: the given replies become likely. Which messages train is ``data.train_on``."""
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
-
-from whet.algorithms.base import Algorithm
-from whet.config import Component
+from whet.algorithms.base import POLICY, Algorithm, Role
+from whet.algorithms.parts import AnyLoss
 from whet.data.base import Data
 from whet.data.examples import SupervisedRows
 from whet.losses.base import Unit
-from whet.losses.registry import LOSSES
-
-if TYPE_CHECKING:
-    from whet.losses.base import Loss
+from whet.losses.supervised import SFTLoss
 
 
 class SFT(Algorithm):
@@ -21,9 +16,9 @@ class SFT(Algorithm):
     takes: ClassVar[tuple[type[Data], ...]] = (SupervisedRows,)
     units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
-    loss: Annotated[Any, Component(LOSSES, base="whet.config:Config")] = Field(default="sft")
+    loss: AnyLoss = SFTLoss()
     """What is minimised."""
 
     @property
-    def losses(self) -> "dict[str, Loss]":
-        return {"policy": self.loss}
+    def roles(self) -> dict[str, Role]:
+        return {"policy": Role(loss=self.loss, fills=POLICY)}

@@ -47,6 +47,7 @@ def doctor(
 
 def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Finding]:
     """Samples a few answers and has them scored, where there is a recipe and it samples at all."""
+    from whet.algorithms.base import OnlineAlgorithm
     from whet.config import load
     from whet.errors import ConfigError, WhetError
     from whet.recipe import Recipe
@@ -55,7 +56,7 @@ def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Find
         wanted = load(Recipe, recipe, overrides).value if recipe else None
     except ConfigError:
         return  # which is said already
-    if wanted is None or not wanted.algorithm.samples_per_task:
+    if wanted is None or not isinstance(wanted.algorithm, OnlineAlgorithm):
         return
     from whet.agreement import measure_agreement
     from whet.processes.compute import run_computing

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PrivateAttr
 from pydantic_core import to_json
 
 
@@ -21,6 +21,8 @@ class Config(BaseModel):
         validate_default=True,
         use_attribute_docstrings=True,
     )
+
+    _preset: str = PrivateAttr("")  # the name of the preset that a recipe chose it by
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:

@@ -33,18 +33,19 @@ class Component:
 
     The field accepts an instance of ``Config``, a mapping with ``type``, or a bare name, and is written back as a
     mapping with ``type``. A field's default may be any of the three; a name (``Field(default="ppo")``) is imported only
-    when it is used.
+    when it is used. A name may also lead to a ready-made value, a preset: its settings are then the defaults.
     """
 
-    registry: Mapping[str, str]  # built-in name -> "module:Class"
+    registry: Mapping[str, str]  # built-in name -> "module:Class", or "module:VALUE" of a preset
     base: str | None = None  # "module:Class" checked instead of the annotated type, where importing that would be heavy
 
     @property
     def names(self) -> str:
         return ", ".join(self.registry) or "none"
 
-    def resolve(self, name: str, base: object = Config) -> type[Config]:
-        """Return the class called ``name``. Raises ComponentError saying why there is none of this ``base``."""
+    def resolve(self, name: str, base: object = Config) -> tuple[type[Config], Config | None]:
+        """Return the class called ``name``, and the value if it is a preset's name. Raises ComponentError saying why
+        there is none of this ``base``."""
         dotted = self.registry.get(name, name)
         if dotted == name and "." not in name and ":" not in name:
             raise ComponentError(
@@ -52,6 +53,7 @@ class Component:
                 "or the dotted path of a class, as in my_module:MyClass"
             )
         found = import_path(dotted)
+        preset, found = (found, type(found)) if isinstance(found, Config) else (None, found)
         if not (isinstance(found, type) and issubclass(found, Config)):
             raise ComponentError(f"{dotted} is not a class derived from whet.config.Config")
         if "type" in found.model_fields:
@@ -59,7 +61,7 @@ class Component:
         _check_base(found, base)
         if inspect.isabstract(found):
             raise ComponentError(f"{component_path(found)} must define {', '.join(sorted(found.__abstractmethods__))}")
-        return found
+        return found, preset
 
     def name_of(self, cls: type) -> str:
         """Return what to write as ``type`` for a class."""
@@ -85,17 +87,24 @@ class Component:
         if not isinstance(name, str):
             raise PydanticCustomError("component", "'type' is missing; known: {names}", {"names": self.names})
         try:
-            cls = self.resolve(name, base)
+            cls, preset = self.resolve(name, base)
         except ComponentError as error:
             reason = PydanticCustomError("component", "{reason}", {"reason": str(error)})
             details = InitErrorDetails(type=reason, loc=("type",), input=name)
             raise ValidationError.from_exception_data("component", [details]) from None
-        return cls.from_values(settings) if info.mode == "json" else cls.model_validate(settings)
+        if preset is None:
+            return cls.from_values(settings) if info.mode == "json" else cls.model_validate(settings)
+        if info.mode == "json":
+            chosen = cls.from_values(preset.model_dump(mode="json") | settings)
+        else:
+            chosen = cls.model_validate(dict(preset) | settings)
+        chosen._preset = name
+        return chosen
 
     def _serialise(self, value: object, info: SerializationInfo) -> object:
         if not isinstance(value, Config):
             return value
-        return {"type": self.name_of(type(value)), **value.model_dump(mode=info.mode)}
+        return {"type": value._preset or self.name_of(type(value)), **value.model_dump(mode=info.mode)}
 
 
 def component_path(cls: type) -> str:

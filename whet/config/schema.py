@@ -30,24 +30,28 @@ class Place:
     def is_component(self) -> bool:
         return any(isinstance(member, Component) for member in _members(self.annotation))
 
-    def models(self, node: Node) -> list[type[Config]]:
-        """Return the classes whose fields are the keys of ``node``; a component's class is the one that it names."""
-        found: list[type[Config]] = []
+    def models(self, node: Node) -> dict[type[Config], Node]:
+        """Return the classes whose fields are the keys of ``node``, with the defaults of these; a component's class is
+        the one that it names."""
+        found: dict[type[Config], Config | None] = {}
         for member in _members(self.annotation):
             if isinstance(member, Component):
                 with suppress(ComponentError):
-                    found += [member.resolve(node.kind)] if node.kind is not None else []
+                    found |= [member.resolve(node.kind)] if node.kind is not None else []
             elif isinstance(member, type) and issubclass(member, Config):
-                found.append(member)
-        return found
+                found[member] = None
+        return {
+            model: from_plain(model.defaults() if preset is None else preset.model_dump(mode="json"))
+            for model, preset in found.items()
+        }
 
     def child(self, node: Node, key: str) -> "Place | None":
         """Return what rules the value under ``key`` of ``node``, None for an unknown key."""
         default = self.default if self.default and _same_class(self.default, node) else None
-        for model in self.models(node):
+        for model, defaults in self.models(node).items():
             if (field := model.model_fields.get(key)) is not None:
                 kind = Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
-                usual = _defaults(model).children() | (default.children() if default else {})
+                usual = defaults.children() | (default.children() if default else {})
                 return Place(kind, usual.get(key), field)
         if key == "type" and self.is_component:
             return Place(self.annotation, Node(self.default.kind, DEFAULT) if self.default else None, self.field)
@@ -94,7 +98,7 @@ def lay(place: Place, below: Node | None, above: Node, problems: list[Problem]) 
         return Node([child(above, str(index), None, item) for index, item in enumerate(above.value)], above.where)
     if not isinstance(above.value, dict):
         return above
-    usual = (_defaults(model) for model in place.models(above))
+    usual = place.models(above).values()
     under = next((node for node in (below, place.default, *usual) if node and _same_class(node, above)), NOTHING)
     where = above.where if under.where == DEFAULT else under.where
     items = dict(under.children())
@@ -127,7 +131,3 @@ def _members(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, types.UnionType):
         return [member for alternative in get_args(annotation) for member in _members(alternative)]
     return [annotation]
-
-
-def _defaults(model: type[Config]) -> Node:
-    return from_plain(model.defaults())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
+from whet.algorithms.base import OnlineAlgorithm
 from whet.data.examples import PreferenceRows
 from whet.errors import WhetError
 from whet.generators.torch_config import TorchGeneratorConfig
@@ -48,14 +49,14 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
     here = Memory({"runtime": runtime})
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
     apart = recipe.cluster.has_processes
-    several = len(recipe.algorithm.heads) + len(recipe.algorithm.frozen) > 1
-    for role in (*recipe.algorithm.heads, *recipe.algorithm.frozen):
+    several = len(recipe.algorithm.roles) > 1
+    for role in recipe.algorithm.roles:
         for stage, part in _learners(plan, recipe, role):
             if apart:
                 plan.processes[f"each rank of the {role}{stage.name}"] = Memory({"runtime": runtime}).merge(part)
             else:
                 here.merge(part, of=role if several else "")
-    if recipe.algorithm.samples_per_task:
+    if isinstance(recipe.algorithm, OnlineAlgorithm):
         _add_generator(plan, recipe, runtime)
     plan.warnings += _warnings(plan, recipe, available)
     return plan
@@ -64,13 +65,13 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
 def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, Memory]]:
     """What each kind of rank of a role's learner holds; nothing where its model can't be laid out so, which is said."""
     algorithm, learner, parallel = recipe.algorithm, recipe.learner, recipe.parallel
-    trains, value = role in algorithm.heads, algorithm.heads.get(role) == "value"
-    model = algorithm.model_of(role, recipe.model) if trains else algorithm.frozen[role]
+    own = algorithm.roles[role]
+    trains, value, model = own.loss is not None, own.head == "value", own.model_beside(recipe.model)
     size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
     lengths, micro_batches = _micro_batches(recipe)
     activations, layer = _activations(model, learner, tuple(lengths)) if trains else (0, 0)
-    asked = any(algorithm.filled_by.get(column) == (role, "reference_logprobs") for column in algorithm.needs)
-    beside = asked and not algorithm.caches_reference and model.lora is None
+    asked = any(own.fills.get(column) == "reference_logprobs" for column in algorithm.reads)
+    beside = asked and not own.caches_reference and model.lora is None
     for stage in stages(size.layers, parallel, micro_batches):
         try:
             held, frozen = (
@@ -110,7 +111,7 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
                 size,
                 config,
                 prompts=recipe.rollouts.prompts_per_step,
-                answers=recipe.rollouts.prompts_per_step * recipe.algorithm.samples_per_task,
+                answers=recipe.rollouts.prompts_per_step * recipe.online.group_size,
                 prompt=recipe.sampling.max_prompt_tokens,
                 answer=recipe.sampling.longest - recipe.sampling.max_prompt_tokens,
                 bucket=bucket,
@@ -137,7 +138,7 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
     """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and how many
     micro-batches each shard of the data has."""
     most = recipe.learner.max_tokens
-    if not recipe.algorithm.samples_per_task:
+    if not isinstance(recipe.algorithm, OnlineAlgorithm):
         rows = recipe.rows
         longest = min(most, rows.max_tokens or most)
         step = rows.batch_size * longest * (2 if isinstance(rows, PreferenceRows) else 1)
@@ -145,7 +146,7 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
         longest = recipe.sampling.longest
         answer = longest - recipe.sampling.max_prompt_tokens
         step = recipe.rollouts.prompts_per_step * (
-            recipe.sampling.max_prompt_tokens + recipe.algorithm.samples_per_task * answer
+            recipe.sampling.max_prompt_tokens + recipe.algorithm.group_size * answer
         )
     each = -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard))
     return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
@@ -188,7 +189,7 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
             f"micro-batches of a step for each shard of the data: {micro_batches}, fewer than the {pipeline} ranks of "
             "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
         )
-    if recipe.algorithm.samples_per_task:
+    if isinstance(recipe.algorithm, OnlineAlgorithm):
         reason = recipe.generator.cannot_run(load_model_config(recipe.model))
         found += [reason] if reason is not None else []
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard

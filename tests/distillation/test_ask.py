@@ -14,13 +14,11 @@ from pydantic import ValidationError
 from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.reference import alignment, mixture
 from tests.tiny import tiny_llama, tiny_tokenizer
-from whet.algorithms.distillation import Distillation
-from whet.algorithms.on_policy_distillation import OnPolicyDistillation
-from whet.algorithms.retelling import retell
-from whet.algorithms.teachers import Taught
+from whet.algorithms.distillation import Distillation, OnPolicyDistillation, Taught
 from whet.batch import Batch
 from whet.cluster.local import LocalCluster
 from whet.data.renderer import Renderer
+from whet.distillation.retokenize import retokenize
 from whet.errors import ConfigError, DataError
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import WorkerLearner
@@ -80,7 +78,7 @@ def some_groups() -> list[Group]:
 def asked(algorithm: Taught, models: dict[str, WorkerLearner], groups: list[Group], share: bool = True) -> Batch:
     learners = {"policy": models["student"]} | {f"teacher/{name}": models[name] for name in algorithm.teachers}
     batch = Batch.from_groups(groups, share_prompts=share, distribution=TEMPERATE)
-    asyncio.run(algorithm.consult(batch, groups, learners))
+    asyncio.run(algorithm.prepare(batch, groups, learners))
     return batch
 
 
@@ -183,10 +181,10 @@ def test_a_teacher_with_other_tokens_is_compared_by_spans_of_text(
     rows = [row for group in groups for row in group.trajectories]
     for index, row in enumerate(rows):
         own = (batch.trained & (batch.sequence == index)).nonzero().squeeze(1)
-        told = retell(row, tiny_tokenizer(), Renderer(bpe_tokenizer()), "g")
-        theirs = logprobs_of(folders["stranger"], told.trajectory)
+        made = retokenize(row, tiny_tokenizer(), Renderer(bpe_tokenizer()), "g")
+        theirs = logprobs_of(folders["stranger"], made.trajectory)
         ours = batch.old_logprobs[own].tolist()
-        expected = alignment.shares(ours, told.ours, theirs, told.theirs)
+        expected = alignment.shares(ours, made.ours, theirs, made.theirs)
         gap = (batch.column("teacher_token_logprobs") - batch.old_logprobs)[own].tolist()
         assert gap == pytest.approx(expected, abs=1e-5)
         assert sum(gap) == pytest.approx(sum(theirs) - sum(ours), abs=1e-4), "the text's, and nothing else"
@@ -210,8 +208,10 @@ def test_a_student_that_is_its_own_teacher_has_nothing_to_learn(
     algorithm = taught(OnPolicyDistillation, folders, "student", advantage="teacher", loss="policy")
     batch = asked(algorithm, models, some_groups())
     batch.old_logprobs = asyncio.run(models["student"].score(batch, {"logprobs"}))["logprobs"]
-    assert algorithm.estimator(batch).advantages.abs().max() < 1e-12
-    assert algorithm.report(batch).result()["distillation/reverse_kl"] == pytest.approx(0.0, abs=1e-12)
+    learners = {"policy": models["student"], "teacher/student": models["student"]}
+    metrics = asyncio.run(algorithm.prepare(batch, some_groups(), learners))
+    assert batch.column("advantages").abs().max() < 1e-12
+    assert metrics.result()["distillation/reverse_kl"] == pytest.approx(0.0, abs=1e-12)
 
 
 def test_more_tokens_than_there_are_means_all_of_them(
@@ -302,8 +302,16 @@ def test_a_teacher_with_other_tokens_needs_a_chat_template(folders: dict[str, Pa
         (Distillation, {"teachers": {"a": {"path": "x", "weight": 0.0}}}, "greater than 0"),
         (Distillation, {"teachers": {"a": {"path": "x", "lora": {"rank": 2}}}}, "None"),
         (Distillation, {"k": 0}, "greater than 0"),
-        (Distillation, {"loss": "sft"}, "asks the teachers"),
-        (OnPolicyDistillation, {"loss": "policy", "advantage": "group"}, "asks the teachers"),
+        (
+            Distillation,
+            {"loss": "sft"},
+            r"which nothing reads here; choose .*loss=distillation or .*advantage=teacher",
+        ),
+        (
+            OnPolicyDistillation,
+            {"loss": "policy", "advantage": "group", "group_size": 2},
+            "fills teacher_.*, which nothing reads here",
+        ),
         (OnPolicyDistillation, {"group_size": 0}, "greater than 0"),
     ],
 )
@@ -314,5 +322,6 @@ def test_settings_that_make_no_sense_are_refused(kind: type[Taught], settings: d
 
 def test_frozen_models_are_the_teachers_under_roles_of_their_own() -> None:
     algorithm = Distillation.model_validate({"teachers": {"policy": {"path": "x"}, "b": {"path": "y"}}})
-    assert {role: model.path for role, model in algorithm.frozen.items()} == {"teacher/policy": "x", "teacher/b": "y"}
-    assert not set(algorithm.frozen) & set(algorithm.heads)
+    frozen = {name: role.model for name, role in algorithm.roles.items() if role.loss is None}
+    assert {name: model and model.path for name, model in frozen.items()} == {"teacher/policy": "x", "teacher/b": "y"}
+    assert algorithm.losses.keys() == {"policy"}

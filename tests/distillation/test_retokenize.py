@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from tests.other_tokenizers import TEXT, bpe_tokenizer, lowercase_tokenizer, metaspace_tokenizer
 from tests.reference import alignment as slow
 from tests.tiny import tiny_tokenizer
-from whet.algorithms.alignment import shared_spans, text_ends
-from whet.algorithms.mixture import span_shares
-from whet.algorithms.retelling import retell
 from whet.data.renderer import Renderer
+from whet.distillation.mixture import span_shares
+from whet.distillation.retokenize import retokenize, shared_spans, text_ends
 from whet.errors import DataError
 from whet.types import Message, Span, Trajectory
 
@@ -134,59 +133,59 @@ def conversation(closed: bool = True, trained: bool = True) -> tuple[Trajectory,
 def test_a_conversation_is_retold_in_the_teachers_own_form(closed: bool, first: bool) -> None:
     trajectory, _ = conversation(closed, first)
     teacher = Renderer(tokenizer("bpe"))
-    retold = retell(trajectory, tokenizer("bytes"), teacher, "g")
-    text = teacher.decode(retold.trajectory.tokens)
+    made = retokenize(trajectory, tokenizer("bytes"), teacher, "g")
+    text = teacher.decode(made.trajectory.tokens)
     assert text == (
         "[SYS]Be brief.[/SYS][INST] what is 1 + 1? [/INST]2</s>[INST] write words [/INST]more words 👍🏽</s>"
         "[INST] and letters [/INST]letters" + "</s>" * closed
     )
-    assert [span.trained for span in retold.trajectory.spans] == [False, first, False, True]
+    assert [span.trained for span in made.trajectory.spans] == [False, first, False, True]
     own = [token for span in trajectory.spans if span.trained for token in span.tokens]
-    theirs = [token for span in retold.trajectory.spans if span.trained for token in span.tokens]
-    assert (len(retold.ours), len(retold.theirs)) == (len(own), len(theirs))
-    assert set(retold.ours) == set(retold.theirs) == set(range(retold.spans))
-    for span in range(retold.spans):
-        mine = decode("bytes")([t for t, s in zip(own, retold.ours, strict=True) if s == span])
-        other = decode("bpe")([t for t, s in zip(theirs, retold.theirs, strict=True) if s == span])
+    theirs = [token for span in made.trajectory.spans if span.trained for token in span.tokens]
+    assert (len(made.ours), len(made.theirs)) == (len(own), len(theirs))
+    assert set(made.ours) == set(made.theirs) == set(range(made.spans))
+    for span in range(made.spans):
+        mine = decode("bytes")([t for t, s in zip(own, made.ours, strict=True) if s == span])
+        other = decode("bpe")([t for t, s in zip(theirs, made.theirs, strict=True) if s == span])
         assert mine == other or (mine, other) == ("<|im_end|>", "</s>")
-    assert retold.unlike == 0
+    assert made.unlike == 0
 
 
 def test_what_the_other_tokenizer_can_not_write_is_one_span() -> None:
     trajectory, renderer = conversation()
     trajectory.spans[1].tokens[:] = [*encode("bytes", "More Words"), renderer.end_of_turn]
-    retold = retell(trajectory, tokenizer("bytes"), Renderer(lowercase_tokenizer()), "g")
-    assert retold.unlike == 1
-    assert retold.ours[:11] == [0] * 10 + [1], "the words, then the end of the turn"
-    assert max(retold.ours) > 2, "the second reply is cut as usual"
+    made = retokenize(trajectory, tokenizer("bytes"), Renderer(lowercase_tokenizer()), "g")
+    assert made.unlike == 1
+    assert made.ours[:11] == [0] * 10 + [1], "the words, then the end of the turn"
+    assert max(made.ours) > 2, "the second reply is cut as usual"
 
 
 def test_special_tokens_inside_a_reply_are_text_to_the_other_tokenizer() -> None:
     trajectory, renderer = conversation()
     start = tokenizer("bytes").convert_tokens_to_ids("<|im_start|>")
     trajectory.spans[3].tokens[:] = [*encode("bytes", "a"), start, *encode("bytes", "b"), renderer.end_of_turn]
-    retold = retell(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
-    last = retold.trajectory.spans[3].tokens
+    made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
+    last = made.trajectory.spans[3].tokens
     assert decode("bpe")(last) == "a<|im_start|>b</s>"
-    assert len({span for span in retold.ours if span >= retold.ours[-4]}) == 4
-    assert retold.theirs.count(retold.ours[-3]) > 1, "several of their tokens for our special one"
+    assert len({span for span in made.ours if span >= made.ours[-4]}) == 4
+    assert made.theirs.count(made.ours[-3]) > 1, "several of their tokens for our special one"
 
 
 @pytest.mark.parametrize("tokens", [[], [258], [258, 256]], ids=["nothing", "an end", "two ends"])
 def test_an_empty_answer_has_no_text_to_share(tokens: list[int]) -> None:
     trajectory, _ = conversation()
     trajectory.spans[1].tokens[:] = tokens
-    retold = retell(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
-    assert retold.trajectory.spans[1].tokens == ([0] if tokens else [])
-    assert retold.ours[: len(tokens)] == [0] * len(tokens)
-    assert set(retold.ours) == set(retold.theirs) == set(range(retold.spans))
+    made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
+    assert made.trajectory.spans[1].tokens == ([0] if tokens else [])
+    assert made.ours[: len(tokens)] == [0] * len(tokens)
+    assert set(made.ours) == set(made.theirs) == set(range(made.spans))
 
 
 def test_what_can_not_be_retold_is_refused_by_name() -> None:
     trajectory, _ = conversation()
     unknown = Trajectory(trajectory.spans, messages=[])
     with pytest.raises(DataError, match=r"task-7: .* needs the messages"):
-        retell(unknown, tokenizer("bytes"), Renderer(tokenizer("bpe")), "task-7")
+        retokenize(unknown, tokenizer("bytes"), Renderer(tokenizer("bpe")), "task-7")
 
 
 def test_the_texts_that_taught_the_tokenizer_come_back() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.reference import mixture as slow
-from whet.algorithms.mixture import mixture, top_of_mixture
+from whet.distillation.mixture import mixture, top_of_mixture
 
 WEIGHTS = [2.0, 0.5, 1.5]
 
