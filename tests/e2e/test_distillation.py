@@ -139,9 +139,17 @@ def test_a_killed_run_with_a_teacher_resumes_to_the_same_bits(tiny_model: Path, 
     ("algorithm", "changes", "why"),
     [
         ({}, {"sampling": {"top_p": 0.9}}, "sampling.top_k, top_p and min_p would cut some off"),
-        ({"loss": "policy"}, {}, "neither loss nor advantage asks the teachers"),
-        ({"advantage": "teacher"}, {}, "the loss reads no advantage"),
-        ({"loss": "policy", "advantage": {"type": "teacher", "reward": "gae"}}, {}, "needs values"),
+        ({"loss": "policy"}, {}, "loss = policy reads advantages, which nothing fills here"),
+        (
+            {"advantage": "teacher"},
+            {},
+            "advantage = teacher fills advantages, which nothing reads here; choose algorithm.loss=policy",
+        ),
+        (
+            {"loss": "policy", "advantage": {"type": "teacher", "reward": "gae"}},
+            {},
+            "advantage = teacher reads values, which nothing fills here",
+        ),
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded(

@@ -4,6 +4,8 @@ and weighed. A frozen value without a loop: there is one loop, in ``train.py``.
 What is computed in a step follows from what its losses and its estimator read; see also ``dataflow.py``.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -97,7 +99,7 @@ class Algorithm(Config, ABC):
         """The columns that its own ``prepare`` fills, beside those of its roles and its estimator."""
         return frozenset()
 
-    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> Metrics:
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
         """Fill what losses and estimator read in the batch of a whole step, made from ``groups``: what the roles'
         learners say, then the advantages. Return what is worth knowing about the step.
 

@@ -1,6 +1,8 @@
 """KTO (arXiv 2402.01306): learns from single replies marked good or bad, without pairs. A good one becomes likelier and
 a bad one less likely than under the reference, the less so the further they are from the reference point already."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
@@ -34,7 +36,7 @@ class KTO(PreferenceAlgorithm):
     def fills(self) -> frozenset[str]:
         return frozenset({"reference_point"}) & self.loss.reads
 
-    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: "Mapping[str, Scorer]") -> Metrics:
+    async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
         """Fill also the reference point, the same for every row: max(0, mean of lp - lp_ref), 0 for a single row."""
         metrics = await super().prepare(batch, groups, learners)
         if not self.fills:

@@ -1,0 +1,51 @@
+"""Losses, algorithms and presets from outside the package."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.test_learning import lines
+from tests.toy import toy_recipe
+from whet import run
+from whet.algorithms.grpo import GRPO, GroupAdvantage
+from whet.config import dump_yaml, load
+from whet.errors import ConfigError
+from whet.losses.policy_gradient import PPOClip
+from whet.recipe import Recipe
+
+OWN = "tests.algorithms.own"
+
+
+def test_a_loss_of_ones_own_reads_a_column_that_an_algorithm_of_ones_own_fills(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    algorithm = {"type": f"{OWN}:Surprise", "minibatches": 1}
+    changes: dict[str, Any] = {"learner": {"max_tokens": 140}, "evaluation": {"enabled": False}}
+    folder = run.start(toy_recipe(tiny_model, steps=2, algorithm=algorithm, **changes), tmp_path / "run")
+    for line in lines(folder, "train")[1:]:
+        assert line["learner/micro_batches"] > 1, "cut up, and the column with it"
+        assert line["surprise/mean"] > 0
+        assert line["gradient_norm"] > 0
+
+
+def test_its_column_must_be_read_and_its_loss_needs_the_column(tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"own:Surprise fills surprise, which nothing reads here; leave it out"):
+        toy_recipe(tiny_model, algorithm={"type": f"{OWN}:Surprise", "loss": "sft"})
+    with pytest.raises(
+        ConfigError, match=r"loss = tests.algorithms.own:Surprising reads surprise, which nothing fills"
+    ):
+        toy_recipe(tiny_model, algorithm={"type": "grpo", "loss": f"{OWN}:Surprising"})
+
+
+def test_a_preset_of_ones_own_is_named_and_changed_as_a_built_in_one_is(tiny_model: Path, tmp_path: Path) -> None:
+    algorithm = {"type": f"{OWN}:SMALL_GROUPS", "epochs": 2, "loss": {"surrogate": {"clip_high": 0.3}}}
+    made = toy_recipe(tiny_model, algorithm=algorithm)
+    assert isinstance(made.algorithm, GRPO)
+    assert made.algorithm.advantage == GroupAdvantage(divide_by_std=False)
+    assert (made.algorithm.epochs, made.algorithm.minibatches) == (2, 3)
+    assert made.algorithm.loss.surrogate == PPOClip(clip_high=0.3)  # type: ignore[attr-defined]
+    (tmp_path / "recipe.yaml").write_text(dump_yaml(made))
+    again = load(Recipe, tmp_path).value
+    assert again.algorithm == made.algorithm
+    assert f"type: {OWN}:SMALL_GROUPS" in dump_yaml(again), "the name stays"
