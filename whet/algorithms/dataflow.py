@@ -13,15 +13,10 @@ from pydantic import ValidationError
 
 from whet.algorithms.base import Algorithm, OnlineAlgorithm
 from whet.algorithms.registry import ADVANTAGES, ALGORITHMS
-from whet.batch import Output
 from whet.config import Component
-from whet.learner.config import Head
+from whet.learner.config import OUTPUTS
 from whet.losses.registry import LOSSES
 
-_OUTPUTS: dict[Head, frozenset[Output]] = {
-    "language": frozenset({"logprobs", "entropy", "topk"}),
-    "value": frozenset({"values"}),
-}
 _UNITS = {"token": "single tokens", "sequence": "single replies", "group": "pairs of replies"}
 
 
@@ -45,8 +40,8 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
         if loss.unit not in algorithm.units:
             here = " or ".join(_UNITS[unit] for unit in algorithm.units)
             yield f"{called} learns from {_UNITS[loss.unit]}, and this algorithm has {here}"
-        if unsaid := loss.outputs - _OUTPUTS[role.head]:
-            here = f"this model has a {role.head} head, which gives {_listed(_OUTPUTS[role.head])}"
+        if unsaid := loss.outputs - OUTPUTS[role.head]:
+            here = f"this model has a {role.head} head, which gives {_listed(OUTPUTS[role.head])}"
             yield f"{called} learns from a model's {_listed(unsaid)}, and {here}; choose another"
     if (estimator := algorithm.estimator) is not None:
         called = f"algorithm.advantage = {Component(ADVANTAGES).name_of(type(estimator))}"

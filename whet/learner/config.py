@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from whet.batch import Output
 from whet.config import Config
 from whet.parallel.config import ParallelConfig
 
@@ -12,6 +13,12 @@ Precision = Literal["float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
 Head = Literal["language", "value"]
 """What a model says about tokens: their log-probs, or a critic's values."""
+
+OUTPUTS: dict[Head, frozenset[Output]] = {
+    "language": frozenset({"logprobs", "entropy", "topk", "topk_ids"}),
+    "value": frozenset({"values"}),
+}
+"""What a model says, by head."""
 
 
 class LearnerConfig(Config):

@@ -23,7 +23,7 @@ from whet.cluster.rendezvous import LOOPBACK
 from whet.config import Config
 from whet.errors import WhetError
 from whet.learner.base import LearnerFacts, Top
-from whet.learner.config import Head, LearnerConfig, OptimizerConfig
+from whet.learner.config import OUTPUTS, Head, LearnerConfig, OptimizerConfig
 from whet.learner.dump import read_dump
 from whet.learner.model import LearnerModel, build_model
 from whet.learner.named_weights import requested_weights
@@ -43,12 +43,6 @@ from whet.parallel.mesh import Ranks, join
 from whet.parallel.parameters import squared_norm
 from whet.seeds import derive_seed
 from whet.weights.sender import Sender
-
-OUTPUTS: dict[Head, frozenset[Output]] = {
-    "language": frozenset({"logprobs", "entropy", "topk", "topk_ids"}),
-    "value": frozenset({"values"}),
-}
-"""What a model says, by head."""
 
 
 class WorkerConfig(Config):
