@@ -17,10 +17,10 @@ from tests.checkpoint.test_export_reward_model import make_run
 from tests.tiny import tiny_llama
 from whet.checkpoint.export import export
 from whet.environments.base import Observation, Step, TaskSet
-from whet.environments.child_process import ChildProcess
 from whet.environments.judge import Judge, JudgeProcess
 from whet.environments.reward_model import RewardModelTasks
 from whet.errors import DataError, WhetError
+from whet.processes.child import Child
 from whet.types import Group, Message, Task
 
 TOLERANCE = 1e-5  # scores of size 1, float32 on a CPU, however they are batched
@@ -60,6 +60,11 @@ def with_judge(model: Path | str, calls: Callable[[Judge], Awaitable[T]], **sett
         judge.close()
 
 
+def pid_of(judge: Judge) -> int:
+    (child,) = judge.pool.children
+    return child.process.pid
+
+
 async def all_at_once(judge: Judge) -> list[float]:
     return await asyncio.gather(*(judge.score(talk(answer)) for answer in ANSWERS))
 
@@ -71,7 +76,7 @@ def test_scores_are_those_of_transformers_however_they_are_batched(model: Path) 
         scores, judge = with_judge(model, all_at_once, batch_size=size)
         assert scores == pytest.approx(alone, abs=TOLERANCE), size
         assert len(ANSWERS) / size <= judge.batches <= most, "what waits is scored together"
-        assert judge.restarts == 0
+        assert judge.pool.restarts == 0
 
 
 def test_in_batches_of_one_scores_are_the_same_to_the_last_bit(model: Path) -> None:
@@ -86,15 +91,15 @@ def test_a_process_that_dies_is_replaced_loudly_and_costs_nobody_a_reward(
 ) -> None:
     async def calls(judge: Judge) -> list[float]:
         first = await judge.score(talk("5"))
-        assert judge._child is not None
-        os.kill(judge._child.process.pid, signal.SIGKILL)
+        os.kill(pid_of(judge), signal.SIGKILL)
         return [first, await judge.score(talk("5"))]
 
     with caplog.at_level(logging.WARNING, "whet"):
         (before, after), judge = with_judge(model, calls)
     assert before == after
-    assert judge.restarts == 1
-    assert "started again: it died with exit status -9" in caplog.text
+    assert judge.pool.restarts == 1
+    assert "the process of the reward model" in caplog.text
+    assert "was lost 1 times and started again" in caplog.text
 
 
 def test_a_process_that_is_too_slow_twice_is_an_error_and_never_a_reward(model: Path) -> None:
@@ -104,7 +109,7 @@ def test_a_process_that_is_too_slow_twice_is_an_error_and_never_a_reward(model: 
     results, judge = with_judge(model, calls, deadline_s=1e-4)
     assert all(isinstance(result, WhetError) and not isinstance(result, DataError) for result in results)
     assert "failed twice" in str(results[0])
-    assert judge.restarts >= 2
+    assert judge.pool.restarts >= 2
 
 
 def test_what_is_no_reward_model_is_refused_before_it_scores(model: Path, tmp_path: Path) -> None:
@@ -132,8 +137,7 @@ def test_one_conversation_that_is_too_long_does_not_spoil_the_batch(model: Path)
 def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:
     async def calls(judge: Judge) -> tuple[int, list[Any]]:
         await judge.score(talk("5"))
-        assert judge._child is not None
-        pid = judge._child.process.pid
+        pid = pid_of(judge)
         os.kill(pid, signal.SIGSTOP)  # it hangs
         waiting = [asyncio.create_task(judge.score(talk(answer))) for answer in ANSWERS]
         await asyncio.sleep(0.2)
@@ -147,9 +151,9 @@ def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:
 
 
 def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of_the_model(model: Path) -> None:
-    from whet.models.judge import Judge as Served
+    from whet.models.judge import RewardModel
 
-    served = Served(str(model), None, "cpu", "float32", 1)
+    served = RewardModel(str(model), None, "cpu", "float32", 1)
     served.tokenizer.chat_template = "{% if messages[1]['content'] == '5' %}{{ 1 + 'a' }}{% endif %}a fine text"
     failed, score = served.scores([{"messages": talk(answer), "tools": None} for answer in ("5", "6")])
     assert "chat template can't render the conversation: unsupported operand" in str(failed)
@@ -159,8 +163,11 @@ def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of
 def test_a_reply_of_the_wrong_length_is_told_to_all_who_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def calls(judge: Judge) -> list[Any]:
         await judge.score(talk("5"))
-        assert judge._child is not None
-        monkeypatch.setattr(judge._child, "exchange", lambda *_: {"scores": [1.0] * 9})
+
+        async def call(*_: Any) -> list[float]:
+            return [1.0] * 9
+
+        monkeypatch.setattr(judge.pool, "call", call)
         waiting = asyncio.gather(*(judge.score(talk(answer)) for answer in ("5", "6")), return_exceptions=True)
         return await asyncio.wait_for(waiting, 20)
 
@@ -170,31 +177,37 @@ def test_a_reply_of_the_wrong_length_is_told_to_all_who_wait(model: Path, monkey
 
 def test_a_judge_that_is_closed_while_it_starts_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judge = Judge(str(model), None, JudgeProcess())
+    started = []
 
-    def started(*arguments: Any) -> ChildProcess:
-        child = ChildProcess(*arguments)
+    def starting(*arguments: Any, **settings: Any) -> Child:
+        child = Child(*arguments, **settings)
+        started.append(child)
         closing = threading.Thread(target=judge.close)
         closing.start()
-        while judge._thread is not None:
+        while not judge.pool.closed:
             closing.join(0.01)
         return child
 
-    monkeypatch.setattr("whet.environments.judge.ChildProcess", started)
-    with pytest.raises(WhetError, match="was closed while it started"):
+    monkeypatch.setattr("whet.processes.pool.Child", starting)
+    with pytest.raises(WhetError, match="pool of worker processes was closed"):
         asyncio.run(judge.score(talk("5")))
+    assert not started[0].alive
 
 
-def test_a_killed_process_that_does_not_go_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("whet.environments.child_process.KILL_S", 0.1)
-    child = ChildProcess("whet.models.judge")
-    process = child.process
-    monkeypatch.setattr(process, "kill", lambda: os.kill(process.pid, signal.SIGSTOP))  # as if the system held it
-    child.kill()
-    assert "is still there after 0.1 s" in caplog.text
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait(20) == -signal.SIGKILL
+def test_callers_that_give_up_leave_the_scores_of_others_alone(model: Path) -> None:
+    async def calls(judge: Judge) -> list[float]:
+        await judge.score(talk("5"))
+        asked = [asyncio.create_task(judge.score(talk(answer))) for answer in ANSWERS[:6]]
+        await asyncio.sleep(0)
+        for given_up in (asked[0], asked[3]):  # the one that has the turn, and one that waits
+            given_up.cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(one, asyncio.CancelledError) for one in found] == [i in (0, 3) for i in range(6)]
+        return [one for one in found if isinstance(one, float)]
+
+    scores, _ = with_judge(model, calls, batch_size=2)
+    wanted = [answer for index, answer in enumerate(ANSWERS[:6]) if index not in (0, 3)]
+    assert scores == pytest.approx(expected(model, wanted), abs=TOLERANCE)
 
 
 # The task set

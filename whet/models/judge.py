@@ -1,17 +1,15 @@
-"""A reward model in a process of its own: conversations come in, scores go out. Started by ``whet.environments.judge``,
-which knows no torch. Answers to one prompt are one forest, so that the prompt is computed once. Knows no reward.
+"""A reward model: conversations come in, scores go out. Runs in a process of its own, which ``whet.environments.judge``
+starts without torch. Answers to one prompt are one forest, so that the prompt is computed once. Knows no reward.
 """
 
 import json
-import traceback
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from whet.batch import Batch
 from whet.data.control_tokens import ControlTokens
-from whet.environments.child_process import to_parent
 from whet.errors import DataError, WhetError
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import forest_hidden, supports_forest, use_forest_attention
@@ -19,7 +17,7 @@ from whet.models.loading import resolve
 from whet.types import Group, Span, Task, Trajectory
 
 
-class Judge:
+class RewardModel:
     """A sequence classifier with one label, and its tokenizer with its chat template."""
 
     def __init__(self, model: str, revision: str | None, device: str, dtype: str, threads: int) -> None:
@@ -122,20 +120,12 @@ class Judge:
             )
 
 
-def serve() -> None:
-    """The process's life: load the model, then answer requests until standard input closes."""
-    receive, reply = to_parent()
-    settings = receive()
-    if settings is None:
-        return
-    try:
-        judge = Judge(**json.loads(settings))
-    except Exception as error:
-        reply(error=str(error) if isinstance(error, WhetError) else traceback.format_exc(limit=-5))
-        return
-    reply(ready=True)
-    while (request := receive()) is not None:
-        try:
-            reply(scores=judge.scores(json.loads(request)))
-        except Exception:
-            reply(error=traceback.format_exc(limit=-5))
+@cache
+def load(model: str, revision: str | None, device: str, dtype: str, threads: int) -> RewardModel:
+    """The process's reward model, loaded when first asked for."""
+    return RewardModel(model, revision, device, dtype, threads)
+
+
+def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str]:
+    """The scores that the model of these settings, those of ``load``, gives."""
+    return load(*settings).scores(conversations)

@@ -28,6 +28,9 @@ from whet.config import Config
 from whet.errors import DeadlineError, WhetError
 from whet.processes.child import Answer, Child, ChildDied, resolve, thread_settings
 
+Function = Callable[..., Any] | str
+"""A function that can be imported by name, or that name, ``module:name``, where this process must not import it."""
+
 OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack
 
 
@@ -44,14 +47,14 @@ class WorkerLimits(Config):
 
     workers: int = Field(default=2, ge=1, le=1000)
     """Processes, started when first needed."""
-    cpu_s: int = Field(default=5, ge=1)
-    """CPU seconds of one call."""
+    cpu_s: int | None = Field(default=5, ge=1)
+    """CPU seconds of one call; None: no limit."""
     deadline_s: float = Field(default=20.0, gt=0)
     """Wall clock of one call; generous, for machines that are busy."""
     start_s: float = Field(default=120.0, gt=0)
     """Wall clock until a new worker is ready."""
-    memory_gib: float = Field(default=4.0, gt=0)
-    """Address space of a worker."""
+    memory_gib: float | None = Field(default=4.0, gt=0)
+    """Address space of a worker; None: no limit."""
 
 
 class Pool:
@@ -62,23 +65,28 @@ class Pool:
     5
     """
 
-    def __init__(self, prepare: Callable[[], None] | None = None, limits: WorkerLimits | None = None) -> None:
-        """``prepare`` runs once in every new worker, outside the limits of a call: slow imports belong there."""
+    def __init__(
+        self,
+        prepare: Function | None = None,
+        limits: WorkerLimits | None = None,
+        *,
+        arguments: tuple[Any, ...] = (),
+        threads: int = 1,
+    ) -> None:
+        """``prepare`` runs once in every new worker, with those ``arguments`` and outside the limits of a call: slow
+        imports belong there. ``threads``: those that a worker computes on."""
         self.limits = limits or WorkerLimits()
         self.restarts = 0  # workers that were lost
-        self._prepare = _path(prepare) if prepare else None
+        memory = None if self.limits.memory_gib is None else int(self.limits.memory_gib * 2**30)
+        self._prepare = pickle.dumps((f"{__name__}:_set_up", (prepare and _path(prepare), arguments, memory), None))
+        self._environment = thread_settings(threads)
         self._lock = threading.Lock()
-        self._children = set[Child]()
+        self.children = set[Child]()  # the workers there are now
         self._own = threading.local()  # each thread's child
         self._threads = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="whet-pool")
-        self._closed = False
+        self.closed = False
 
-    @property
-    def children(self) -> int:
-        """How many workers there are now."""
-        return len(self._children)
-
-    async def call(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, function: Function, *args: Any) -> Any:
         """Return ``function(*args)``, run in a worker. The function is importable by name, its result is a JSON value.
 
         Raises ``CallTimeout`` or ``CallCrash`` when the arguments break healthy workers, ``WhetError`` when a worker
@@ -93,8 +101,8 @@ class Pool:
     def close(self) -> None:
         """Kill the workers. Calls under way raise ``WhetError``."""
         with self._lock:
-            self._closed = True
-            children = list(self._children)
+            self.closed = True
+            children = list(self.children)
         for child in children:
             child.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -123,13 +131,12 @@ class Pool:
             if child.alive:
                 return child
             self._lose(child)
-        child = self._own.child = Child(f"{__name__}:answering", environment=thread_settings(1), quiet=True)
-        hello = pickle.dumps((f"{__name__}:_set_up", (self._prepare, int(self.limits.memory_gib * 2**30)), None))
+        child = self._own.child = Child(f"{__name__}:answering", environment=self._environment, quiet=True)
         try:
             with self._lock:
                 self._check_open()
-                self._children.add(child)
-            _result(child.exchange(hello, self.limits.start_s))
+                self.children.add(child)
+            _result(child.exchange(self._prepare, self.limits.start_s))
         except WhetError as problem:
             self._lose(child)
             raise WhetError(
@@ -142,19 +149,21 @@ class Pool:
         child.kill()
         self._own.child = None
         with self._lock:
-            self._children.discard(child)
+            self.children.discard(child)
             self.restarts += 1
         self._check_open()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise WhetError("the pool of worker processes was closed")
 
 
 def _result(reply: bytearray) -> Any:
     found = json.loads(reply)
     if "error" in found:
-        raise WhetError(f"a function failed in its worker process, which is a bug of the function:\n{found['error']}")
+        raise WhetError(found["error"])
+    if "bug" in found:
+        raise WhetError(f"a function failed in its worker process, which is a bug of the function:\n{found['bug']}")
     return found["result"]
 
 
@@ -170,16 +179,19 @@ def answering() -> Answer:
             return json.dumps({"result": resolve(path)(*args)}).encode()
         except (MemoryError, RecursionError):
             os._exit(OUT_OF_BOUNDS)
+        except WhetError as error:
+            return json.dumps({"error": str(error)}).encode()
         except BaseException:  # also an exit: it is a mistake of the function, not of what it was given
-            return json.dumps({"error": traceback.format_exc(limit=-5)}).encode()
+            return json.dumps({"bug": traceback.format_exc(limit=-5)}).encode()
 
     return answer
 
 
-def _set_up(prepare: str | None, memory: int) -> None:
-    _limit(resource.RLIMIT_AS, memory)
+def _set_up(prepare: str | None, arguments: tuple[Any, ...], memory: int | None) -> None:
+    if memory is not None:
+        _limit(resource.RLIMIT_AS, memory)
     if prepare is not None:
-        resolve(prepare)()
+        resolve(prepare)(*arguments)
 
 
 def _limit(kind: int, value: int) -> None:
@@ -188,8 +200,10 @@ def _limit(kind: int, value: int) -> None:
         resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
 
 
-def _path(function: Callable[..., Any]) -> str:
+def _path(function: Function) -> str:
     """``module:name`` of a function that another process can import."""
+    if isinstance(function, str):
+        return function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or "<" in name:
         raise WhetError(
