@@ -75,6 +75,14 @@ def test_the_last_closed_box_counts(text, boxed):
         ("x", "5", None),
         ("9" * 101, "9" * 101, None),
         ("50%", "0.5", None),
+        ("52_{82}", "52_8", False),
+        ("52_9", "52_8", False),
+        ("$(052)_{8}$", "52_8", True),
+        ("-52_8", "52_8", False),
+        ("2a_{16}", "2A_{16}", True),
+        ("2B_{16}", "2A_{16}", False),
+        ("101_2", "5", None),
+        ("a_1", "a_2", None),
     ],
 )
 def test_plain_numbers_are_compared_exactly_and_nothing_else_is_a_number(given, gold, equal):

@@ -20,6 +20,7 @@ _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _NUMBER = re.compile(rf"([+-]?)\s*({_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)")
 _FRACTION = re.compile(r"([+-]?)\s*(?:([0-9]+)\s*/\s*([0-9]+)|\\[dt]?frac\{([0-9]+)\}\{([0-9]+)\})")
 _SHORT_FRACTION = re.compile(r"(?<=frac)([0-9])([0-9])$")  # \frac12
+_IN_BASE = re.compile(r"([+-]?)[({]?0*([0-9][0-9A-Za-z]*)[)}]?_(?:\{\s*([0-9]+)\s*\}|([0-9]))")  # 2A_{16}
 _LAST_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
 _NUMBER_LENGTH = 100  # characters; longer ones are left to the worker, where a runaway computation is contained
 _NOISE = re.compile(r"\\?[$%]|\\[!,;: ]")  # currency, percent, maths mode and thin spaces
@@ -104,18 +105,28 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare_numbers(given: str, gold: str) -> bool | None:
-    """Whether two plain numbers are equal, exactly. None if either is no plain number, or if only one is a percentage
-    and their digits differ.
+    """Whether two plain numbers are equal, exactly; of two that are written in a base, whether digits and base are.
+    None if either is neither, if only one names its base, or if only one is a percentage and their digits differ.
 
     >>> compare_numbers("$1,234.50", "2469/2"), compare_numbers("50%", "50"), compare_numbers("x", "2")
     (True, True, None)
+    >>> compare_numbers("52_{8}", "52_8"), compare_numbers("52_{82}", "52_8")
+    (True, False)
     """
+    based = [_IN_BASE.fullmatch(_NOISE.sub("", text).strip()) for text in (given, gold)]
+    if based[0] and based[1]:  # math-verify drops the base
+        return _in_base(based[0]) == _in_base(based[1])
     left, right = as_number(given), as_number(gold)
     if left is None or right is None:
         return None
     if left != right and ("%" in given) != ("%" in gold):
         return None
     return left == right
+
+
+def _in_base(match: re.Match[str]) -> tuple[bool, str, int]:
+    sign, digits, braced, bare = match.groups()
+    return sign == "-", digits.upper(), int(braced or bare)
 
 
 def as_number(text: str) -> Fraction | None:
