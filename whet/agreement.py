@@ -58,7 +58,7 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
         try:
             await feed.publish({"policy": learner}, 0)
         except RefitError as error:
-            return Agreement(float("nan"), float("nan"), 0, 0.0, _of_weights(str(error)))
+            return Agreement(float("nan"), float("nan"), 0, 0.0, _of_weights(error))
         async with feed.source as source:
             groups = await source.next_groups()
         return await compare(groups, learner, recipe)
@@ -131,8 +131,7 @@ async def _cause(batch: Batch, learner: "Scorer", recipe: "Recipe", found: dict[
     )
 
 
-def _of_weights(message: str) -> str:
-    named = [part for part in message.replace(",", " ").replace(":", " ").split() if "." in part and "_" in part]
-    if named and all(any(end in name for end in _ENDS) for name in named):
-        return f"tied embeddings: the generator holds another head or embedding than the learner. {message}"
-    return f"stale or damaged weights: {message}"
+def _of_weights(error: RefitError) -> str:
+    if error.tensors and all(any(end in name for end in _ENDS) for name in error.tensors):
+        return f"tied embeddings: the generator holds another head or embedding than the learner. {error}"
+    return f"stale or damaged weights: {error}"

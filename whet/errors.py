@@ -1,5 +1,7 @@
 """Errors that are meant for the user: the command line prints their message without a traceback."""
 
+from collections.abc import Iterable
+
 
 class WhetError(Exception):
     """Something the user or operator can act on. The message says what is wrong, where, and what to do."""
@@ -20,7 +22,12 @@ class DataError(WhetError):
 
 
 class RefitError(WhetError):
-    """The generator doesn't hold the weights that the learner published."""
+    """The generator doesn't hold the weights that the learner published. ``tensors``: the names of those that differ or
+    are missing, where they are known."""
+
+    def __init__(self, message: str, tensors: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)
 
 
 class GeneratorError(WhetError):

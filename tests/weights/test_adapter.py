@@ -19,6 +19,7 @@ from whet.build import build_generator, build_learner, build_renderer
 from whet.errors import ConfigError, RefitError
 from whet.types import Distribution
 from whet.weights.buffers import BufferWriter
+from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
 
 NAME = "base_model.model.model.layers.{}.self_attn.o_proj.lora_{}.weight"
@@ -74,16 +75,18 @@ class Adapter:
 async def parts(
     folder: Path, tmp_path: Path, lora: bool = True, **weights: Any
 ) -> AsyncIterator[tuple[Any, WithAdapters, EngineSync]]:
-    settings = {"bucket_mb": 1 / 128, "folder": str(tmp_path), "deadline": 5.0} | weights
-    changes = {"lora": "adapter", "transport": settings.pop("transport", "shared_memory")}
+    settings = {"bucket_mb": 1 / 128, "folder": tmp_path, "deadline": 5.0, "lora": "adapter"} | weights
     model = {"lora": {"rank": 4, "alpha": 12.0}} if lora else {}
-    recipe = toy_recipe(folder, weights=settings, model=model, optimizer={"lr": 0.1})
+    recipe = toy_recipe(folder, model=model, optimizer={"lr": 0.1})
     renderer = build_renderer(recipe)
     inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
     try:
         text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        config = recipe.weights.model_copy(update=changes)
-        yield learner, WithAdapters(inside), EngineSync(config, text, Distribution(temperature=0.7))
+        yield (
+            learner,
+            WithAdapters(inside),
+            EngineSync(WeightSyncConfig(**settings), text, Distribution(temperature=0.7)),
+        )
     finally:
         await inside.close()
         await learner.close()

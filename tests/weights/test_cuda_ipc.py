@@ -418,8 +418,3 @@ def test_where_there_is_no_gpu_the_run_does_not_start(tiny_model: Path) -> None:
     recipe = toy_recipe(tiny_model, generator={"type": "vllm", "devices": "0"}, **settings)
     with pytest.raises(ConfigError, match=r"cuda_ipc .* there is no GPU here; set weights\.transport=shared_memory"):
         build_sync(recipe, [1, 2])
-
-
-def test_a_transport_that_nobody_uses_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(RecipeError, match=r"weights\.transport = disk .* computes in the run's own; leave it out"):
-        toy_recipe(tiny_model, weights={"transport": "disk"})

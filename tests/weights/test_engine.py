@@ -154,15 +154,13 @@ async def parts(
     folder: Path, tmp_path: Path, weights: dict[str, Any] | None = None, **changes: Any
 ) -> AsyncIterator[tuple[Any, StandIn, EngineSync]]:
     """Buckets of 64 KiB: the tiny model takes many."""
-    settings = {"bucket_mb": 1 / 16, "folder": str(tmp_path), "deadline": 5.0} | (weights or {})
-    transport = settings.pop("transport", "shared_memory")  # recipes don't take cuda_ipc on CPUs
-    recipe = toy_recipe(folder, weights=settings, **changes)
+    settings = {"bucket_mb": 1 / 16, "folder": tmp_path, "deadline": 5.0} | (weights or {})
+    recipe = toy_recipe(folder, **changes)
     renderer = build_renderer(recipe)
     inside, learner = build_generator(recipe, renderer), await build_learner(recipe, tmp_path, recipe.cluster.build())
     try:
         text = renderer.render_prompt([{"role": "user", "content": "what came over the wire?"}])
-        config = recipe.weights.model_copy(update={"transport": transport})
-        yield learner, StandIn(inside), EngineSync(config, text, Distribution(temperature=0.7))
+        yield learner, StandIn(inside), EngineSync(WeightSyncConfig(**settings), text, Distribution(temperature=0.7))
     finally:
         await inside.close()
         await learner.close()

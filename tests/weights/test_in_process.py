@@ -13,11 +13,13 @@ from tests.toy import toy_recipe
 from tests.weights.collected import weights_of
 from whet.batch import Batch
 from whet.build import build_generator, build_learner, build_renderer
-from whet.errors import RefitError
+from whet.config import load
+from whet.errors import ConfigError, RefitError
 from whet.generators.engine_model import OpenEngine
 from whet.losses.composite import PolicyLoss
+from whet.recipe import Recipe
 from whet.types import Group, Span, Task, Trajectory
-from whet.weights.config import WeightSyncConfig
+from whet.weights.config import RefitConfig
 from whet.weights.in_process import InProcessSync
 
 
@@ -149,7 +151,16 @@ def test_the_probe_notices_what_a_digest_of_the_parameters_cannot(
 def test_the_proofs_can_be_turned_off(tiny_model: Path, tmp_path: Path) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, generator, sync):
-            sync.config = WeightSyncConfig(digest=False, probe=False)
+            sync.config = RefitConfig(digest=False, probe=False)
             assert (await sync.publish(learner, generator, 1)).result() == {}
 
     asyncio.run(go())
+
+
+@pytest.mark.parametrize("setting", ["transport=disk", "folder=/elsewhere", "deadline=5.0", "columns=3"])
+def test_what_only_an_engine_in_other_processes_reads_is_refused(setting: str) -> None:
+    key = "weights." + setting.partition("=")[0]
+    with pytest.raises(ConfigError, match=f"{key} = .* needs generator = vllm"):
+        load(Recipe, "quickstart", [f"weights.{setting}"])
+    load(Recipe, "quickstart", [f"weights.{setting}", "generator=vllm"])
+    load(Recipe, "quickstart", ["weights.bucket_mb=1", "weights.probe_tokens=3"])

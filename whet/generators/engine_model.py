@@ -60,7 +60,7 @@ class Loading:
     def __init__(self, model: "PreTrainedModel") -> None:
         self._targets = dict(model.state_dict(keep_vars=True))
         self._written: dict[tuple[int, torch.Size], str] = {}
-        self._wrong: list[str] = []
+        self._wrong: dict[str, str] = {}  # why, by name
 
     @torch.no_grad()
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
@@ -68,25 +68,25 @@ class Loading:
         for name, source in named:
             target = self._targets.get(name)
             if target is None:
-                self._wrong.append(f"{name}: the model has no such weight")
+                self._wrong[name] = "the model has no such weight"
             elif target.shape != source.shape:
-                self._wrong.append(f"{name}: shape {list(source.shape)}, the model's is {list(target.shape)}")
+                self._wrong[name] = f"shape {list(source.shape)}, the model's is {list(target.shape)}"
             elif (first := self._written.setdefault((target.data_ptr(), target.shape), name)) != name:
                 if not torch.equal(target, source.to(target.device, target.dtype)):
-                    self._wrong.append(f"{name}: differs from {first}, to which the model ties it")
+                    self._wrong[name] = f"differs from {first}, to which the model ties it"
             else:
                 target.copy_(source)
 
     def check_complete(self) -> None:
         """Raise ``RefitError`` naming what is missing, unexpected or of another shape."""
-        wrong = self._wrong + [
-            f"{name}: missing"
-            for name, target in self._targets.items()
-            if (target.data_ptr(), target.shape) not in self._written
-        ]
+        missing = (
+            name for name, target in self._targets.items() if (target.data_ptr(), target.shape) not in self._written
+        )
+        wrong = dict.fromkeys(missing, "missing") | self._wrong
         if wrong:
+            lines = [f"{name}: {why}" for name, why in wrong.items()]
             more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-            raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(wrong[:8]) + more)
+            raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(lines[:8]) + more, wrong)
 
 
 class OpenEngine(Loading):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -14,28 +14,15 @@ from whet.models.config import LoraSettings
 TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]
 
 
-class WeightSyncConfig(Config):
-    """The proofs run after every publication; a mismatch stops the run and names the tensors."""
+class RefitConfig(Config):
+    """How weights are cut into buckets, and the proofs that run after every publication, wherever the generator is; a
+    mismatch stops the run and names the tensors."""
 
-    transport: TransportName | None = None
-    """The way to an engine in other processes; None: ``shared_memory``. The built-in generator needs none.
-    ``collective``: a broadcast, by gloo between CPUs and by NCCL between GPUs. ``cuda_ipc``, with
-    devices.placement=colocated: memory of the GPUs that learner and engine share."""
-    lora: Literal["merged", "adapter"] = "merged"
-    """What travels where ``model.lora`` is set. ``merged``: all weights, each time. ``adapter``, with generator=vllm:
-    the frozen weights once, then LoRA's tensors alone, which the engine applies beside its matrices."""
     bucket_mb: float = Field(64, gt=0)
     """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone."""
-    folder: Path | None = None
-    """Where ``transport=disk`` writes. The learner's first rank and the engine must both see it; None: the system's
-    folder for temporary files."""
-    deadline: float = Field(300.0, gt=0)
-    """Seconds that learner and engines may wait for each other in a ``collective``."""
     digest: bool = True
     """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
     layers compute with."""
-    columns: int = Field(16, gt=0)
-    """Columns of each matrix that are read back from an engine; other ones after each publication."""
     probe: bool = True
     """Compare log-probs of a few tokens, through the generator's decode path, with the learner's."""
     probe_tokens: int = Field(8, gt=0)
@@ -44,27 +31,54 @@ class WeightSyncConfig(Config):
     """Largest mean difference of log-probs; by default 1e-3 where generator and learner compute in float32 or finer,
     0.25 where one of them computes in bfloat16."""
 
+
+class WeightSyncConfig(RefitConfig):
+    """The ``weights`` section of a recipe. What it adds is about engines in other processes: the built-in generator
+    takes weights where they are, and a recipe that sets any of it there is refused."""
+
+    transport: TransportName | None = None
+    """The way to an engine in other processes; None: ``shared_memory``. ``collective``: a broadcast, by gloo between
+    CPUs and by NCCL between GPUs. ``cuda_ipc``, with devices.placement=colocated: memory of the GPUs that learner and
+    engine share."""
+    lora: Literal["merged", "adapter"] = "merged"
+    """What travels where ``model.lora`` is set. ``merged``: all weights, each time. ``adapter``, with generator=vllm:
+    the frozen weights once, then LoRA's tensors alone, which the engine applies beside its matrices."""
+    folder: Path | None = None
+    """Where ``transport=disk`` writes. The learner's first rank and the engine must both see it; None: the system's
+    folder for temporary files."""
+    deadline: float = Field(300.0, gt=0)
+    """Seconds that learner and engines may wait for each other in a ``collective``."""
+    columns: int = Field(16, gt=0)
+    """Columns of each matrix that are read back from an engine; other ones after each publication."""
+
     def problems(
         self, generator: GeneratorConfig | None, lora: LoraSettings | None, devices: DevicesConfig
     ) -> Iterator[str]:
         """Name what does not go together with the rest of a recipe. ``generator`` is None where nothing samples,
         ``lora`` where the whole model is trained."""
+        if generator is not None and generator.in_process:
+            for name, value in self.beyond_this_process().items():
+                yield (
+                    f"weights.{name} = {value} is about an engine in other processes, and needs generator = vllm; "
+                    f"choose that, or leave weights.{name} out"
+                )
+            return
         if self.lora == "adapter":
             yield from self._problems_of_adapter(generator, lora)
-        if generator is not None and generator.in_process and self.transport is not None:
-            yield (
-                f"weights.transport = {self.transport} carries weights to an engine in other processes, and this "
-                "generator computes in the run's own; leave it out"
-            )
-        elif generator is not None and self.transport == "cuda_ipc":
+        if generator is not None and self.transport == "cuda_ipc":
             yield from self._problems_of_shared_gpus(generator, devices)
+
+    def beyond_this_process(self) -> dict[str, Any]:
+        """Return the settings that only engines in other processes read, where they are not as they are by default."""
+        added = {name: field for name, field in type(self).model_fields.items() if name not in RefitConfig.model_fields}
+        return {name: getattr(self, name) for name, field in added.items() if getattr(self, name) != field.default}
 
     def _problems_of_adapter(self, generator: GeneratorConfig | None, lora: LoraSettings | None) -> Iterator[str]:
         what = "weights.lora = adapter sends what LoRA trains to an engine that applies it"
         if lora is None:
             yield f"{what}, and model.lora is not set; set it, or leave weights.lora out"
-        elif generator is None or generator.in_process:
-            yield f"{what}, which needs generator = vllm; choose that, or leave weights.lora out"
+        elif generator is None:
+            yield f"{what}, and nothing samples here; leave weights.lora out"
         elif reason := generator.cannot_adapt(lora.rank):
             yield f"{what}, and model.lora.rank is {lora.rank}: {reason}; lower it, or set weights.lora=merged"
 

@@ -233,7 +233,8 @@ async def _both(of_learner: Awaitable[Any], of_engines: Awaitable[Any]) -> tuple
 def _check(sent: dict[str, int], report: Report, where: str) -> None:
     """Raise ``RefitError`` where a rank did not get what was ``sent``, or computes with something else."""
     lost, missing, wrong = differing(sent, report["digests"]), report["missing"], report["wrong"]
-    first = ", ".join((lost or missing or wrong)[:5])
+    tensors = lost or missing or wrong
+    first = ", ".join(tensors[:5])
     if lost:
         problem = (
             f"after publishing, the engine did not receive the learner's weights: {len(lost)} of {len(sent)} tensors "
@@ -251,4 +252,4 @@ def _check(sent: dict[str, int], report: Report, where: str) -> None:
         )
     else:
         return
-    raise RefitError(f"{where}{problem}. The run stops: its rollouts would be off-policy")
+    raise RefitError(f"{where}{problem}. The run stops: its rollouts would be off-policy", tensors)

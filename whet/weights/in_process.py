@@ -16,7 +16,7 @@ from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.processes.compute import compute
 from whet.weights.base import OWN_DEVICES
-from whet.weights.config import WeightSyncConfig
+from whet.weights.config import RefitConfig
 from whet.weights.digest import differing, digest
 from whet.weights.local import LocalSource
 from whet.weights.probe import compare_decoding
@@ -27,7 +27,7 @@ class InProcessSync:
     """Publishes the weights of a learner to a generator in the same process. The last tokens of ``text`` are what the
     probe compares log-probs of; the rest is their prompt. At least two tokens."""
 
-    def __init__(self, config: WeightSyncConfig, text: list[int], devices: Devices | None = None) -> None:
+    def __init__(self, config: RefitConfig, text: list[int], devices: Devices | None = None) -> None:
         count = min(config.probe_tokens, len(text) - 1)
         self.config, self.devices = config, devices or OWN_DEVICES
         self.prompt, self.tokens = text[:-count], text[-count:]
@@ -67,7 +67,8 @@ class InProcessSync:
         if wrong:
             raise RefitError(
                 f"after publishing, the generator does not hold the learner's weights: {len(wrong)} of {len(held)} "
-                f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy"
+                f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy",
+                wrong,
             )
 
 

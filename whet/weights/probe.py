@@ -9,7 +9,7 @@ from whet.learner.base import Scorer
 from whet.metrics import Metrics
 from whet.processes.compute import compute
 from whet.types import Distribution, Group, Span, Task, Trajectory
-from whet.weights.config import WeightSyncConfig
+from whet.weights.config import RefitConfig
 
 
 async def compare_decoding(
@@ -17,7 +17,7 @@ async def compare_decoding(
     prompt: list[int],
     tokens: list[int],
     decoded: list[float],
-    config: WeightSyncConfig,
+    config: RefitConfig,
     dtype: torch.dtype,
     distribution: Distribution | None = None,
 ) -> Metrics:
