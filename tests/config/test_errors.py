@@ -163,11 +163,13 @@ def test_an_error_in_a_parent_names_the_parent(in_empty_folder):
     assert "a.yaml:2: steps: expected a whole number" in complaint("extends: a\nname: y\n")
 
 
-def test_an_unknown_recipe_names_the_nearest_and_lists_all(in_empty_folder):
+def test_an_unknown_recipe_names_the_nearest_or_says_what_lists_all(in_empty_folder):
     for name in ("quickstart", "distill"):
         (in_empty_folder / f"{name}.yaml").write_text("steps: 3\n")
-    with pytest.raises(RecipeError, match=r"Did you mean 'quickstart'\? Recipes: distill, quickstart"):
+    with pytest.raises(RecipeError, match=r"there is no recipe of this name. Did you mean 'quickstart'\?"):
         load(Settings, "quikstart", search=in_empty_folder)
+    with pytest.raises(RecipeError, match=r"there is no recipe of this name. whet recipes lists them."):
+        load(Settings, "zzz", search=in_empty_folder)
 
 
 def test_a_missing_file_names_the_nearest_file(in_empty_folder):

@@ -23,7 +23,7 @@ def test_wilson_contains_the_proportion_and_stays_within_0_and_1(case):
 
 def test_wilson_knows_nothing_from_no_trial_and_refuses_nonsense():
     assert wilson(0, 0) == (0.0, 1.0)
-    with pytest.raises(ValueError, match="no proportion"):
+    with pytest.raises(ValueError, match="not a proportion"):
         wilson(5, 4)
 
 

@@ -40,7 +40,7 @@ def export(
     from whet.models.config import ModelConfig
 
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise ConfigError(f"{out} exists and is not an empty folder; name another one, or use force to replace it")
+        raise ConfigError(f"{out} exists and is not an empty folder; name a new one, or replace it with --force")
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
     if adapter_only and config.lora is None:

@@ -1,4 +1,4 @@
-"""What ``whet doctor`` looks at. Each function looks at one subject and returns findings; none changes anything."""
+"""The checks of ``whet doctor``. Each looks at one subject and yields findings; none changes anything."""
 
 import importlib
 import importlib.metadata
@@ -30,11 +30,11 @@ class Finding:
 
 
 EXTRAS = ("quickstart", "ray", "tensorboard", "wandb")  # which add features to a machine of any kind
-_IMPORTED = ("torch", "transformers", "peft")  # installed is not enough for these: a mismatch breaks their import
+_IMPORTED = ("torch", "transformers", "peft")  # a mismatch of versions shows only when these are imported
 
 
 def packages() -> Iterator[Finding]:
-    """Python and the packages that whet declares: whether they are there, new enough, and import."""
+    """Check Python and the packages that whet declares: installed, new enough, and importable."""
     yield Finding("python", platform.python_version())
     for line in importlib.metadata.requires("whet") or ():
         need = Requirement(line)
@@ -60,7 +60,7 @@ def packages() -> Iterator[Finding]:
 
 
 def machine() -> Iterator[Finding]:
-    """Cores, memory, disk and GPUs."""
+    """Report cores, memory, disk and GPUs."""
     yield Finding("cores", f"{cores()} usable of {os.cpu_count()}")
     total, free = memory_gib()
     scarce = free < 3.0
@@ -82,7 +82,7 @@ def machine() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """What decides whether threads on the same cores wait for each other: OpenMP's runtimes and its settings."""
+    """Check OpenMP, whose runtimes and settings decide whether threads on the same cores slow each other down."""
     yield from _runtimes()
     policy = os.environ.get("OMP_WAIT_POLICY", "")
     if policy:
@@ -102,8 +102,7 @@ def threads() -> Iterator[Finding]:
 
 
 def _runtimes(maps: Path = Path("/proc/self/maps")) -> Iterator[Finding]:
-    """Which runtimes of OpenMP a process that trains has loaded (where the system says so): each has threads of its
-    own."""
+    """Find the OpenMP runtimes that a training process loads, where the system lists them: each has its own threads."""
     if not maps.exists() or any(map(_import_problem, _IMPORTED)):
         return
     found = sorted(set(re.findall(r"/\S*/(lib(?:g|i)?omp\S*)", maps.read_text())))
@@ -117,7 +116,7 @@ def _runtimes(maps: Path = Path("/proc/self/maps")) -> Iterator[Finding]:
 
 
 def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
-    """Speed of a square matrix product in each precision, in GFLOP/s; takes about half a second."""
+    """Measure a square matrix product in each precision, in GFLOP/s; takes about half a second."""
     if _import_problem("torch"):
         return
     import torch
@@ -144,7 +143,7 @@ def matmul_speed(size: int = 768, budget_s: float = 0.12) -> Iterator[Finding]:
 
 
 def model_cache() -> Iterator[Finding]:
-    """Where models are kept, and whether the quick start's is there."""
+    """Report where models are kept, and whether the quick start's model is there."""
     from whet.fetch.smollm2 import INSTALL, NAME, cache_folder
 
     folder = cache_folder()
@@ -159,7 +158,7 @@ def model_cache() -> Iterator[Finding]:
 
 
 def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding]:
-    """Whether each recipe loads."""
+    """Load each recipe."""
     from whet.config import load
     from whet.errors import WhetError
     from whet.recipe import Recipe
@@ -170,13 +169,13 @@ def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding
             load(Recipe, name, overrides)
         except WhetError as error:
             broken += 1
-            yield Finding(f"recipe {name}", str(error), "broken", f"see: whet show {name}")
+            yield Finding(f"recipe {name}", str(error), "broken")
     if not broken:
         yield Finding("recipes", f"{', '.join(names) or 'none'}: valid")
 
 
 def memory_gib() -> tuple[float, float]:
-    """Total and free memory, in GiB; a container's limit counts as the total."""
+    """Return total and free memory, in GiB; a container's limit counts as the total."""
     import psutil
 
     total, free = psutil.virtual_memory().total, psutil.virtual_memory().available

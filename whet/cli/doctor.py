@@ -1,4 +1,4 @@
-"""``whet doctor``: is everything here that a run needs, how fast is this machine, and do a recipe's parts agree?"""
+"""``whet doctor``: checks the installation, the machine, and whether a recipe's generator and learner agree."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from whet.cli.words import AsJson, Overrides, print_json
 def doctor(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="[RECIPE]", help="Check this recipe, and whether its parts agree."),
+        typer.Argument(metavar="RECIPE", help="Check this recipe, and whether its parts agree."),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -46,7 +46,7 @@ def doctor(
 
 
 def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Finding]:
-    """Samples a few answers and has them scored, where there is a recipe and it samples at all."""
+    """Sample a few answers and have the learner score them, if there is a recipe and it samples."""
     from whet.algorithms.base import OnlineAlgorithm
     from whet.config import load
     from whet.errors import ConfigError, WhetError
@@ -55,8 +55,9 @@ def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Find
     try:
         wanted = load(Recipe, recipe, overrides).value if recipe else None
     except ConfigError:
-        return  # which is said already
-    if wanted is None or not isinstance(wanted.algorithm, OnlineAlgorithm):
+        return  # reported by ``recipes_validate``
+    if wanted is None or not wanted.algorithm.samples_per_task:
+    from whet.algorithms.base import OnlineAlgorithm
         return
     from whet.agreement import measure_agreement
     from whet.processes.compute import run_computing

@@ -25,9 +25,9 @@ def evaluate(
         typer.Option("--against", help="Score a second model on the same tasks, and say how sure the difference is."),
     ] = None,
     split: Annotated[
-        Literal["test", "train"] | None, typer.Option("--split", help="Tasks to pose, instead of the recipe's.")
+        Literal["test", "train"] | None, typer.Option("--split", help="Split to score on, instead of the recipe's.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Pose only the first tasks.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Use only the first tasks.")] = None,
     samples: Annotated[int | None, typer.Option("--samples", min=1, help="Answers per task.")] = None,
     temperature: Annotated[
         float | None, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 is greedy.")
@@ -73,7 +73,7 @@ def _run(name: str) -> Path | None:
 
 
 def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
-    """The tasks of ``settings``, answered by what another run trained: a checkpoint fits its own run's model only."""
+    """Return ``settings`` with the model of another run, because a checkpoint fits only its own run's model."""
     from whet.config import load
     from whet.recipe import Recipe
 
@@ -83,13 +83,13 @@ def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
 
 
 def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
-    """Rows are not answered, but read by what was trained on such rows."""
+    """Score a model on held-out rows: the loss that training on such rows minimises."""
     from whet.errors import ConfigError
     from whet.feed import measure_rows
     from whet.processes.compute import run_computing
 
     if refused:
-        raise ConfigError(f"{refused[0]}: this recipe learns from rows, and no model answers them")
+        raise ConfigError(f"{refused[0]}: the recipe learns from rows, which are scored and not answered; leave it out")
     evaluation = settings.evaluation.model_copy(update=asked)
     return _measures(run_computing(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
 

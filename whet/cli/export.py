@@ -16,7 +16,7 @@ def export(
     step: Annotated[
         str | None,
         typer.Option(
-            "--step", help="Step of the checkpoint, 'best' or 'latest'. Without it: the best, if one was evaluated."
+            "--step", help="Step of the checkpoint, 'best' or 'latest'; by default the best, else the latest."
         ),
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write LoRA's adapter alone, not merged.")] = False,
@@ -30,8 +30,6 @@ def export(
 
     if step not in (None, "best", "latest") and not step.isdecimal():
         raise ConfigError(f"--step {step}: expected a whole number, 'best' or 'latest'")
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise ConfigError(f"--out {out}: it exists and is not an empty folder; name a new one, or add --force")
     folder = run_folder(run)
 
     from whet.checkpoint.export import export as write

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import traceback
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,24 +24,7 @@ from whet.visible import visible
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 
-class _Commands(typer.core.TyperGroup):
-    """Ends every command here, so that typer neither prints its own errors nor swallows interrupts."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-        except (typer.Exit, typer.Abort):
-            raise
-        except BaseException as error:
-            if hasattr(error, "format_message"):  # the command line itself is wrong
-                raise
-            return finish(error, ctx.obj)
-        return result
-
-
 app = typer.Typer(
-    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -85,12 +68,15 @@ def main(arguments: list[str] | None = None) -> None:
     # --debug is for when something went wrong: it may be added anywhere.
     session = Session(debug="--debug" in words)
     words = [word for word in words if word != "--debug"]
+    code = 0
     try:
-        code = app(args=words, prog_name="whet", standalone_mode=False, obj=session)
+        # Not ``app()``, which prints errors in its own way and takes interrupts for itself.
+        command = typer.main.get_command(app)
+        with command.make_context("whet", words, obj=session) as context:
+            command.invoke(context)
         sys.stdout.flush()
     except BaseException as error:
         code = finish(error, session)
-    code = code if isinstance(code, int) else 0
     sys.stderr.flush()
     if left_behind or (code == INTERRUPTED and threading.active_count() > 1):
         os._exit(code)  # threads that still run would hold up, or crash, Python's own exit
@@ -103,6 +89,8 @@ def finish(error: BaseException, session: Session) -> int:
         # What is still buffered has no reader; without this, Python complains once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    if isinstance(error, typer.Exit):  # of --help, or of a command that has said it all
+        return error.exit_code
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
     if session.debug:
@@ -127,7 +115,7 @@ def finish(error: BaseException, session: Session) -> int:
 
 
 def _where(error: BaseException) -> str:
-    """Which worker raised it, where that was another process."""
+    """Name the worker that raised it, if that was another process."""
     where = getattr(error.__cause__, "where", None)
     return f"\n  in {where}" if where else ""
 

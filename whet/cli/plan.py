@@ -1,4 +1,4 @@
-"""``whet plan``: ranks, memory and refit of a recipe, before anything is started."""
+"""``whet plan``: the ranks, memory and refit of a recipe, before anything is started."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ def plan(
     overrides: Overrides = None,
     memory: Annotated[
         float | None,
-        typer.Option("--memory", metavar="GIB", help="Memory of one device; by default that of this machine."),
+        typer.Option("--memory", metavar="GIB", min=0.0, help="Memory of one device; by default that of this machine."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +36,7 @@ def plan(
 
 
 def _device_memory() -> float:
-    """GiB of the accelerator, or of the machine where there is none."""
+    """Return the GiB of the accelerator, or of the machine where there is none."""
     import torch
 
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""``whet show``: the recipe after parents and overrides, and where each value came from."""
+"""``whet show``: a recipe after parents and overrides, with the origin of each value."""
 
 import sys
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""``whet view``: what the model wrote during a run, and how it was graded."""
+"""``whet view``: the answers of a run's model, and how they were graded."""
 
 from typing import Annotated, Literal
 
@@ -12,10 +12,10 @@ Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
 
 def view(
     run: RunArgument,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Without it: the last recorded step.")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="By default the last recorded step.")] = None,
     n: Annotated[int, typer.Option("-n", min=0, help="How many to show; 0 shows all.")] = 8,
-    sort: Annotated[Sort, typer.Option("--sort", help="What comes first (the largest).")] = "order",
-    only: Annotated[Only | None, typer.Option("--only", help="Only those graded so, or that ended so.")] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="Sort by this, the largest first.")] = "order",
+    only: Annotated[Only | None, typer.Option("--only", help="Show only those with this grade or ending.")] = None,
     html: Annotated[bool, typer.Option("--html", help="Write the run's report.html instead.")] = False,
 ) -> None:
     """Read the answers that were sampled in a step of a run."""

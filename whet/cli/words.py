@@ -13,28 +13,28 @@ RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="Folder of a run, as in runs/quickstart-20260131-120000.")
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change, as in optimizer.lr=1e-6.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in optimizer.lr=1e-6.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 
 @dataclass
 class Session:
-    """What the error handling of a command must know from it: ``context.obj`` of every command."""
+    """The state that a command shares with its error handling, as ``context.obj``."""
 
     debug: bool = False
     run: Path | None = None  # the run folder, once it is known
 
 
 def print_json(value: Any) -> None:
-    """For ``--json``."""
+    """Print a value for ``--json``."""
     import json
 
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def run_folder(run: Path) -> Path:
-    """The folder, which must hold a run. Raises ConfigError naming the nearest one."""
+    """Return the folder if it holds a run. Raises ConfigError naming the nearest run otherwise."""
     from whet.config.nearest import did_you_mean
     from whet.errors import ConfigError
 

@@ -77,8 +77,8 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
     names = recipe_names(search)
     if str(source) in names:
         return search / f"{source}.yaml"
-    known = f" Recipes: {', '.join(names)}." if names else ""
-    message = f"there is no recipe of this name.{did_you_mean(str(source), names)}{known} A file is named with .yaml."
+    hint = did_you_mean(str(source), names) or " whet recipes lists them."
+    message = f"there is no recipe of this name.{hint} A file's name ends in .yaml."
     raise RecipeError([Problem("", repr(str(source)), message)])
 
 

@@ -5,11 +5,12 @@ Both need text only: no tokenizer and no model are known here.
 """
 
 import json
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic_core import to_jsonable_python
 
 from whet.errors import DataError
 from whet.files import sync_folder, write_atomically
@@ -60,9 +61,6 @@ class RolloutRecord:
             None if value is None or self.status == Status.FAILED else value > (0.5 if "correct" in self.scores else 0)
         )
 
-    def to_json(self) -> dict[str, Any]:
-        return _finite(asdict(self))
-
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Self:
         """Unknown keys are left out and missing ones take their defaults: old runs stay readable."""
@@ -86,7 +84,8 @@ def rollout_steps(run_folder: Path) -> list[int]:
 
 def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]) -> Path:
     """Write all of a step's records at once, atomically. Numbers that aren't finite are written as null."""
-    lines = [json.dumps(record.to_json(), ensure_ascii=False, allow_nan=False) + "\n" for record in records]
+    plain = (to_jsonable_python(record, inf_nan_mode="null") for record in records)
+    lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in plain]
     path = rollout_path(run_folder, step)
     # A lone surrogate can't be encoded in UTF-8, but its Python escape is also its JSON escape.
     write_atomically(path, "".join(lines).encode("utf-8", "backslashreplace"))
@@ -117,13 +116,3 @@ def drop_rollouts_after(run_folder: Path, step: int) -> None:
         rollout_path(run_folder, s).unlink()
     if later:
         sync_folder(run_folder / "rollouts")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(v) for key, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value

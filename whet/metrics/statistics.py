@@ -16,10 +16,11 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
     >>> round(low, 3), round(high, 3)
     (0.49, 0.943)
     """
-    _proportion(successes, n)
+    if not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes among {n} is not a proportion")
     if n == 0:
         return 0.0, 1.0
-    z = _z(confidence)
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
     p = successes / n
     centre = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
@@ -90,14 +91,3 @@ def _differences(before: Sequence[float], after: Sequence[float]) -> list[float]
     if len(before) != len(after):
         raise ValueError(f"paired outcomes must be of the same tasks, got {len(before)} before and {len(after)} after")
     return [float(b) - float(a) for a, b in zip(before, after, strict=True)]
-
-
-def _proportion(successes: float, n: int) -> None:
-    if n < 0 or not 0 <= successes <= n:
-        raise ValueError(f"{successes} successes among {n} is no proportion")
-
-
-def _z(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    return NormalDist().inv_cdf(0.5 + confidence / 2)

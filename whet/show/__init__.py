@@ -1,2 +1,1 @@
-"""What people look at: the live console, the summary, the report and the viewer. All of it reads files and facts of a
-run; nothing below imports it."""
+"""The views of a run: live console, summary, report and viewer. They read a run's files; nothing below imports them."""

@@ -1,5 +1,5 @@
-"""What is worth looking at: the metrics that people are shown, how to write them, and what should worry. Shared by the
-terminal, the report and docs/metrics.md, so that they call a thing by one name."""
+"""The metrics that people are shown: their names, how their numbers are written, and the values that should worry. The
+terminal, the report and docs/metrics.md share it, so that each metric has one name."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ Style = Literal["number", "percent", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One metric. ``low`` and ``high`` bound what is ordinary; beyond them it is shown as a warning."""
+    """One metric. A value below ``low`` or above ``high`` is shown as a warning."""
 
     key: str
     label: str
@@ -25,7 +25,7 @@ class Entry:
         object.__setattr__(self, "short", self.short or self.label)
 
     def worrying(self, value: float | None) -> bool:
-        """True outside the bounds, and for a number that is missing because it wasn't finite."""
+        """Return True outside the bounds, and for a number that is missing because it wasn't finite."""
         if value is None or not math.isfinite(value):
             return True
         return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
@@ -71,14 +71,14 @@ PHASES = {
 
 
 def phases(line: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds by phase of one train line; they add up to its ``time/step``. Phases that took no time are left out."""
+    """Return the seconds by phase of one train line; they add up to ``time/step``. Phases without time are left out."""
     found = {name: float(line.get(f"time/{name}") or 0.0) for name in PHASES if name != "other"}
     rest = float(line.get("time/step") or 0.0) - sum(found.values())
     return {name: seconds for name, seconds in {**found, "other": rest}.items() if seconds > 1e-9}
 
 
 def show(value: float | None, style: Style = "number") -> str:
-    """A number in at most seven characters.
+    """Write a number in at most seven characters.
 
     >>> show(0.01234), show(0.4321, "percent"), show(134_515_008, "count"), show(2e-6)
     ('0.0123', '43.2%', '134.5M', '2.0e-06')
@@ -102,7 +102,7 @@ def show(value: float | None, style: Style = "number") -> str:
 
 
 def axis_label(value: float, spread: float, style: Style = "number") -> str:
-    """A number just precise enough to tell the labels of an axis of this spread apart.
+    """Write a number just precisely enough to tell the labels of an axis of this spread apart.
 
     >>> axis_label(1.0, 0.9), axis_label(0.5, 0.9), axis_label(0.5, 0.9, "percent")
     ('1.00', '0.50', '50%')
@@ -116,7 +116,7 @@ def axis_label(value: float, spread: float, style: Style = "number") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Time for people.
+    """Write a time for people.
 
     >>> duration(4.25), duration(75), duration(3725)
     ('4.2 s', '1m 15s', '1h 02m')

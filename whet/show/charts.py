@@ -1,5 +1,5 @@
-"""Where the marks of a chart lie, in the units of its picture. ``assets/chart.svg.j2`` draws them; colours are classes
-of the style sheet."""
+"""The geometry of charts: curves, bars and ticks in the units of the picture. ``assets/chart.svg.j2`` draws them;
+colours are classes of the style sheet."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(slots=True, frozen=True)
 class Frame:
-    """The axes: from a step and a value to a place in the picture."""
+    """The axes. They map a step and a value to a place in the picture."""
 
     x_low: float
     x_high: float
@@ -50,7 +50,7 @@ class Frame:
         return round(HEIGHT - BOTTOM - height * (value - self.low) / (self.high - self.low), 1)
 
     def path(self, x: Numbers, y: Numbers) -> str:
-        """As the ``points`` of a polyline."""
+        """Return the ``points`` of a polyline."""
         return " ".join(f"{self.x(a)},{self.y(b)}" for a, b in zip(x, y, strict=True))
 
     def steps(self) -> list[float]:
@@ -62,8 +62,8 @@ class Frame:
 
 @dataclass(slots=True)
 class Chart:
-    """What is drawn, from the back to the front; ``hints`` are what a pointer over the picture is told:
-    (name, colour, steps, values as text)."""
+    """The marks of a picture, from the back to the front. ``hints`` are shown beside a pointer over it: (name, colour,
+    steps, values as text)."""
 
     frame: Frame
     label: Show  # of a value on the axis
@@ -77,7 +77,7 @@ class Chart:
 
 
 def line_chart(lines: Sequence[Line], show: Show, limits: Numbers = (), style: Style = "number") -> Chart | None:
-    """The curves over one pair of axes; None without points. ``limits`` are drawn where they lie within the range."""
+    """Draw curves over one pair of axes; None without points. ``limits`` are drawn where they lie within the range."""
     lines = [line for line in lines if len(line.x)]
     if not lines:
         return None
@@ -104,7 +104,7 @@ def line_chart(lines: Sequence[Line], show: Show, limits: Numbers = (), style: S
 
 
 def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
-    """Seconds per step as stacked bars, one layer per phase. Neighbouring steps are averaged where there are many."""
+    """Draw seconds per step as stacked bars, one layer per phase. Where steps are many, neighbours are averaged."""
     if not x:
         return None
     size = math.ceil(len(x) / _BARS)
@@ -126,7 +126,7 @@ def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
 
 
 def padded(values: Numbers, style: Style) -> tuple[float, float]:
-    """The range of an axis: some room around the values, but none below 0 or above 100% that can't be used."""
+    """Return the range of an axis: the values with some room around them, but not below 0 or above 100%."""
     low, high = min(values), max(values)
     pad = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     bottom = max(0.0, low - pad) if low >= 0 else low - pad
@@ -134,7 +134,7 @@ def padded(values: Numbers, style: Style) -> tuple[float, float]:
 
 
 def thinned(x: Numbers, y: Numbers, most: int) -> tuple[list[float], list[float]]:
-    """At most ``most`` points: neighbours are averaged, and stand at the middle one."""
+    """Reduce a curve to at most ``most`` points: each is the mean of neighbours, at the middle one's place."""
     size = math.ceil(len(x) / most)
     starts = range(0, len(x), size)
     return (
@@ -144,7 +144,7 @@ def thinned(x: Numbers, y: Numbers, most: int) -> tuple[list[float], list[float]
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers within the range, roughly ``about`` of them."""
+    """Return roughly ``about`` round numbers within the range."""
     span = high - low
     if not span:
         return [low]
@@ -155,6 +155,6 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def _smoothed(y: Numbers) -> list[float]:
-    """A centred mean over about a fifteenth of the curve."""
+    """Return the centred mean over about a fifteenth of the curve."""
     half = max(1, len(y) // 30)
     return [sum(window) / len(window) for i in range(len(y)) if (window := y[max(0, i - half) : i + half + 1])]

@@ -1,5 +1,5 @@
-"""The console sink: a live display where there is a terminal, otherwise one plain line per step (a log, a pipe, a dumb
-terminal). ``NO_COLOR`` is respected by rich."""
+"""The console sink: a live display in a terminal; one plain line per step in a log, a pipe or a dumb terminal. rich
+respects ``NO_COLOR``."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class ConsoleSink(SinkConfig):
-    """Show the run while it runs. ``live``: None decides by looking at the terminal."""
+    """Show the run while it runs."""
 
     live: bool | None = None
+    """Draw a live display instead of printing a line per step; by default where the terminal can."""
     refresh_per_second: float = 2.0
 
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "ConsoleWriter":
@@ -28,7 +29,7 @@ class ConsoleSink(SinkConfig):
 
 
 class ConsoleWriter(Sink):
-    """See ``ConsoleSink``. ``status`` says what is being done until the next step is complete."""
+    """The open console; see ``ConsoleSink``."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ConsoleWriter(Sink):
 
 
 def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: Kind = "train") -> str:
-    """One step in one line, for logs."""
+    """Write one step in one line, for logs."""
     head = f"step {step}/{steps}" if steps else f"step {step}"
     parts = _plain_evaluation(values) if kind == "evaluation" else _plain_train(values)
     return visible("  ".join([head, *parts]))  # an environment names its scores

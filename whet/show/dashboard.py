@@ -1,6 +1,7 @@
-"""The live display of a run in a terminal. Gathers what the console sink is told and draws it at any size.
+"""The live display of a run in a terminal. It gathers the metrics that the console sink writes and draws them at any
+size.
 
-Drawing is a pure function of what was gathered, the size and the time; the thread and the terminal are the sink's.
+Drawing is a pure function of these metrics, the size and the time; the sink owns the thread and the terminal.
 """
 
 import threading
@@ -25,7 +26,7 @@ _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
 
 
 class Dashboard:
-    """A rich renderable that fills the terminal it is drawn in, but for one line; at least 60 x 18."""
+    """A rich renderable that fills all but one line of the terminal; at least 60 x 18."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
         self._folder, self._recipe, self._now = folder, recipe, now
@@ -37,10 +38,10 @@ class Dashboard:
         self._since = now()
         self.step = 0
         self.facts = RunFacts.of(folder, recipe)
-        self.status = ""  # what is being done now; anybody may set it
+        self.status = ""  # the current activity
 
     def add(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        """Take the numbers of a step. A second time they replace those of the first."""
+        """Take the numbers of a step. Numbers that come again replace the first ones."""
         with self._lock:
             self._last.update(values)
             found = numbers(values)
@@ -90,12 +91,12 @@ class Dashboard:
         return line
 
     def _chosen(self, most: int) -> list[Entry]:
-        """The plots with something to show; before the first step those that most runs have."""
+        """Choose the plots that have something to show; before the first step those that most runs have."""
         known = [entry for entry in CATALOG if entry.plotted and self._curves(entry)]
         return (known or [ENTRIES["reward/mean"], ENTRIES["accuracy"]])[:most]
 
     def _curves(self, entry: Entry) -> list[tuple[str, Curve]]:
-        """Each with what is said of it in the title."""
+        """Return the curves of a plot, each with its name in the title."""
         keys = [(entry.key, "", _TRAIN, "")]
         if entry.key == "accuracy":
             keys.append(("evaluation/accuracy", "◆ evaluation ", _EVALUATION, "◆"))
@@ -120,7 +121,7 @@ class Dashboard:
         return _panel(TimeBar(self._split), title)
 
     def _values(self, per_row: int, skip: Sequence[Entry]) -> Panel:
-        """The last values of what isn't drawn as a curve."""
+        """Draw the last values of the metrics that aren't plotted."""
         known = [e for e in CATALOG if e.key in self._last and e not in skip][: per_row * 2]
         table = Table.grid(expand=True)
         for _ in range(per_row):

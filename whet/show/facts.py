@@ -1,5 +1,5 @@
-"""What is told of a run wherever people look at it, as rows of (label, text): in the terminal, the summary, the report
-and ``whet view``. Reads the recipe as plain data and takes what is there, so that folders of other versions open, too.
+"""The facts about a run as rows of (label, text), shared by the terminal, the summary, the report and ``whet view``.
+The recipe is read as plain data, so that run folders of other versions open, too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ Rows = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Who is trained on what. Empty or None where neither recipe nor metrics say."""
+    """The model, data and algorithm of a run. Empty or None where neither recipe nor metrics say."""
 
     name: str
     model: str = ""
@@ -29,7 +29,7 @@ class RunFacts:
 
     @classmethod
     def of(cls, folder: Path, recipe: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Self:
-        """Metrics such as ``run/model`` and ``run/device`` win over the recipe: they say what was really loaded."""
+        """Gather the facts. Metrics such as ``run/model`` win over the recipe: they say what was really loaded."""
         known = {k.removeprefix("run/"): v for k, v in (values or {}).items() if k.startswith("run/")}
 
         def text(name: str, *paths: str) -> str:
@@ -49,7 +49,7 @@ class RunFacts:
         )
 
     def rows(self) -> Rows:
-        """The facts that are known."""
+        """Return the facts that are known."""
         size = show(self.parameters, "count") if self.parameters else ""
         known = {
             "model": self.model, "parameters": size, "task": self.task, "algorithm": self.algorithm,
@@ -58,7 +58,7 @@ class RunFacts:
         return [(name, text) for name, text in known.items() if text]
 
     def line(self) -> str:
-        """The same in one line."""
+        """Return the facts in one line."""
         return " · ".join(f"{text} parameters" if name == "parameters" else text for name, text in self.rows())
 
 
@@ -74,7 +74,7 @@ class Measured:
 
     @classmethod
     def of(cls, line: Mapping[str, Any]) -> Self | None:
-        """From an evaluation line; Wilson's interval where the line has none. None without an accuracy."""
+        """Read an evaluation line, with Wilson's interval where the line has none. None without an accuracy."""
         accuracy = line.get("evaluation/accuracy")
         if accuracy is None:
             return None
@@ -98,7 +98,7 @@ class Change:
 
     @property
     def style(self) -> str:
-        """ "up", "down", or nothing where it may be chance."""
+        """Return "up", "down", or an empty text where it may be chance."""
         return "up" if self.low > 0 else "down" if self.high < 0 else ""
 
     @property
@@ -112,7 +112,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run amounts to so far. ``before`` is the first evaluation, ``after`` the last one, if it is another."""
+    """The outcome of a run so far. ``before`` is the first evaluation, ``after`` the last one, if it is another."""
 
     steps: int
     seconds: float  # of all steps, with their evaluations and checkpoints
@@ -122,7 +122,7 @@ class Summary:
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
-        """From the lines of a metrics file (see ``read_metrics``)."""
+        """Sum up the lines of a metrics file (see ``read_metrics``)."""
         train = [line for line in lines if line.get("kind", "train") == "train"]
         measured = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line))]
         rates = sorted(line["time/tokens_per_second"] for line in train if line.get("time/tokens_per_second"))
@@ -135,14 +135,14 @@ class Summary:
         )
 
     def change(self) -> Change | None:
-        """From before to after; None where the numbers of answers aren't known."""
+        """Return the difference of the two evaluations; None where their numbers of answers aren't known."""
         if not (self.before and self.after and self.before.n and self.after.n):
             return None
         a, b = self.before, self.after
         return Change(*newcombe(a.accuracy * a.n, a.n, b.accuracy * b.n, b.n))
 
     def rows(self, steps: int | None) -> Rows:
-        """How far it is of ``steps``, and how fast it went."""
+        """Return progress (out of ``steps``) and speed."""
         rows = [("steps", f"{self.steps} of {steps}" if steps else str(self.steps))]
         if self.seconds:
             rows.append(("training time", duration(self.seconds)))
@@ -152,7 +152,7 @@ class Summary:
 
 
 def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
-    """What is told of an answer at its head, and below it."""
+    """Return the facts about an answer that stand at its head, and those below it."""
     head = [("reward", show(record.reward))] if record.reward is not None else []
     if record.advantage is not None:
         head.append(("advantage", f"{record.advantage:+.2f}"))
@@ -166,7 +166,7 @@ def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
 
 
 def _first(recipe: Mapping[str, Any], *paths: str) -> Any:
-    """What stands at the first of the dotted paths that leads to a text or a number."""
+    """Return the value at the first of the dotted paths that leads to a text or a number."""
     for path in paths:
         here: Any = recipe
         for key in path.split("."):

@@ -1,4 +1,4 @@
-"""Writes ``report.html``: a run on one page that opens anywhere. All of it is in the file: no network, no server.
+"""``report.html``: a run on one page that opens anywhere, complete in one file, without network or server.
 
 It is made from ``recipe.yaml``, ``metrics.jsonl`` and ``rollouts/`` of a run folder; only the metrics are required. The
 page is ``assets/report.html.j2``. Every text that the template puts in passes through ``visible`` and is escaped.
@@ -81,7 +81,7 @@ def _templates() -> Environment:
 
 
 def _headline(train: _Lines) -> dict[str, str] | None:
-    """The first metric of the catalog that this run reports, for runs that evaluate nothing."""
+    """Return the first metric of the catalog that this run reports, for runs that evaluate nothing."""
     for entry in CATALOG:
         if values := [line[entry.key] for line in train if line.get(entry.key) is not None]:
             return {"label": entry.label, "first": entry.text(values[0]), "last": entry.text(values[-1])}
@@ -89,7 +89,7 @@ def _headline(train: _Lines) -> dict[str, str] | None:
 
 
 def _warnings(train: _Lines) -> list[tuple[str, str]]:
-    """What was out of bounds, and when."""
+    """List the metrics that were out of bounds, and when."""
     found = []
     for entry in CATALOG:
         odd = [line for line in train if entry.key in line and entry.worrying(line[entry.key])]
@@ -101,7 +101,7 @@ def _warnings(train: _Lines) -> list[tuple[str, str]]:
 
 
 def _learning(train: _Lines, evaluations: _Lines) -> list[tuple[Entry, Chart | None, float | None, list[Line]]]:
-    """A chart for each metric that was reported, with its last value and its curves."""
+    """Draw a chart for each metric that was reported; return it with its last value and its curves."""
     found = []
     for entry in CATALOG:
         lines = [_line(train, entry.key)]
@@ -129,7 +129,7 @@ def _evaluation(evaluations: _Lines) -> Line:
 
 
 def _time(train: _Lines) -> tuple[Chart | None, list[tuple[str, str, str]]]:
-    """Where the seconds of each step went, and of all steps: (phase, share, seconds)."""
+    """Draw where the seconds of each step went; return the chart and, of all steps, (phase, share, seconds)."""
     timed = [(line["step"], phases(line)) for line in train if line.get("time/step")]
     layers = {name: [split.get(name, 0.0) for _, split in timed] for name in PHASES}
     layers = {name: seconds for name, seconds in layers.items() if any(seconds)}

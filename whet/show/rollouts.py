@@ -21,9 +21,9 @@ _T = TypeVar("_T")
 
 
 def sample_rollouts(run_folder: Path, most: int = 60, steps: int = 10) -> list[RolloutRecord]:
-    """At most ``most`` rollouts from at most ``steps`` steps spread over the run, the first and last among them.
+    """Choose at most ``most`` rollouts from at most ``steps`` steps spread over the run, first and last included.
 
-    Of each step, from the best to the worst at equal distances, and the one that sampler and learner agree on least."""
+    Of each step: from the best to the worst at equal distances, and the one with the largest mismatch."""
     chosen: list[RolloutRecord] = []
     picked = _spread(rollout_steps(run_folder), min(steps, most))
     for step in picked:
@@ -37,7 +37,7 @@ def sample_rollouts(run_folder: Path, most: int = 60, steps: int = 10) -> list[R
 
 
 def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
-    """One foldable card per rollout, as many as ``MOST_BYTES`` has room for; the first one is open."""
+    """Render one foldable card per rollout, up to ``MOST_BYTES`` in all; the first one is open."""
     made: list[Markup] = []
     size = 0
     for record in records:
@@ -56,7 +56,7 @@ def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
 
 
 def _tokens(record: RolloutRecord) -> Iterator[tuple[str, str, str]]:
-    """(colour, "id|sampler|learner", text) of the first tokens; the colours are classes of the style sheet."""
+    """Yield (colour, "id|sampler|learner", text) of the first tokens; colours are classes of the style sheet."""
     learner = record.learner_logprobs or []
     for i, (piece, token, difference) in enumerate(zip(record.texts, record.tokens, record.differences, strict=True)):
         if i == MOST_TOKENS:

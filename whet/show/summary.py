@@ -1,5 +1,5 @@
-"""Prints what a finished run amounts to: accuracy before and after, the time it took, and what to do next. Reads the
-run folder, so that it can be printed again at any time."""
+"""The summary of a finished run: accuracy before and after, the time it took, and what to do next. It is read from the
+run folder, so it can be printed again at any time."""
 
 import shlex
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from whet.show.facts import Change, Measured, Summary
 
 
 def commands(run_folder: Path) -> dict[str, str]:
-    """What one can do with a run folder, as shell commands that can be pasted."""
+    """Return the commands that can follow, by name, ready for a shell."""
     folder = shlex.quote(str(run_folder))
     out = shlex.quote(str(run_folder / "export"))
     sampled = bool(rollout_steps(run_folder))

@@ -1,5 +1,5 @@
-"""Looks through what a run sampled, in the terminal. Text of the model is shown as it is, but can't act: control
-characters are made visible and nothing in it is taken for markup."""
+"""A viewer of a run's rollouts in the terminal. Text of the model is shown as it is, but can't act: control characters
+are made visible and nothing in it is taken for markup."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -51,7 +51,7 @@ def view(
     if step is None:
         steps = rollout_steps(run)
         if not steps:
-            raise DataError(f"No rollouts in {run / 'rollouts'}. Is it a run folder, and was recording switched on?")
+            raise DataError(f"no rollouts in {run / 'rollouts'}: the run has sampled nothing, or its recording is off")
         step = steps[-1]
     everything = list(read_rollouts(run, step))
     chosen = select(everything, sort, only)[:n]
@@ -67,7 +67,7 @@ def view(
 
 
 def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | None = None) -> list[RolloutRecord]:
-    """The records that ``only`` keeps, sorted. Records without the number that is sorted by come last."""
+    """Return the records that ``only`` keeps, sorted. Records without the number to sort by come last."""
     if only == "correct" or only == "wrong":
         chosen = [record for record in records if record.correct is (only == "correct")]
     else:
@@ -80,7 +80,7 @@ def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | 
 
 
 def render(record: RolloutRecord) -> RenderableType:
-    """One rollout: its head, the prompt, and the answer with each token coloured by learner - sampler log-prob."""
+    """Draw one rollout: head, prompt, and the answer with each token coloured by learner - sampler log-prob."""
     said = verdict(record)
     style = {"correct": "bold green", "wrong": "bold red", "": ""}[said]
     head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), (said, style))
@@ -97,12 +97,12 @@ def render(record: RolloutRecord) -> RenderableType:
 
 
 def verdict(record: RolloutRecord) -> str:
-    """ "correct", "wrong", or nothing where it was not graded."""
+    """Return "correct", "wrong", or an empty text where it was not graded."""
     return {True: "correct", False: "wrong", None: ""}[record.correct]
 
 
 def level(difference: float | None) -> int:
-    """0 to 4: how much a token's log-probs differ."""
+    """Return a degree from 0 to 4 of the difference of a token's log-probs."""
     return 0 if difference is None else sum(abs(difference) >= limit for limit in _LEVELS)
 
 
