@@ -141,7 +141,7 @@ def test_the_type_is_that_of_the_base_model(tmp_path: Path) -> None:
 def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     run, _ = make_run(tmp_path / "lora", tiny_llama(), lora=LoraSettings(rank=4))
-    with pytest.raises(ConfigError, match="no part of an adapter"):
+    with pytest.raises(ConfigError, match="in an adapter"):
         export(run, tmp_path / "out", adapter_only=True)
 
     (tmp_path / "no padding").mkdir()
@@ -149,7 +149,7 @@ def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) 
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="[END]")
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}[END]{% endfor %}"
     run, _ = make_run(tmp_path / "no padding", tiny_llama(), tokenizer=tokenizer)
-    with pytest.raises(WhetError, match="nothing can be padded with"):
+    with pytest.raises(WhetError, match="none is left for padding"):
         export(run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lora", "no padding"]
 

@@ -149,7 +149,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_line():
 def test_a_file_that_is_no_recipe_is_refused_by_its_size(in_empty_folder):
     with (in_empty_folder / "r.yaml").open("wb") as file:
         file.truncate(99_000_000)
-    with pytest.raises(RecipeError, match=r"r\.yaml: more than 1 MB, which is no recipe"):
+    with pytest.raises(RecipeError, match=r"r\.yaml: the file has more than 1 MB, so it is not a recipe"):
         load(Settings, "r.yaml")
 
 

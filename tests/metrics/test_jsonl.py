@@ -81,9 +81,9 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     path = write(tmp_path, range(1, 4))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b'{"step": 2, "los\n' + lines[2])
-    with pytest.raises(DataError, match="line 2"):
+    with pytest.raises(DataError, match="jsonl:2: "):
         read_metrics(path)
-    with pytest.raises(DataError, match="line 2"):
+    with pytest.raises(DataError, match="jsonl:2: "):
         truncate_after(path, 3)
 
 

@@ -59,7 +59,7 @@ def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path):
     path.parent.mkdir()
     for line in ('{"step": 3', "[]", '{"answer": "no step"}'):
         path.write_text('{"step": 3}\n' + line + "\n")
-        with pytest.raises(DataError, match="line 2"):
+        with pytest.raises(DataError, match="jsonl:2: "):
             list(read_rollouts(tmp_path, 3))
 
 

@@ -144,5 +144,5 @@ def test_old_rollouts_without_tokens_show_their_answer(run_folder):
 
 
 def test_a_folder_without_metrics_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="No metrics"):
+    with pytest.raises(DataError, match="no metrics"):
         write_report(tmp_path)

@@ -49,7 +49,7 @@ def test_a_difference_deepens_the_colour():
 
 
 def test_a_folder_without_rollouts_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="No rollouts"):
+    with pytest.raises(DataError, match="no rollouts"):
         view(tmp_path)
 
 

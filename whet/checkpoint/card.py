@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what it is, where it comes from, how good it is, how to load it. The text is in
+"""The README.md of an exported model: its origin, its evaluation, and how to load it. The text is in
 ``card.md.jinja``."""
 
 from pathlib import Path

@@ -12,30 +12,30 @@ from whet.errors import ConfigError
 VARIABLE = "WHET_CRASH_AT"
 
 CRASH_POINTS: dict[str, str] = {
-    "step.generated": "a step's rollouts are there, nothing is learned from them yet",
-    "step.updated": "the weights have changed, the generator does not know",
+    "step.generated": "a step's rollouts are sampled, nothing is learned from them yet",
+    "step.updated": "the weights have changed, the generator does not have them yet",
     "step.published": "the generator has the new weights",
     "step.logged": "the step's metrics and rollouts are written, nothing is evaluated or saved yet",
     "step.copied": "the copy that an asynchronous checkpoint is written from is taken, and being written",
-    "step.done": "all of the step is on disk, but for an asynchronous checkpoint",
-    "checkpoint.staged": "the staging folder is there and empty",
+    "step.done": "all of the step is on disk, except an asynchronous checkpoint",
+    "checkpoint.staged": "the staging folder exists and is empty",
     "checkpoint.half_written": "the learner's files are written, not flushed; state.json is missing",
     "checkpoint.before_manifest": "every file is flushed, the manifest is missing",
-    "checkpoint.before_rename": "staging is complete",
+    "checkpoint.before_rename": "the staging folder is complete",
     "checkpoint.mid_replace": "the older checkpoint of the same step is moved aside, the new one not yet in its place",
-    "checkpoint.after_rename": "the checkpoint has its name, which is not flushed",
+    "checkpoint.after_rename": "the checkpoint has its final name, which is not flushed",
     "checkpoint.before_pointer": "'latest' still names the one before",
     "checkpoint.before_prune": "'latest' names the new checkpoint",
-    "checkpoint.mid_prune": "a checkpoint to be removed has lost its name and not its files",
+    "checkpoint.mid_prune": "a checkpoint to be removed has lost its name, but not its files",
 }
-"""Every name, and what is the case there."""
+"""Every name, with the state of things there."""
 
 _visits: dict[str, int] = {}
 
 
 def crash_point(name: str) -> None:
-    """Die here if the environment says so. Raises ``KeyError`` for a name that is not registered, ``ConfigError`` when
-    the variable names none or has a bad count."""
+    """Kill this process if the environment says so. Raises ``KeyError`` for a name that is not registered,
+    ``ConfigError`` where the variable holds an unknown name or a bad count."""
     if name not in CRASH_POINTS:
         raise KeyError(f"crash point {name!r} is not in CRASH_POINTS")
     wanted = os.environ.get(VARIABLE)

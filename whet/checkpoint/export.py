@@ -1,4 +1,4 @@
-"""A checkpoint becomes an ordinary model folder, which transformers and peft load with no whet installed.
+"""Export of a checkpoint to an ordinary model folder, which transformers and peft load without whet.
 
 The run's recipe names the base model, the checkpoint holds what training changed; LoRA is merged, or written as a PEFT
 adapter. A reward model becomes a sequence classifier. The folder appears whole or not at all.
@@ -31,7 +31,7 @@ def export(
     dtype: ExportType | None = None,
     force: bool = False,
 ) -> Checkpoint:
-    """Write the policy or reward model of a run's checkpoint to the folder ``out``; returns the checkpoint.
+    """Write the policy or reward model of a run's checkpoint to the folder ``out``; return the checkpoint.
 
     ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is by default that of the base model.
     Raises ``ConfigError`` where ``out`` is a file, or holds something and ``force`` is not set, ``CheckpointError``
@@ -44,12 +44,12 @@ def export(
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
     if adapter_only and config.lora is None:
-        raise ConfigError(f"{run} was trained without LoRA, so there is no adapter; export the whole model")
+        raise ConfigError(f"{run} was trained without LoRA, so it has no adapter; export it without --adapter")
     settings = CheckpointConfig.from_values(recipe.get("checkpoints", {}))
     checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
     judges = (checkpoint.folder / ROLE).is_dir()
     if judges and adapter_only:
-        raise ConfigError(f"{run} trained a reward model, whose head is no part of an adapter; export the whole model")
+        raise ConfigError(f"{run} trained a reward model, whose head isn't in an adapter; export it without --adapter")
 
     with replacing(out) as staging:
         staging.mkdir()
@@ -82,7 +82,7 @@ def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only:
 
 
 def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
-    """Returns the id of the padding token where the model judges, and so depends on it."""
+    """Return the id of the padding token for a reward model, whose scores depend on it."""
     from whet.data.renderer import Renderer
     from whet.models.loading import load_tokenizer
 
@@ -97,7 +97,7 @@ def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: 
 
 
 def _portable_name(config: "ModelConfig") -> str:
-    """What an adapter calls its base model: the Hub id if it has one, else the folder."""
+    """Return the name of an adapter's base model: the Hub id if it has one, else the folder."""
     from whet.models.loading import resolve
 
     local = Path(config.path).expanduser().is_dir() or "/" not in config.path

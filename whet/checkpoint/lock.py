@@ -1,5 +1,5 @@
-"""A run folder belongs to one process at a time. The kernel holds the lock, so it ends with the process, however that
-ends, and a forked child does not keep it; a lock file alone never means anything."""
+"""The lock of a run folder: it belongs to one process at a time. The kernel holds the lock, so it ends with the
+process, however that ends, and a forked child does not keep it. That the lock file exists means nothing."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ FILE = ".lock"
 
 @contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Own the run folder inside. Raises ``WhetError`` at once where another process does, naming it."""
+    """Hold the lock of the run folder. Raises ``WhetError`` at once where another process holds it, naming that one."""
     path = run / FILE
     with naming(run):
         run.mkdir(parents=True, exist_ok=True)
@@ -40,6 +40,6 @@ def run_lock(run: Path) -> Iterator[None]:
 
 
 def _sign(handle: int) -> None:
-    """Say in the lock's file who has it."""
+    """Write into the lock file which process holds it."""
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

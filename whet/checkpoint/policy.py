@@ -1,4 +1,4 @@
-"""From a checkpoint to the policy in it, by copying its tensors into the model that the recipe names."""
+"""Loading the policy of a checkpoint: its tensors are copied into the model that the recipe names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
 
 
 def copy_into(model: Any, tensors: "Mapping[str, Tensor]", path: Path, *, partial: bool) -> None:
-    """Copy by name. What is frozen (``partial``) or tied to something copied need not be there."""
+    """Copy tensors by name into ``model``. Frozen ones (``partial``) and those tied to a copied one may be missing."""
     import torch
 
     from whet.models.fit import match

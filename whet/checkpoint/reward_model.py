@@ -1,5 +1,5 @@
-"""A trained reward model becomes transformers' sequence classifier with one label: the same model below, the scalar
-head as its ``score``, and a token to pad with that no conversation ends in. Knows no loss and no run folder."""
+"""Turning a trained reward model into transformers' sequence classifier with one label: the same model, the scalar head
+as its ``score``, and a padding token in which no conversation ends. Knows no loss and no run folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ HEAD = "value_head.linear.weight"
 
 
 def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
-    """The reward model in a checkpoint's ``folder``, on the CPU in float32, LoRA merged, as a ``PreTrainedModel`` of
-    the family ``AutoModelForSequenceClassification``.
+    """Return the reward model in a checkpoint's ``folder``, on the CPU in float32 with LoRA merged, as a
+    ``PreTrainedModel`` of the family ``AutoModelForSequenceClassification``.
 
     Raises ``CheckpointError`` where its tensors are not those of the model, ``WhetError`` where transformers has no
     classifier of this architecture that computes the same.
@@ -34,11 +34,11 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
     tensors = load_weights(path)
     head = tensors.pop(HEAD, None)
     if head is None:
-        raise CheckpointError(f"{path} has no {HEAD}, so it is no reward model that this version can read")
+        raise CheckpointError(f"{path} has no {HEAD}, so it is not a reward model that this version can read")
     model: Any = load_model(config, dtype=torch.float32, train=True)
     output = model.get_output_embeddings().weight
     if output is not model.get_input_embeddings().weight:
-        output.requires_grad_(False)  # the learner doesn't train what nobody reads
+        output.requires_grad_(False)  # the learner doesn't train an unused head
     copy_into(model, tensors, path, partial=True)
     if config.lora is not None:
         model = model.merge_and_unload()
@@ -46,15 +46,15 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
 
 
 def choose_padding(tokenizer: Any, renderer: "Renderer") -> int:
-    """Set the tokenizer's padding token; returns its id. A classifier reads the last token that isn't padding, so the
-    token must not be the one that conversations end in. Raises ``WhetError`` where there is none to choose."""
+    """Set the tokenizer's padding token; return its id. A classifier reads the last token that isn't padding, so
+    padding must differ from the token that ends conversations. Raises ``WhetError`` where there is no such token."""
     last = renderer.render_whole([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])[-1]
     special = [token for token, added in tokenizer.added_tokens_decoder.items() if added.special]
     usual = [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.bos_token_id]
     free = [token for token in [*usual, *special] if token not in (None, last)]
     if not free:
         raise WhetError(
-            "the tokenizer has no special token but the one that conversations end in, so nothing can be padded with; "
+            "the tokenizer's only special token ends conversations, so none is left for padding; "
             "add one to the model's tokenizer, or set a chat_template that ends in another token"
         )
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(free[0])
@@ -71,13 +71,13 @@ def _classifier(model: Any, head: "Tensor", config: "ModelConfig") -> Any:
     settings = load_model_config(config)
     settings.num_labels, settings.problem_type = 1, "regression"
     try:
-        with torch.device("meta"):  # all of it is replaced
+        with torch.device("meta"):  # every weight is replaced below
             classifier: Any = AutoModelForSequenceClassification.from_config(settings, dtype=torch.float32)
     except ValueError as error:
         raise WhetError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from None
     score = getattr(classifier, "score", None)
     if type(score) is not torch.nn.Linear or score.bias is not None or score.weight.shape != head.shape:
-        raise WhetError(f"{type(classifier).__name__}: its head is not one linear map 'score', so it can't be exported")
+        raise WhetError(f"{type(classifier).__name__} can't be exported: its head is not one linear map 'score'")
     model.set_attn_implementation(classifier.config._attn_implementation)  # of transformers, not whet's
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     classifier.score = torch.nn.Linear(head.shape[1], 1, bias=False)

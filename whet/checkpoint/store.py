@@ -1,6 +1,6 @@
 """The checkpoints of a run. One is written into a hidden staging folder beside the others, flushed, given a manifest
 and renamed into place; then ``latest`` is pointed to it; only then are older ones removed. So a kill at any moment
-leaves the last published checkpoint whole. It knows folders and JSON; what the tensors are is the learner's business.
+leaves the last published checkpoint whole. The store knows folders and JSON; the learner writes the tensors.
 
 One process writes (it holds the run's lock); any number may read meanwhile.
 """
@@ -39,11 +39,11 @@ Which = int | Literal["best", "latest"]
 
 @dataclass(slots=True, frozen=True)
 class Checkpoint:
-    """A checkpoint whose files were found intact."""
+    """A checkpoint whose files are intact."""
 
     folder: Path
     step: int  # optimizer steps done
-    state: dict[str, Any]  # what the run gave to ``save``
+    state: dict[str, Any]  # as given to ``save``
     metric: float | None
 
 
@@ -65,11 +65,11 @@ class CheckpointStore:
         state: dict[str, Any],
         metric: float | None = None,
     ) -> Path:
-        """Publish a checkpoint; returns its folder.
+        """Publish a checkpoint; return its folder.
 
         ``write(folder)`` writes the tensors (it may make subfolders); ``state`` must be JSON. ``metric`` is the value
         of ``config.best_metric`` at this step, if it was measured. A checkpoint of the same step is replaced. Raises
-        ``CheckpointError`` when the disk is full; whatever goes wrong, what was published before is untouched.
+        ``CheckpointError`` when the disk is full. An error leaves the checkpoints published before untouched.
         """
         encoded = json.dumps(state, indent=1, allow_nan=False).encode()
         async with self._saving:
@@ -92,8 +92,8 @@ class CheckpointStore:
                 raise
 
     def clean(self) -> None:
-        """Remove what a killed process left behind, and put back a checkpoint it was about to replace. To be called at
-        the start of a run, while holding its lock; ``save`` does it too."""
+        """Remove what a killed process left, and put back a checkpoint that it was about to replace. Call it at the
+        start of a run, holding the run's lock; ``save`` does it too."""
         if not self.folder.is_dir():
             return
         for path in sorted(self.folder.iterdir()):
@@ -109,7 +109,7 @@ class CheckpointStore:
         sync_folder(self.folder)
 
     def _stage(self, staging: Path, step: int) -> int:
-        """Make the staging folder; returns the bytes that the checkpoint is expected to need."""
+        """Make the staging folder; return the bytes that the checkpoint is expected to need."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clean()
         newest = max(self._manifests().items(), default=None)
@@ -150,7 +150,7 @@ class CheckpointStore:
         return target
 
     def _prune(self, latest: int) -> None:
-        """Remove all but the newest, counted back from ``latest``, and the best. Damaged ones don't count."""
+        """Keep the newest, counted back from ``latest``, and the best; remove the others. Damaged ones don't count."""
         good = {step: m for step, m in self._manifests().items() if step not in self._damaged}
         kept = set(sorted((step for step in good if step <= latest), reverse=True)[: self.config.keep_last])
         kept |= set(self._ranked(good)[: self.config.keep_best]) | {latest}
@@ -176,40 +176,40 @@ class CheckpointStore:
     # Reading
 
     def steps(self) -> list[int]:
-        """The steps of all published checkpoints, damaged ones too, in order."""
+        """Return the steps of all published checkpoints, damaged ones too, in order."""
         if not self.folder.is_dir():
             return []
         names = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in names if match)
 
     def best(self) -> int | None:
-        """The step of the best checkpoint; the later one of equals. None where the metric was never measured."""
+        """Return the step of the best checkpoint, of equals the later; None where the metric was never measured."""
         return next(iter(self._ranked(self._manifests())), None)
 
     def latest(self) -> int | None:
-        """The step that ``latest`` names, else the highest. None where there is no checkpoint."""
+        """Return the step that ``latest`` names, else the highest; None where there is no checkpoint."""
         pointer = self.folder / POINTER
         try:
             if match := _STEP.fullmatch(pointer.read_text(errors="replace").strip()):
                 return int(match[1])
-            log.warning("%s names no checkpoint; going by the highest step", pointer)
+            log.warning("%s names no checkpoint; using the highest step", pointer)
         except FileNotFoundError:
             pass
         except OSError as error:
-            log.warning("%s can't be read (%s); going by the highest step", pointer, error)
+            log.warning("%s can't be read (%s); using the highest step", pointer, error)
         return max(self.steps(), default=None)
 
     def load_latest(self) -> Checkpoint | None:
-        """The newest intact checkpoint, or None where the run has none yet.
+        """Return the newest intact checkpoint, or None where the run has none yet.
 
-        A damaged one is passed over with a warning. Raises ``CheckpointError`` when there are checkpoints and all are
-        damaged: starting from scratch is never done in silence.
+        A damaged one is skipped with a warning. Raises ``CheckpointError`` when all are damaged: a run never starts
+        from scratch silently.
         """
         latest = self.latest()
         if latest is None:
             return None
         before = [step for step in reversed(self.steps()) if step < latest]
-        after = [step for step in self.steps() if step > latest]  # of a future that a resumed run has left
+        after = [step for step in self.steps() if step > latest]  # written before the run was resumed at ``latest``
         problems = []
         for step in [latest, *before, *after]:
             try:
@@ -224,7 +224,7 @@ class CheckpointStore:
         raise CheckpointError(f"no intact checkpoint in {self.folder}: {'; '.join(problems)}")
 
     def load(self, which: Which | None = None) -> Checkpoint:
-        """A checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; None is the best where one was
+        """Return a checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; for None the best where one was
         measured, else the latest. Raises ``CheckpointError`` where it does not exist or is damaged, naming the file."""
         if which == "latest" or (which is None and self.best() is None):
             found = self.load_latest()
@@ -249,7 +249,7 @@ class CheckpointStore:
         return Checkpoint(folder, step, json.loads((folder / STATE).read_bytes()), manifest.metric)
 
     def _manifests(self) -> dict[int, Manifest]:
-        """Of all published checkpoints whose manifest can be read, by step."""
+        """Return the manifests that can be read, by step."""
         found = {}
         for step in self.steps():
             with contextlib.suppress(CheckpointError):
@@ -257,7 +257,7 @@ class CheckpointStore:
         return found
 
     def _ranked(self, manifests: dict[int, Manifest]) -> list[int]:
-        """Steps with the metric, best first."""
+        """Return the steps that have the metric, best first."""
         sign = 1 if self.config.mode == "max" else -1
         measured = [
             (sign * m.metric, step)
@@ -272,7 +272,7 @@ def _name(step: int) -> str:
 
 
 async def _finish(work: Any) -> Any:
-    """Await a thread's work to its end even when cancelled: it can't be stopped, and it writes to staging."""
+    """Await a thread's work to its end even when cancelled, because it can't be stopped and writes files."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -282,7 +282,7 @@ async def _finish(work: Any) -> Any:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether the error, or one that it came from, says so; safetensors gives the number only in its text."""
+    """Return True if the error, or one of its causes, says so; safetensors gives the number only in its text."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True

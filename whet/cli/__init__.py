@@ -1,4 +1,4 @@
-"""The command line. Each command is one file that turns words into one call of the library; ``main`` runs them.
+"""The command line. Each command is one file that turns its arguments into one call of the library.
 
 Nothing heavy is imported before a command needs it, so that ``whet --help`` answers at once.
 """

@@ -1,4 +1,4 @@
-"""Runs a command and turns whatever ends it into one line and an exit code.
+"""The entry point: runs a command and turns its outcome into one line and an exit code.
 
 0 done, 1 failed, 2 the recipe or command line is wrong, 141 the reader of the output went away, 128 plus the number of
 the signal that ended it (130 interrupted, 143 SIGTERM).
@@ -65,7 +65,7 @@ app.command("recipes")(recipes.recipes)
 def main(arguments: list[str] | None = None) -> None:
     """The ``whet`` command. Always ends in SystemExit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # --debug is for when something went wrong: it may be added anywhere.
+    # --debug may stand anywhere, so that it can be added to a command that went wrong.
     session = Session(debug="--debug" in words)
     words = [word for word in words if word != "--debug"]
     code = 0
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def finish(error: BaseException, session: Session) -> int:
-    """Say how a command ended, and return the exit code."""
+    """Print how a command ended, and return the exit code."""
     if isinstance(error, BrokenPipeError):
         # What is still buffered has no reader; without this, Python complains once more while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,7 +96,7 @@ def finish(error: BaseException, session: Session) -> int:
     if session.debug:
         traceback.print_exception(error)
     if isinstance(error, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is ending: another one could only interrupt the words
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # another one could only cut this message short
         resume = f" Go on with: whet resume {session.run}" if session.run and session.run.exists() else ""
         return _say(f"interrupted.{resume}", INTERRUPTED)
     if isinstance(error, WhetError):
@@ -121,7 +121,7 @@ def _where(error: BaseException) -> str:
 
 
 def _keep_traceback(error: BaseException, session: Session) -> str:
-    """Write the traceback into the run folder; say where it is, or how to see it."""
+    """Write the traceback into the run folder; return where it is, or how to see it."""
     if session.debug:
         return ""
     if session.run is None or not session.run.is_dir():

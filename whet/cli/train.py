@@ -41,7 +41,7 @@ def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None
 
 
 def _finish(folder: Path) -> None:
-    """Write the report of a run that ended well, and say what it amounts to."""
+    """Write the report of a run that ended well, and print its summary."""
     from whet.metrics.sinks.jsonl import FILE
 
     if (folder / FILE).exists():  # no report without the sink that it is made from

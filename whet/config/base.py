@@ -1,4 +1,4 @@
-"""The one base class of everything that can be configured."""
+"""The base class of everything that can be configured."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -26,7 +26,7 @@ class Config(BaseModel):
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Build from values as YAML and JSON have them: a list for a tuple or set, a text for a path or choice."""
+        """Build from values of YAML or JSON, in which tuples and sets are lists, and paths and choices are texts."""
         # The defaults are written out, because pydantic would check a ``Path`` among them as if it came from JSON.
         return cls.model_validate_json(to_json({**cls.defaults(), **values}, inf_nan_mode="constants"))
 

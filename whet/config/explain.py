@@ -1,4 +1,4 @@
-"""Shows a loaded recipe to people: its YAML with the origin of each value, and everything known about one key."""
+"""The text of ``whet show``: a recipe's YAML with the origin of each value, or everything known about one key."""
 
 import textwrap
 
@@ -26,7 +26,7 @@ def annotated_yaml(loaded: Loaded[Config]) -> str:
 
 
 def explain(loaded: Loaded[Config], key: str) -> str:
-    """Return all that is known about one key. Raises RecipeError for an unknown key."""
+    """Return everything known about one key. Raises RecipeError for an unknown key."""
     root, tree = type(loaded.value), from_plain(loaded.value.model_dump(mode="json"))
     path = tuple(key.split("."))
     keys = {dotted(leaf[:depth]): leaf[:depth] for leaf in tree.leaves() for depth in range(1, len(leaf) + 1)}

@@ -1,4 +1,4 @@
-"""A recipe by name or path, plus dotted overrides, becomes one checked value that knows where each setting came from.
+"""Loading a recipe: its name or path and dotted overrides become one checked value that knows each setting's origin.
 
 Parents named by ``extends`` are read first, then the recipe, then the overrides; each layer is merged over the last.
 Everything wrong is collected and raised together. It knows nothing about what the settings mean.
@@ -64,7 +64,7 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
 
 
 def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
-    """The file that ``source`` names. Raises RecipeError naming the nearest recipe."""
+    """Return the file that ``source`` names. Raises RecipeError naming the nearest recipe."""
     path = Path(source).expanduser()
     if path.is_dir() and (path / "recipe.yaml").is_file():
         return path / "recipe.yaml"
@@ -83,7 +83,7 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
 
 
 def recipe_names(search: Path = RECIPES) -> list[str]:
-    """The names of the recipes in a folder, sorted."""
+    """Return the names of the recipes in a folder, sorted."""
     return sorted(file.stem for file in search.glob("*.yaml"))
 
 
@@ -103,7 +103,7 @@ def _looks_like_path(source: str | Path) -> bool:
 
 
 def _shown(path: Path, search: Path) -> str:
-    """A recipe of the package by its file name, others relative to the current folder if they are under it."""
+    """Return a recipe's path for people: of the package its file name, otherwise relative to the current folder."""
     full = path.resolve()
     if full.parent == search.resolve():
         return full.name
@@ -113,7 +113,7 @@ def _shown(path: Path, search: Path) -> str:
 def _read_text(path: Path, search: Path) -> str:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise RecipeError([Problem("", _shown(path, search), "more than 1 MB, which is no recipe")])
+            raise RecipeError([Problem("", _shown(path, search), "the file has more than 1 MB, so it is not a recipe")])
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1

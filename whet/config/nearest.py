@@ -1,11 +1,11 @@
-"""The known name nearest to a mistyped one."""
+"""Suggestions for mistyped names."""
 
 import difflib
 from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name most like ``name`` whatever its case, dashes or underscores; None when nothing is alike."""
+    """Return the known name most like ``name`` whatever its case, dashes or underscores; None when nothing is alike."""
     plain = {_plain(candidate): candidate for candidate in sorted(known, reverse=True)}
     matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
     if matches:
@@ -18,7 +18,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'lr'?"`` or an empty text."""
+    """Return ``" Did you mean 'lr'?"`` or an empty text."""
     match = nearest(name, known)
     return f" Did you mean {match!r}?" if match else ""
 

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe: each problem with its key, its place and what was expected, all shown at once."""
+"""The problems of a recipe, each with its key, its place and what was expected, all shown at once."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from whet.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing to correct."""
+    """One mistake to correct."""
 
     key: str  # dotted; empty when it concerns the whole file
     where: str  # "quickstart.yaml:12" or "override 3 (optimizer.lr=abc)"

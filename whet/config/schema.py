@@ -1,7 +1,7 @@
-"""Walks settings and ``Config`` classes side by side: which class, field and default rule each key.
+"""Settings and ``Config`` classes side by side: the class, field and default that belong to each key.
 
-``lay`` puts one layer of settings over another, with the defaults of what is newly named underneath. It checks nothing:
-pydantic does.
+``lay`` puts one layer of settings over another, with the defaults of newly named classes underneath. Checking is left
+to pydantic.
 """
 
 import types
@@ -20,7 +20,7 @@ from whet.config.tree import DEFAULT, Node, from_plain
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What rules one value: its type, and the field that declares it unless it is an item of a list or mapping."""
+    """The declaration of one value: its type, and its field unless it is an item of a list or mapping."""
 
     annotation: Any
     default: Node | None = None
@@ -46,7 +46,7 @@ class Place:
         }
 
     def child(self, node: Node, key: str) -> "Place | None":
-        """Return what rules the value under ``key`` of ``node``, None for an unknown key."""
+        """Return the declaration of the value under ``key`` of ``node``, None for an unknown key."""
         default = self.default if self.default and _same_class(self.default, node) else None
         for model, defaults in self.models(node).items():
             if (field := model.model_fields.get(key)) is not None:
@@ -74,7 +74,7 @@ NOTHING = from_plain({})
 
 
 def find_place(root: type[Config], tree: Node, path: tuple[str, ...]) -> Place | None:
-    """Return what rules the value at ``path``, None where a key is unknown."""
+    """Return the declaration of the value at ``path``, None where a key is unknown."""
     place: Place | None = Place(root)
     for depth, key in enumerate(path):
         around, rest = tree.find(path[:depth])

@@ -1,4 +1,4 @@
-"""Settings before they are checked: a tree of plain values, each knowing the file and line or override it came from."""
+"""Unchecked settings: a tree of plain values, each with the file and line, or the override, that it came from."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class Node:
         return self.value if isinstance(self.value, str) else None
 
     def children(self) -> dict[str, "Node"]:
-        """Return what stands under each key of a mapping and each index of a list."""
+        """Return the node under each key of a mapping or each index of a list."""
         if isinstance(self.value, list):
             return {str(index): item for index, item in enumerate(self.value)}
         return self.value if isinstance(self.value, dict) else {}
 
     def find(self, path: Path) -> tuple["Node", Path]:
-        """Return the node at ``path`` or else its closest ancestor, and what of the path was left."""
+        """Return the node at ``path`` or else its closest ancestor, and the rest of the path."""
         node = self
         for depth, key in enumerate(path):
             below = node.children().get(key)
@@ -53,7 +53,7 @@ class Node:
 
 
 def from_plain(value: Any, where: str = DEFAULT) -> Node:
-    """Return a tree of JSON-like values that all came from one place."""
+    """Return a tree of JSON-like values that all have one origin."""
     if isinstance(value, dict):
         return Node({str(key): from_plain(item, where) for key, item in value.items()}, where)
     return Node([from_plain(item, where) for item in value] if isinstance(value, list | tuple) else value, where)

@@ -1,4 +1,4 @@
-"""Pydantic's complaints about a recipe, said again with the key, the line, what was expected and the likely cure."""
+"""Messages about a wrong recipe: pydantic's errors, reworded with the key, the line and the likely cure."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def problems_of(error: ValidationError, root: type[Config], tree: Node) -> list[
     for detail in error.errors(include_url=False):
         path: Path = ()
         for part in map(str, detail["loc"]):
-            if not tree.find((*path, part))[1]:  # else it names a member of a union, which is not in the recipe
+            if not tree.find((*path, part))[1]:  # otherwise it names a member of a union, which the recipe doesn't
                 path = (*path, part)
         if detail["type"] == "missing":
             path = (*path, str(detail["loc"][-1]))
@@ -39,7 +39,7 @@ def problems_of(error: ValidationError, root: type[Config], tree: Node) -> list[
 
 
 def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
-    """Return what to say about a key that no setting has."""
+    """Return the message about an unknown key."""
     around = find_place(root, tree, path[:-1])
     known = around.known_keys(tree.find(path[:-1])[0]) if around else []
     hint = did_you_mean(path[-1], known)
@@ -67,7 +67,7 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
 
 
 def _got(value: Any) -> str:
-    """Return the value in words, as it was written."""
+    """Describe the value as it was written."""
     if isinstance(value, dict | list):
         return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
     shown = str(value) if len(str(value)) <= 60 else str(value)[:57] + "..."
@@ -79,7 +79,7 @@ def _got(value: Any) -> str:
 
 
 def _cure(value: Any, annotation: Any) -> str:
-    """Return what to change, where the mistake is a common one."""
+    """Return the cure of a common mistake, or an empty text."""
     wanted = describe(annotation)
     if isinstance(value, str):
         number = _number(value)

@@ -31,18 +31,18 @@ Schema = dict[str, Any]
 
 
 def describe(annotation: Any) -> str:
-    """Return what may be written for a type."""
+    """Describe the values of a type."""
     return _describe(*_schema(annotation))
 
 
 def limits(annotation: Any) -> list[str]:
-    """Return the bounds of a type."""
+    """Describe the bounds of a type."""
     parts = [part for part in _alternatives(*_schema(annotation)) if "prefixItems" not in part]
     return [phrase.format(part[name]) for part in parts for name, phrase in _LIMITS.items() if name in part]
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the texts of which one must be written."""
+    """Return the texts that are the only values of a type."""
     values = [value for part in _alternatives(*_schema(annotation)) for value in _choices(part)]
     return [value for value in values if isinstance(value, str)]
 

@@ -1,4 +1,4 @@
-"""YAML 1.2 text to trees that know their lines, and back. It knows nothing about recipes.
+"""Reading YAML 1.2 into trees that know their lines, and writing it. Knows nothing about recipes.
 
 ruamel.yaml reads and writes. Which unquoted words are numbers is decided here, by the core schema of YAML 1.2: ``1e-5``
 is a number, while ``no``, ``12:30`` and ``2024-01-01`` are texts.
@@ -75,14 +75,14 @@ def parse_mapping(text: str, source: str) -> dict[str, Any]:
 
 
 class _Unresolved(VersionedResolver):
-    """Leaves scalars as they are written; the tag says whether one stood in quotes."""
+    """A resolver that leaves scalars as written; the tag tells whether one stood in quotes."""
 
     def resolve(self, kind: type[YamlNode], value: str | None, implicit: tuple[bool, bool]) -> Tag:
         return Tag(suffix="plain" if kind is ScalarNode and implicit[0] else "")
 
 
 class _Reading:
-    """Turns ruamel's nodes into ours."""
+    """The conversion of ruamel's nodes into ours."""
 
     def __init__(self, source: str, problems: list[Problem], numbered: bool) -> None:
         self.source, self.problems, self.numbered = source, problems, numbered
@@ -131,7 +131,7 @@ def _cure(error: MarkedYAMLError) -> str:
 
 
 class _Representer(SafeRepresenter):
-    """Quotes what a reader of YAML 1.1 or 1.2 might take for something else than a text."""
+    """A representer that quotes texts which a reader of YAML 1.1 or 1.2 might take for something else."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

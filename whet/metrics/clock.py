@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, how fast tokens flow, and when the run will be done. Knows no sink and no loop.
+"""Timing: seconds per phase of a step, tokens per second, and the time left. Knows no sink and no loop.
 
 One task, the *owner*, runs the training loop. The phases it opens are exclusive: an inner phase pauses the one around
 it, so that they and ``time/other`` add up to ``time/step``. Phases that other tasks or threads open meanwhile
@@ -19,7 +19,7 @@ _Who = tuple[int, int]  # thread and task
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds that episodes waited, added up over all of them (they overlap), and how often one failed."""
+    """Seconds that episodes waited, summed over all episodes (which overlap), and how many attempts failed."""
 
     generating: float = 0.0
     grading: float = 0.0
@@ -27,7 +27,7 @@ class Timing:
 
 
 class Clock:
-    """Seconds per phase and step.
+    """A stopwatch of seconds per phase and step.
 
     >>> clock = Clock()
     >>> with clock.phase("learn"):
@@ -57,7 +57,7 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time spent inside to ``name``; to the innermost one where phases are nested."""
+        """Count the time spent inside as ``name``; of nested phases the innermost counts."""
         if name in ("step", "other") or name.startswith("overlap/"):
             raise ValueError(f"a phase can't be called {name!r}: the clock itself reports that")
         with self._lock:
@@ -87,7 +87,7 @@ class Clock:
                         self._overlap[name] += now - self._since.pop(name)
 
     def lap(self) -> dict[str, float]:
-        """End the step. Returns seconds by ``time/<phase>``, ``time/other``, ``time/step``, ``time/overlap/<phase>``.
+        """End the step. Return seconds by ``time/<phase>``, ``time/other``, ``time/step``, ``time/overlap/<phase>``.
 
         Phases that are open are split here: what has passed belongs to this step, the rest to the next."""
         with self._lock:
@@ -113,7 +113,7 @@ class Clock:
 
 
 class Pace:
-    """Throughput and time left, from the median of the last steps: one slow step (compilation, a checkpoint, an
+    """Throughput and time left, from the median of the last steps, so that one slow step (compilation, a checkpoint, an
     evaluation) changes neither."""
 
     def __init__(self, window: int = 20) -> None:
@@ -123,12 +123,12 @@ class Pace:
         self._steps.append((seconds, tokens))
 
     def tokens_per_second(self) -> float:
-        """Median over the last steps; 0 before the first."""
+        """Return the median over the last steps; 0 before the first."""
         rates = [tokens / seconds for seconds, tokens in self._steps if seconds > 0]
         return statistics.median(rates) if rates else 0.0
 
     def eta(self, steps_left: int) -> float | None:
-        """Seconds until ``steps_left`` more steps are done; None before the first step."""
+        """Return the seconds until ``steps_left`` more steps are done; None before the first step."""
         if not self._steps:
             return None
         return max(0, steps_left) * statistics.median(seconds for seconds, _ in self._steps)

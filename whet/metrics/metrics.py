@@ -15,7 +15,7 @@ class _Cell:
 
 
 class Metrics:
-    """A bag of named numbers that merges without bias.
+    """A set of named numbers that merges without bias.
 
     >>> a = Metrics().mean("loss", 6.0, 3).max("ratio", 1.5)
     >>> b = Metrics().mean("loss", 2.0, 1).max("ratio", 1.2)
@@ -27,29 +27,29 @@ class Metrics:
         self._cells: dict[str, _Cell] = {}
 
     def mean(self, name: str, total: float, count: float = 1.0) -> Self:
-        """A mean given as its sum and count. With count 0 nothing is recorded."""
+        """Add to a mean, given as its sum and count. With count 0 nothing is recorded."""
         return self._put(name, "mean", float(total), float(count)) if count else self
 
     def sum(self, name: str, value: float) -> Self:
-        """A count or total: merging adds."""
+        """Add to a count or total."""
         return self._put(name, "sum", float(value))
 
     def min(self, name: str, value: float) -> Self:
-        """Merging keeps the smallest; nan wins."""
+        """Record a value of which the smallest is kept; nan wins."""
         return self._put(name, "min", float(value))
 
     def max(self, name: str, value: float) -> Self:
-        """Merging keeps the largest; nan wins."""
+        """Record a value of which the largest is kept; nan wins."""
         return self._put(name, "max", float(value))
 
     def merge(self, other: "Metrics", prefix: str = "") -> Self:
-        """Add ``other``, its names behind ``prefix``. Raises ``ValueError`` where a name is of another kind."""
+        """Add ``other``, its names prefixed with ``prefix``. Raises ``ValueError`` where a name is of another kind."""
         for name, cell in other._cells.items():
             self._put(prefix + name, cell.kind, cell.value, cell.count)
         return self
 
     def result(self) -> dict[str, float]:
-        """The numbers by name, in the order in which the names first appeared."""
+        """Return the numbers by name, in the order in which the names first appeared."""
         return {n: c.value / c.count if c.kind == "mean" else c.value for n, c in self._cells.items()}
 
     def _put(self, name: str, kind: Kind, value: float, count: float = 1.0) -> Self:

@@ -1,7 +1,7 @@
-"""What was sampled, on disk: ``rollouts/step-000012.jsonl``, one line of JSON per trajectory.
+"""Rollouts on disk: ``rollouts/step-000012.jsonl``, one line of JSON per trajectory.
 
 The recorder turns trajectories into ``RolloutRecord``s and writes them here; the report and ``whet view`` read them.
-Both need text only: no tokenizer and no model are known here.
+Neither needs a tokenizer or a model.
 """
 
 import json
@@ -50,12 +50,12 @@ class RolloutRecord:
 
     @property
     def mismatch(self) -> float | None:
-        """Largest absolute difference over the tokens; None when nothing can be compared."""
+        """The largest absolute difference over the tokens; None when nothing can be compared."""
         return max((abs(d) for d in self.differences if d is not None), default=None)
 
     @property
     def correct(self) -> bool | None:
-        """Whether the grader called it correct. Without such a score: whether the reward is positive."""
+        """True if the grader called it correct, or, without such a score, if the reward is positive."""
         value = self.scores.get("correct", self.reward)
         return (
             None if value is None or self.status == Status.FAILED else value > (0.5 if "correct" in self.scores else 0)
@@ -63,7 +63,7 @@ class RolloutRecord:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> Self:
-        """Unknown keys are left out and missing ones take their defaults: old runs stay readable."""
+        """Read one line. Unknown keys are ignored and missing ones take their defaults, so old runs stay readable."""
         names = {f.name for f in fields(cls)}
         known = {name: value for name, value in line.items() if name in names}
         if isinstance(known.get("versions"), list):
@@ -77,7 +77,7 @@ def rollout_path(run_folder: Path, step: int) -> Path:
 
 
 def rollout_steps(run_folder: Path) -> list[int]:
-    """The steps whose rollouts were recorded, in order."""
+    """Return the steps whose rollouts were recorded, in order."""
     names = [path.stem.removeprefix("step-") for path in (run_folder / "rollouts").glob("step-*.jsonl")]
     return sorted(int(name) for name in names if name.isdigit())
 
@@ -93,20 +93,20 @@ def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]
 
 
 def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:
-    """The records of one step. Raises DataError for a missing file or a line that isn't a record."""
+    """Yield the records of one step. Raises DataError for a missing file or a line that isn't a record."""
     path = rollout_path(run_folder, step)
     try:
         file = path.open("rb")
     except FileNotFoundError:
         recorded = rollout_steps(run_folder)
         have = f"it has {len(recorded)} steps from {recorded[0]} to {recorded[-1]}" if recorded else "it recorded none"
-        raise DataError(f"No rollouts of step {step} in {run_folder} ({have}).") from None
+        raise DataError(f"no rollouts of step {step} in {run_folder} ({have})") from None
     with file:
         for number, line in enumerate(file, 1):
             try:
                 yield RolloutRecord.from_json(json.loads(line))
             except (ValueError, TypeError, AttributeError) as error:
-                raise DataError(f"{path}, line {number} is not a rollout record: {error}") from error
+                raise DataError(f"{path}:{number}: not a rollout record: {error}") from error
 
 
 def drop_rollouts_after(run_folder: Path, step: int) -> None:

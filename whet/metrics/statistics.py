@@ -1,4 +1,4 @@
-"""How sure one can be of an accuracy: intervals and unbiased estimates. Pure functions of counts and outcomes."""
+"""Statistics of accuracies: intervals, tests and unbiased estimates. Pure functions of counts and outcomes."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from whet.seeds import derive_seed
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Wilson 1927). Sensible at 0, at 1 and for small ``n``; (0, 1) for n = 0.
+    """Return Wilson's score interval of a proportion (Wilson 1927): also right at 0, at 1 and for small ``n``.
 
     >>> low, high = wilson(8, 10)
     >>> round(low, 3), round(high, 3)
@@ -30,7 +30,7 @@ def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, f
 def newcombe(
     before: float, n_before: int, after: float, n_after: int, confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """Difference of two independent proportions, after - before: (difference, low, high).
+    """Return the difference of two independent proportions, after - before: (difference, low, high).
 
     Newcombe's hybrid score interval (Newcombe 1998, method 10). ``before`` and ``after`` are counts of successes. On
     the same tasks it is wider than need be: use ``paired_difference`` where the single outcomes are known."""
@@ -43,7 +43,7 @@ def newcombe(
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Probability that at least one of ``k`` answers is right, from ``correct`` right ones among ``n`` sampled.
+    """Return the probability that one or more of ``k`` answers are right, from ``correct`` right ones of ``n`` sampled.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374), as a product, which does not
     overflow. Raises ValueError unless 1 <= k <= n and 0 <= correct <= n.
@@ -62,7 +62,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 def paired_difference(
     before: Sequence[float], after: Sequence[float], seed: int = 0, resamples: int = 4000, confidence: float = 0.95
 ) -> tuple[float, float, float]:
-    """Mean of after - before on the same tasks with a percentile bootstrap interval over tasks: (mean, low, high).
+    """Return the mean of after - before on the same tasks and its bootstrap interval over tasks: (mean, low, high).
 
     ``before[i]`` and ``after[i]`` are scores of the same task: 0 or 1, or a mean over several samples."""
     differences = _differences(before, after)
@@ -77,7 +77,7 @@ def paired_difference(
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> float:
-    """Exact two-sided p-value that two models are equally often right on the same tasks (McNemar 1947, binomial)."""
+    """Return the exact two-sided p-value that two models are equally often right on the same tasks (McNemar 1947)."""
     differences = _differences(before, after)
     won, lost = differences.count(1), differences.count(-1)
     n = won + lost

@@ -1,1 +1,1 @@
-"""What a recipe will need, worked out without starting anything."""
+"""The plan of a recipe: its ranks, memory and refit, computed without starting anything."""

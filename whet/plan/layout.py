@@ -1,6 +1,6 @@
-"""One rank of a learner of any size, alone in a process: torch's fake process groups stand in for the other ranks, and
-what is built has no memory. So the real ``parallelize`` cuts the model for a layout of thousands of ranks. What torch
-or ``whet.parallel`` refuse is refused here (but for what takes weights to find out), and what a rank holds is counted.
+"""One rank of a learner of any size, alone in a process. torch's fake process groups stand in for the other ranks and
+the model is built without memory, so the real ``parallelize`` cuts it for a layout of thousands of ranks. A layout that
+torch or ``whet.parallel`` refuse is refused here too, unless the weights decide it; a rank's parameters are counted.
 """
 
 import warnings
@@ -28,7 +28,7 @@ from whet.parallel.parameters import local
 
 @dataclass(slots=True, frozen=True)
 class Held:
-    """What one rank holds of a model's parameters."""
+    """The part of a model's parameters on one rank."""
 
     weights: int  # bytes
     trained: int  # numbers
@@ -43,8 +43,8 @@ def lay_out(
     value_head: bool = False,
     rank: int = 0,
 ) -> Held:
-    """Cut the model as ``rank`` does, and count what it holds. The model's config file is enough. Raises ``WhetError``
-    where it can't be cut so. Of what can't be cut evenly the first ranks hold the most."""
+    """Cut the model as ``rank`` does, and count that rank's part. The model's config file is enough. Raises
+    ``WhetError`` where it can't be cut so. Where the parts are uneven, the first ranks hold the most."""
     with rehearsal(parallel, rank) as ranks:
         build = partial(build_whole, model, precision, train, value_head, 0)
         scorer, _ = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
@@ -62,7 +62,7 @@ def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise WhetError("this process is one of several ranks already, and can't rehearse others")
+        raise WhetError("this process is one of several ranks, so it can't stand in for others; use another one")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
     try:
         each = config.ranks_per_shard
@@ -77,7 +77,7 @@ def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
 
 
 class _Alone(Ranks):
-    """Ranks of which only this one is there."""
+    """Ranks of which only this one exists."""
 
     def first(self, value: T) -> T:
         return value
@@ -100,8 +100,8 @@ class Stage:
 
 
 def stages(layers: int, parallel: ParallelConfig, micro_batches: int) -> Iterator[Stage]:
-    """The ranks with the first stage, those in between, and those with the last; ``micro_batches`` of a step pass
-    through the pipeline."""
+    """Yield the ranks with the first stage, those in between, and those with the last. ``micro_batches`` of a step
+    pass through the pipeline."""
     ranks, rounds = parallel.pipeline, parallel.stages_per_rank
     if ranks == 1:
         yield Stage()

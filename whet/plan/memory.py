@@ -1,4 +1,4 @@
-"""Bytes that one process holds, by kind and by phase of a step. Arithmetic alone."""
+"""The memory of one process, in bytes, by kind and by phase of a step. Arithmetic alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,17 +17,17 @@ _BLOCK = 64  # tokens; the generator's cache grows by so many
 
 @dataclass(slots=True)
 class Memory:
-    """Bytes by kind. ``learn`` and so on name the phase in which a kind is there; what is always there is in all."""
+    """Bytes by kind: those held always, and those held only in a phase (``learn``, ``generate`` ...)."""
 
     always: dict[str, int] = field(default_factory=dict)
     phases: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def peak(self) -> int:
-        """Of the fullest phase."""
+        """Return the bytes of the fullest phase."""
         return sum(self.always.values()) + max((sum(kinds.values()) for kinds in self.phases.values()), default=0)
 
     def merge(self, other: "Memory", of: str = "") -> "Memory":
-        """What both hold on the same rank; returns self. ``of`` names whose it is: models learn one after another."""
+        """Add ``other`` on the same rank and return self. ``of`` names its model; models learn one after another."""
         whose = f" of the {of}" if of else ""
         self.always |= {name + whose: size for name, size in other.always.items()}
         self.phases |= {phase + whose: kinds for phase, kinds in other.phases.items()}
@@ -35,8 +35,8 @@ class Memory:
 
 
 def resident() -> int:
-    """Bytes that this process holds once torch and transformers are imported: the part that no model explains. 0 where
-    the system doesn't tell."""
+    """Return the bytes that this process holds once torch and transformers are imported, before any model. 0 where the
+    system doesn't tell."""
     import transformers
 
     assert transformers.AutoModelForCausalLM, "imported when first used, and only then it counts"
@@ -60,9 +60,9 @@ def learner_memory(
     reference: int = 0,
     saves_behind: bool = False,
 ) -> Memory:
-    """One rank of a learner, at a ``stage`` of its pipeline. ``activations`` are those of a whole micro-batch in the
-    whole model, and of one ``layer``; ``travelling`` counts the numbers of the hidden states of all micro-batches of a
-    step; ``reference`` is the bytes of frozen weights held beside."""
+    """Return the memory of one rank of a learner, at a ``stage`` of its pipeline. ``activations`` are the bytes of a
+    whole micro-batch in the whole model, ``layer`` those in one layer; ``travelling`` counts the numbers in the hidden
+    states of all micro-batches of a step; ``reference`` is the bytes of frozen weights held beside."""
     wide, narrow, stage = _WIDE[config.precision], BYTES[config.precision], stage or Stage()
     always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * wide}
     if saves_behind:
@@ -91,9 +91,9 @@ def learner_memory(
 def generator_memory(
     size: ModelSize, config: TorchGeneratorConfig, *, prompts: int, answers: int, prompt: int, answer: int, bucket: int
 ) -> Memory:
-    """The in-process generator, with ``answers`` completions of up to ``answer`` tokens to ``prompts`` prompts of up to
-    ``prompt`` tokens under way; weights come ``bucket`` bytes at a time, or the largest tensor alone. On a CPU the
-    linear layers' weights are held twice, once in oneDNN's order."""
+    """Return the memory of the in-process generator while it samples ``answers`` completions of up to ``answer`` tokens
+    to ``prompts`` prompts of up to ``prompt`` tokens. Weights come ``bucket`` bytes at a time, or the largest tensor
+    alone. On a CPU the linear layers' weights are held twice, once in oneDNN's order."""
     number = BYTES[config.dtype]
     rows = min(config.max_batch, answers)
     tiles = -(-rows // max(1, answers // max(1, prompts)))
@@ -107,8 +107,8 @@ def generator_memory(
 
 
 def bucket_bytes(size: ModelSize, bucket: int, number: int) -> int:
-    """Of the largest bucket of a refit: ``bucket`` bytes of float32, or the largest tensor alone, in numbers of
-    ``number`` bytes."""
+    """Return the bytes of a refit's largest bucket: ``bucket`` bytes of float32, or the largest tensor alone, in
+    numbers of ``number`` bytes."""
     return min(size.parameters, max(bucket // 4, size.vocabulary * size.hidden)) * number
 
 

@@ -1,5 +1,5 @@
-"""How large a model is, and what a forward pass keeps for the backward pass. Nothing is allocated: the model's own code
-runs on fake tensors, so an architecture that appeared yesterday is counted like any other.
+"""A model's size, and the memory that its forward pass keeps for the backward pass. Nothing is allocated: the model's
+own code runs on fake tensors, so that a new architecture is counted like any other.
 
 Knows no recipe and no layout of ranks.
 """
@@ -73,8 +73,8 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
 def activation_bytes(
     config: "PretrainedConfig", lengths: list[int], *, precision: str, checkpointing: bool = False
 ) -> int:
-    """Bytes that the decoder of the model keeps for its backward pass over sequences of these lengths, the parameters
-    themselves left out. With ``checkpointing`` it keeps each layer's input, and one layer's insides at a time."""
+    """Return the bytes that the model's decoder keeps for its backward pass over sequences of these lengths, without
+    the parameters. With ``checkpointing`` it keeps each layer's input, and one layer's activations at a time."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tokens = sum(lengths)
@@ -110,7 +110,7 @@ def activation_bytes(
 
 
 def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: str) -> int:
-    """The same for one layer: the first."""
+    """Return ``activation_bytes`` of the first layer alone."""
     one = copy.deepcopy(config)
     one.get_text_config().num_hidden_layers = 1
     return activation_bytes(one, lengths, precision=precision)
@@ -140,7 +140,7 @@ def _has_experts(config: "PretrainedConfig") -> bool:
 
 
 def _kv_per_token(text: Any) -> int:
-    """Of one layer. DeepSeek's latent attention keeps one compressed vector."""
+    """Return the numbers that one layer keeps per token. DeepSeek's latent attention keeps one compressed vector."""
     if getattr(text, "kv_lora_rank", None):
         return int(text.kv_lora_rank + text.qk_rope_head_dim)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -32,7 +32,7 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
     """Write ``report.html`` into the run folder and return its path. Raises DataError where there are no metrics."""
     lines = read_metrics(run_folder / FILE)
     if not lines:
-        raise DataError(f"No metrics in {run_folder / FILE}. Is {run_folder} the folder of a run that has started?")
+        raise DataError(f"no metrics in {run_folder / FILE}: the run has done no step, or writes no jsonl")
     recipe_file = run_folder / "recipe.yaml"
     recipe = recipe_file.read_text("utf-8", "replace") if recipe_file.exists() else ""
     told = {key: value for line in lines for key, value in line.items() if key.startswith("run/")}

@@ -1,4 +1,4 @@
-"""Where metrics go. A sink is a config that opens into something with ``write`` and ``close``."""
+"""Destinations of metrics. A sink is a config that opens into an object with ``write`` and ``close``."""
 
 from whet.metrics.sinks.base import Kind, OpenSinks, Sink, SinkConfig, Value
 

@@ -1,4 +1,4 @@
-"""What a sink is. Values arrive once per step, after the numbers of all ranks have been merged.
+"""The sink, a destination of metrics. Values arrive once per step, after the numbers of all ranks have been merged.
 
 Keys are paths (``clip/high``). Two prefixes mean something to every sink: what depends on the machine or on the time
 of day (seconds, tokens per second, memory, timestamps) is under ``time/``, so that two runs can be compared without
@@ -23,10 +23,10 @@ class Sink(ABC):
 
     @abstractmethod
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        """Take the numbers of one step, by metric name. What is told of a step a second time replaces the first."""
+        """Take the numbers of one step, by metric name. A number that comes again replaces the first."""
 
     def status(self, text: str) -> None:  # noqa: B027, most sinks have nowhere to show it
-        """Show what is being done now."""
+        """Show the current activity."""
 
     def close(self) -> None:  # noqa: B027
         """Write what is buffered."""
@@ -40,12 +40,11 @@ class SinkConfig(Config, ABC):
         """Start writing about the run in ``folder``.
 
         ``recipe`` is the resolved recipe as plain data. ``resume_step`` is the step of the checkpoint the run goes on
-        from, None for a new run; whatever the sink already holds about later steps is dropped, since they are done
-        again."""
+        from, None for a new run. The sink drops what it holds about later steps, since they are done again."""
 
 
 class OpenSinks:
-    """Several sinks as one: ``OpenSinks.of(configs, folder, recipe)``. Closing closes all, also when one fails."""
+    """Several sinks as one: ``OpenSinks.of(configs, folder, recipe)``. ``close`` closes all, also when one fails."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
@@ -77,7 +76,7 @@ class OpenSinks:
 
 
 def numbers(values: Mapping[str, Value]) -> dict[str, float]:
-    """The finite numbers among the values, without facts: what can be plotted."""
+    """Return the values that can be plotted: finite numbers that are not facts about the run."""
     return {
         name: float(value)
         for name, value in values.items()

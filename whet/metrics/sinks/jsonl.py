@@ -33,12 +33,12 @@ class JSONLSink(SinkConfig):
                 log.warning("%s is gone: the report will begin at step %d", path, resume_step + 1)
             truncate_after(path, resume_step)
         elif path.exists() and path.stat().st_size:
-            raise DataError(f"{path} already holds the metrics of a run. Resume that run, or choose another folder.")
+            raise DataError(f"{path} already holds the metrics of a run; resume that run, or choose another folder")
         return JSONLWriter(path)
 
 
 class JSONLWriter(Sink):
-    """See ``JSONLSink``."""
+    """The open file; see ``JSONLSink``."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class JSONLWriter(Sink):
 
 
 def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
-    """One line with its newline. Floats are written so that they are read back exactly."""
+    """Return one line with its newline. Floats are written so that they are read back exactly."""
     line: dict[str, Any] = {"step": int(step), "kind": kind}
     broken = []
     for name, value in values.items():
@@ -80,10 +80,10 @@ def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics file in order of step, one per step and kind (the last word on a key counts).
+    """Return the lines of a metrics file in order of step, one per step and kind (a later value of a key counts).
 
-    A torn last line, left by a kill or being written now, is passed over. Raises DataError for any other broken one.
-    A missing file is an empty list."""
+    A torn last line, left by a kill or still being written, is skipped. Raises DataError for any other broken line. A
+    missing file is an empty list."""
     merged: dict[tuple[int, str], dict[str, Any]] = {}
     for _, line in _lines(path):
         merged.setdefault((line["step"], line.get("kind", "train")), {}).update(line)
@@ -101,7 +101,7 @@ def truncate_after(path: Path, step: int) -> None:
 
 
 def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
-    """The line without what differs between two identical runs."""
+    """Return the line without what differs between two identical runs."""
     return {name: value for name, value in line.items() if not name.startswith("time/")}
 
 
@@ -114,6 +114,6 @@ def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
             if not isinstance(line.get("step"), int):
                 raise ValueError("it has no step")
         except (ValueError, AttributeError) as error:
-            raise DataError(f"{path}, line {number} is broken ({error}). Remove it to go on.") from error
+            raise DataError(f"{path}:{number}: the line is broken ({error}); remove it to go on") from error
         found.append((text + b"\n", line))
     return found

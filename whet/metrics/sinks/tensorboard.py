@@ -17,8 +17,7 @@ class TensorBoardSink(SinkConfig):
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise WhetError(
-                "The tensorboard sink needs TensorBoard, which isn't installed. "
-                "Install it with: pip install 'whet[tensorboard]'"
+                "the tensorboard sink needs TensorBoard, which isn't installed: pip install 'whet[tensorboard]'"
             ) from error
         # purge_step hides what an earlier attempt wrote about the steps that are done again.
         purge = None if resume_step is None else resume_step + 1

@@ -25,8 +25,7 @@ class WandbSink(SinkConfig):
             import wandb
         except ImportError as error:
             raise WhetError(
-                "The wandb sink needs Weights & Biases, which isn't installed. "
-                "Install it with: pip install 'whet[wandb]'"
+                "the wandb sink needs Weights & Biases, which isn't installed: pip install 'whet[wandb]'"
             ) from error
         folder.mkdir(parents=True, exist_ok=True)
         memory = folder / "wandb-run-id"  # so that a resumed run continues the same curve
@@ -47,7 +46,7 @@ class WandbSink(SinkConfig):
             )
         except wandb.Error as error:
             raise WhetError(
-                f"Weights & Biases did not start ({error}). Run `wandb login`, or set the sink's mode to offline."
+                f"Weights & Biases did not start ({error}); run `wandb login`, or set the sink's mode to offline"
             ) from error
         # W&B refuses its own step counter to go back, which a resumed run has to: use ours as the axis instead.
         run.define_metric("step")
