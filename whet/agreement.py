@@ -1,6 +1,6 @@
-"""Do the generator and the learner agree about what was sampled? Asked before the first step, with the recipe's own
-parts: the weights are published with all proofs on, a few answers are sampled, and the learner scores them. Where they
-disagree, experiments tell the likely cause. Trains nothing and writes nothing.
+"""The agreement of generator and learner, measured with the recipe's own parts before the first step: the weights are
+published with all proofs on, a few answers are sampled, and the learner scores them. Where the log-probs differ,
+experiments find the likely cause. Trains nothing and writes nothing.
 """
 
 import tempfile
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
     from whet.recipe import Recipe
 
 ALARM = 1.05
-"""Of ``mismatch/token_mult_prob_error``, the mean of exp|lp_learner - lp_generator|."""
+"""The largest ordinary value of ``mismatch/token_mult_prob_error``, the mean of exp|lp_learner - lp_generator|."""
 _TEMPERATURES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 _ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")
 
 
 @dataclass(slots=True)
 class Agreement:
-    """What was found. ``error`` is 1 where both agree to the last bit, nan where no weights could be published."""
+    """The result. ``error`` is 1 where both agree to the last bit, nan where no weights could be published."""
 
     error: float
     largest: float  # of |lp_learner - lp_generator|
     tokens: int
-    stopped: float  # share of the answers that ended by themselves
+    stopped: float  # share of the answers that the model ended
     cause: str | None = None  # in words, with what to do; None below the alarm
 
     @property
@@ -46,7 +46,7 @@ class Agreement:
 
 
 async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
-    """Over one group for each of ``prompts`` tasks. Raises as a run would where a part can't be built."""
+    """Sample and score one group for each of ``prompts`` tasks. Raises as a run would where a part can't be built."""
     weights = recipe.weights.model_copy(update={"digest": True, "probe": True})
     rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
     recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts})
@@ -65,7 +65,7 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
 
 
 async def compare(groups: list[Group], learner: "Scorer", recipe: "Recipe") -> Agreement:
-    """The learner's opinion of sampled groups, and why it differs."""
+    """Have the learner score sampled groups, and find the cause where its log-probs differ."""
     shared = learner.facts.forest
     layout = partial(Batch.from_groups, share_prompts=shared, distribution=recipe.sampling.distribution)
     batch: Batch = await compute(layout, groups)
@@ -77,19 +77,19 @@ async def compare(groups: list[Group], learner: "Scorer", recipe: "Recipe") -> A
 
 
 async def _errors(batch: Batch, learner: "Scorer") -> dict[str, float]:
-    said = (await learner.score(batch, {"logprobs"}))["logprobs"]
-    return await compute(_errors_of, said, batch)
+    logprobs = (await learner.score(batch, {"logprobs"}))["logprobs"]
+    return await compute(_errors_of, logprobs, batch)
 
 
 def _counts(batch: Batch) -> tuple[int, float]:
-    """Trained tokens, and the share of the answers that ended by themselves."""
+    """Return the number of trained tokens, and the share of the answers that the model ended."""
     return int(batch.trained.sum()), 1.0 - float(batch.truncated.double().mean())
 
 
-def _errors_of(said: Tensor, batch: Batch) -> dict[str, float]:
+def _errors_of(logprobs: Tensor, batch: Batch) -> dict[str, float]:
     assert batch.rollout_logprobs is not None
-    metrics = mismatch_metrics(said, batch.rollout_logprobs, batch).result()
-    trained = mismatch(said, batch.rollout_logprobs, batch)[batch.trained]
+    metrics = mismatch_metrics(logprobs, batch.rollout_logprobs, batch).result()
+    trained = mismatch(logprobs, batch.rollout_logprobs, batch)[batch.trained]
     return {
         "error": metrics["mismatch/token_mult_prob_error"],
         "largest": metrics["mismatch/max"],
@@ -98,9 +98,9 @@ def _errors_of(said: Tensor, batch: Batch) -> dict[str, float]:
 
 
 async def _cause(batch: Batch, learner: "Scorer", recipe: "Recipe", found: dict[str, float]) -> str:
-    """The explanation that makes most of the disagreement go away."""
+    """Return the explanation that removes most of the disagreement."""
     own = batch.distribution
-    told: list[tuple[Distribution, str]] = [
+    causes: list[tuple[Distribution, str]] = [
         (
             replace(own, temperature=other),
             f"temperature: what the generator reports fits temperature {other:g}, and the recipe samples at "
@@ -112,11 +112,11 @@ async def _cause(batch: Batch, learner: "Scorer", recipe: "Recipe", found: dict[
     whole = replace(own, top_k=0, top_p=1.0, min_p=0.0)
     if whole != own:
         text = "truncation: what the generator reports fits the whole vocabulary, and the recipe truncates it "
-        told.append((whole, text + "(sampling.top_k, sampling.top_p, sampling.min_p)"))
-    left = [(await _errors(replace(batch, distribution=other), learner))["error"] for other, _ in told]
-    best = min(range(len(told)), key=left.__getitem__)
+        causes.append((whole, text + "(sampling.top_k, sampling.top_p, sampling.min_p)"))
+    left = [(await _errors(replace(batch, distribution=other), learner))["error"] for other, _ in causes]
+    best = min(range(len(causes)), key=left.__getitem__)
     if left[best] - 1 < (found["error"] - 1) / 3:
-        return told[best][1]
+        return causes[best][1]
     dtype = recipe.generator.dtype
     if "bfloat16" in (dtype, recipe.learner.precision) and found["bias"] < 0.5:
         return (

@@ -1,4 +1,4 @@
-"""The two narrow waists: ``Batch``, what a model is trained on, and ``ModelOutput``, what a model says about it.
+"""The two narrow waists: ``Batch``, the tokens that a model learns from, and ``ModelOutput``, its log-probs of them.
 
 A batch is a forest of segments. A segment is a run of tokens with a parent segment or none. A token attends to all
 tokens of its ancestors and causally within its own segment; its position continues its parent's. Sixteen answers to
@@ -30,7 +30,7 @@ _TOKEN, _SEQUENCE, _SEGMENT = {"axis": "token"}, {"axis": "sequence"}, {"axis": 
 
 @dataclass(slots=True)
 class ModelOutput:
-    """What a model says about a batch: float32 (float64 models: float64), the same on every rank holding the tokens."""
+    """A model's output for a batch: float32 (float64 models: float64), the same on every rank that has the tokens."""
 
     logprobs: Tensor  # [N]; of each trained token under the batch's distribution, 0 elsewhere
     entropy: Tensor | None = None  # [N]; of the distribution that predicts each trained token, 0 elsewhere
@@ -39,10 +39,10 @@ class ModelOutput:
     topk_ids: Tensor | None = None  # [N, K] int64; the likeliest tokens, where the model was asked to name them
 
     def column(self, name: Output) -> Tensor:
-        """Return one of the above. Raises ``DataError`` where the model was not asked for it."""
+        """Return one of the tensors above. Raises ``DataError`` where the model was not asked for it."""
         found: Tensor | None = getattr(self, name)
         if found is None:
-            raise DataError(f"the model was not asked for {name!r}; a loss names what it wants of it in `outputs`")
+            raise DataError(f"the model was not asked for {name!r}; a loss must name it in `outputs`")
         return found
 
 
@@ -58,8 +58,8 @@ class Column:
 class Batch:
     """Packed tokens with everything a loss may read.
 
-    Columns are filled as the algorithm needs them: those that many share are attributes, all others, a user's own among
-    them, are in ``columns``. ``fill`` and ``column`` write and read both.
+    Columns are filled as the algorithm needs them. The common ones are attributes; all others, also a user's own, are
+    in ``columns``. ``fill`` and ``column`` write and read both.
 
         batch.fill("difficulty", torch.tensor([0.2, 0.9]), axis="sequence")
         batch.column("difficulty")
@@ -76,7 +76,7 @@ class Batch:
     reward: Tensor = field(metadata=_SEQUENCE)  # [S] float64
     truncated: Tensor = field(metadata=_SEQUENCE)  # [S] bool
     group_uids: tuple[str, ...] = ()
-    distribution: Distribution = field(default_factory=Distribution)  # what log-probs are taken under
+    distribution: Distribution = field(default_factory=Distribution)  # of which log-probs are taken
     scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where a sequence lacks the score
     weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
     rollout_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float32, as sampled
@@ -91,9 +91,9 @@ class Batch:
     def from_groups(
         cls, groups: Sequence[Group], *, share_prompts: bool = True, distribution: Distribution | None = None
     ) -> Batch:
-        """Lay out the trajectories of the groups, in order. What all trajectories of a group have in common before the
-        first trained token becomes one shared segment; so does what all groups have in common (a system prompt, say),
-        if it is long enough to be worth it. ``share_prompts=False`` makes every trajectory a root.
+        """Lay out the trajectories of the groups, in order. The tokens that all trajectories of a group have in common
+        before the first trained token become one shared segment; so do those that all groups have in common (a system
+        prompt, say), if they are enough to be worth it. ``share_prompts=False`` makes every trajectory a root.
 
         Raises ``DataError`` for a failed trajectory or one without tokens.
         """
@@ -114,18 +114,13 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """S, also of sequences without a trained token."""
+        """S, counting sequences without a trained token too."""
         return self.group.numel()
 
     @property
     def segment_length(self) -> Tensor:
-        """[segments]"""
+        """The number of tokens of each segment, [segments]."""
         return torch.diff(self.segment_start, append=self.segment_start.new_tensor([len(self)]))
-
-    @property
-    def segment_of_token(self) -> Tensor:
-        """[N]"""
-        return self.segment_length.new_tensor(range(self.segment_start.numel())).repeat_interleave(self.segment_length)
 
     @property
     def filled(self) -> frozenset[str]:
@@ -133,7 +128,7 @@ class Batch:
         return frozenset(name for name in _COMMON if getattr(self, name) is not None) | self.columns.keys()
 
     def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
-        """Put ``values``, [N, ...] or [S, ...], into the column of that name. Raises ``DataError`` for another size."""
+        """Put ``values``, [N, ...] or [S, ...], into the column ``name``. Raises ``DataError`` for another size."""
         size = len(self) if axis == "token" else self.sequences
         if values.ndim == 0 or len(values) != size:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
@@ -157,17 +152,17 @@ class Batch:
         """Return a score of the sequences, [S]. Raises ``DataError`` where none has it."""
         if name not in self.scores:
             known = ", ".join(self.scores) or "none"
-            raise DataError(f"no answer carries the score {name!r}; scores that are there: {known}")
+            raise DataError(f"no answer has the score {name!r}; the scores are: {known}")
         return self.scores[name]
 
     def per_sequence(self, values: Tensor) -> Tensor:
-        """Sums of a token column over each sequence's trained tokens. [N] -> [S]"""
+        """Sum a token column over each sequence's trained tokens. [N] -> [S]"""
         picked = self.trained.to(values.device)
         total = values.new_zeros(self.sequences)
         return total.index_add(0, self.sequence.to(values.device)[picked], values[picked])
 
     def per_token(self, values: Tensor) -> Tensor:
-        """Each sequence's value at its trained tokens, 0 elsewhere. [S] -> [N]"""
+        """Put each sequence's value at its trained tokens, 0 elsewhere. [S] -> [N]"""
         if not self.sequences:
             return values.new_zeros(len(self))
         spread = values[self.sequence.clamp(min=0).to(values.device)]
@@ -175,12 +170,12 @@ class Batch:
 
     @property
     def trained_per_sequence(self) -> Tensor:
-        """[S] int64"""
+        """The number of trained tokens of each sequence, [S] int64."""
         return self.per_sequence(self.trained.long())
 
     def paths(self) -> list[Tensor]:
-        """The tokens of each sequence in order, those that it shares first, as indices into this batch. S tensors, [n]
-        each; empty for a sequence without a token of its own."""
+        """Return the tokens of each sequence in order, shared ones first, as indices into this batch: S tensors, [n]
+        each, empty for a sequence without a token of its own."""
         start, length = self.segment_start.tolist(), self.segment_length.tolist()
         runs: list[Tensor] = []  # of each segment, with its ancestors
         found = [torch.zeros(0, dtype=torch.long)] * self.sequences
@@ -194,12 +189,13 @@ class Batch:
         return found
 
     def weigh(self, weighting: Weighting, divisor: int | None = None) -> Batch:
-        """The batch with ``weight`` filled: each trained token's share of this optimizer step, from counts over the
-        whole of this batch. This is the only normaliser there is.
+        """Return the batch with ``weight`` filled: each trained token's share of this optimizer step, from counts over
+        the whole batch. This is the only normaliser there is.
 
         ``token``: 1 / trained tokens (DAPO, arXiv 2503.14476). ``sequence``: 1 / (sequences x the sequence's trained
         tokens) (GRPO, arXiv 2402.03300). ``group``: 1 / (groups x the group's trained tokens). ``constant``:
-        1 / (sequences x ``divisor``) (Dr. GRPO, arXiv 2503.20783). What has no trained token is not counted.
+        1 / (sequences x ``divisor``) (Dr. GRPO, arXiv 2503.20783). A sequence or group without a
+        trained token is not counted.
         """
         per_sequence = self.trained_per_sequence.double()
         counted = (per_sequence > 0).sum().clamp(min=1)
@@ -217,8 +213,8 @@ class Batch:
         return replace(self, weight=self.per_token(share))
 
     def select(self, sequences: Tensor) -> tuple[Batch, Tensor]:
-        """Return the batch of the given sequences (ascending indices, [s]) with the shared segments they hang on, and
-        the indices of its tokens in this batch, [n]. Weights and all other columns go along unchanged.
+        """Return the batch of the given sequences (ascending indices, [s]) with the shared segments above them,
+        and the indices of its tokens in this batch, [n]. Weights and all other columns are kept unchanged.
         """
         wanted = torch.zeros(self.sequences + 1, dtype=torch.bool)
         wanted[sequences] = True  # the extra last place stands for -1, "shared"
@@ -261,7 +257,7 @@ class Batch:
         return self._each(lambda column, _: column.to(device))
 
     def _each(self, change: Callable[[Tensor, str], Tensor]) -> Batch:
-        """Return the batch with every tensor changed by a function of it and of its axis."""
+        """Return the batch with every tensor replaced by ``change`` of it and its axis."""
         own: dict[str, Any] = {
             f.name: change(v, f.metadata["axis"])
             for f in fields(self)
@@ -284,20 +280,20 @@ def _predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
 
 
 def _leading(trajectory: Trajectory) -> list[int]:
-    """The tokens before the first trained one."""
+    """Return the tokens before the first trained one."""
     return [token for span in takewhile(lambda span: not span.trained, trajectory.spans) for token in span.tokens]
 
 
 def _same_start(lists: Sequence[list[int]]) -> list[int]:
-    """The longest common prefix. With one list, the list itself."""
+    """Return the longest common prefix; of one list the list itself."""
     if not lists:
         return []
-    low, high = min(lists), max(lists)  # what the first and last in order share, all share
+    low, high = min(lists), max(lists)  # a prefix of the first and the last in order is a prefix of all
     return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))]
 
 
 class _Layout:
-    """Segments and sequences that grow into a batch."""
+    """A batch under construction, from lists of segments and sequences."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []  # of all segments

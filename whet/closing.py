@@ -1,4 +1,4 @@
-"""Closing what a run holds, all of it, in the reverse order in which it was opened, whatever goes wrong on the way."""
+"""Closing the parts of a run: all of them, in the reverse order in which they were opened, even if one fails."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -8,14 +8,14 @@ from types import TracebackType
 log = logging.getLogger(__name__)
 
 left_behind = list[str]()
-"""Names of threads that did not end when they were told to. Whoever ends the process must not wait for them."""
+"""Names of threads that did not end when asked to. The end of the process must not wait for them."""
 
 
 class Closing(AsyncExitStack):
-    """An exit stack out of which the first error comes: later ones, of what is closed because of it, are logged."""
+    """An exit stack that raises the first error. Later errors, from closing parts because of it, are logged."""
 
     def closes(self, name: str, close: Callable[[], Awaitable[None] | None]) -> None:
-        """Have ``close()`` called, and awaited, at the end. ``name`` is for the log."""
+        """Call, and await, ``close()`` at the end. ``name`` is for the log."""
 
         async def end(_: type[BaseException] | None, first: BaseException | None, __: TracebackType | None) -> None:
             try:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 
 class WhetError(Exception):
-    """Something the user or operator can act on. The message says what is wrong, where, and what to do."""
+    """An error that the user can act on. The message says what is wrong, where, and what to do."""
 
     exit_code = 1
     label = "error"
@@ -35,7 +35,7 @@ class GeneratorError(WhetError):
 
 
 class DeadlineError(WhetError):
-    """Something was waited for longer than its deadline."""
+    """Something took longer than its deadline."""
 
 
 class WorkerError(WhetError):

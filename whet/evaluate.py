@@ -1,4 +1,4 @@
-"""How good a model is: episodes over held-out tasks, graded as in training, without learning."""
+"""Evaluation of a model: episodes over held-out tasks, graded as in training, without learning."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class EvaluationConfig(Config):
-    """When and how a run is evaluated on tasks it doesn't train on."""
+    """The settings of evaluations on tasks that the run doesn't train on."""
 
     every: int = Field(0, ge=0)
     """Steps between evaluations; 0: only before the first and after the last step."""
     split: Literal["test", "train"] = "test"
-    """Which tasks."""
+    """The split of the tasks."""
     limit: int | None = Field(None, gt=0)
     """At most this many tasks, the first of the split."""
     samples: int = Field(1, gt=0, le=100_000)
@@ -45,12 +45,12 @@ class EvaluationConfig(Config):
     concurrency: int = Field(256, gt=0, le=100_000)
     """Episodes that run at once."""
     retries: int = Field(2, ge=0)
-    """How often an episode is run again after its environment or generator failed."""
+    """How often an episode is repeated after its environment or generator failed."""
     deadline: float = Field(3600.0, gt=0)
     """Seconds that one evaluation may take."""
 
     def sampling(self, training: Sampling) -> Sampling:
-        """As in training, but for what this config says; plain temperature sampling, nothing cut off."""
+        """Return the sampling of an evaluation: as in training, with this temperature and length, and no truncation."""
         changes: dict[str, Any] = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
         if self.max_new_tokens is not None:
             changes["max_new_tokens"] = self.max_new_tokens
@@ -59,7 +59,7 @@ class EvaluationConfig(Config):
 
 @dataclass(slots=True)
 class Report:
-    """What an evaluation found. ``low`` and ``high`` bound the accuracy with 95% confidence (Wilson), over tasks."""
+    """The result of an evaluation. ``low`` and ``high`` bound the accuracy with 95% confidence (Wilson), over tasks."""
 
     n: int  # tasks
     samples: int  # answers per task
@@ -74,8 +74,8 @@ class Report:
     trajectories: list[tuple[Task, Trajectory]] = field(default_factory=list)
 
     def compare(self, other: "Report") -> dict[str, float]:
-        """How much more accurate this is than ``other`` on the same tasks: the difference, its 95% interval (bootstrap
-        over tasks) and, for one answer per task, the p-value of McNemar's exact test."""
+        """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,
+        for one answer per task, the p-value of McNemar's exact test."""
         difference, low, high = paired_difference(other.per_task, self.per_task)
         values = {"difference": difference, "difference_low": low, "difference_high": high}
         if self.samples == 1:
@@ -83,7 +83,7 @@ class Report:
         return values
 
     def metrics(self) -> dict[str, float]:
-        """As one evaluation line of the metrics."""
+        """Return the numbers of one evaluation line of the metrics."""
         values = {
             "evaluation/accuracy": self.accuracy,
             "evaluation/n": self.n,
@@ -107,8 +107,8 @@ async def evaluate_tasks(
     seed: int = 0,
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
-    where the task set has no such score, when its reward is positive. An episode that fails for good
-    raises ``DataError``: a hole is not a zero."""
+    where the task set has no such score, when its reward is positive. Raises ``DataError`` for an episode that fails
+    for good, because a missing answer must not count as a wrong one."""
     if not tasks:
         raise DataError("the task set has no tasks to evaluate on")
 

@@ -1,6 +1,5 @@
-"""Files and folders that are there completely or not at all: what is written is made beside its place, flushed to the
-disk and renamed. So a reader, or the next start after a kill, sees either the old content or all of the new. Imports
-torch only where tensors are meant."""
+"""Atomic writes: a file or folder is made beside its place, flushed to the disk and renamed. So a reader, or the next
+start after a kill, sees either the old content or all of the new. Imports torch only for tensors."""
 
 import os
 import secrets
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a file or folder to be made; at the end it takes the place of ``path``, and if anything fails
-    it is removed. Makes missing folders. Raises ``WhetError`` that names ``path`` where the system refuses.
+    """Yield the path at which to make a file or folder. At the end it takes the place of ``path``; if anything fails it
+    is removed. Makes missing folders. Raises ``WhetError`` naming ``path`` where the system refuses.
 
     >>> with replacing(folder) as staging:
     ...     staging.mkdir()
@@ -39,8 +38,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Raise ``WhetError`` that names ``path`` where the system refuses what is done with it inside (a full disk, one
-    that can only be read, a folder in the place of a file)."""
+    """Turn an ``OSError`` inside (a full disk, a read-only one, a folder in the place of a file) into a ``WhetError``
+    that names ``path``."""
     try:
         yield
     except OSError as error:
@@ -48,7 +47,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write ``path`` with ``replacing``; text in UTF-8."""
+    """Write a file with ``replacing``; text in UTF-8."""
     with replacing(path) as staging:
         staging.write_bytes(data.encode() if isinstance(data, str) else data)
 
@@ -98,7 +97,7 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
     try:
         return load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
-        raise WhetError(f"{path} can't be read as safetensors: {error}. Load another checkpoint") from error
+        raise WhetError(f"{path} can't be read as safetensors: {error}; load another checkpoint") from error
 
 
 def _flush(path: Path) -> None:
@@ -112,7 +111,7 @@ def _flush(path: Path) -> None:
 
 
 def _rename_over(staging: Path, path: Path) -> None:
-    """Put a file in the place of another; put a folder in the place of another, which goes afterwards."""
+    """Put a file or folder in the place of another; a replaced folder is removed last."""
     if not (staging.is_dir() and path.exists()):
         staging.replace(path)
         return

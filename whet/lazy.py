@@ -1,4 +1,4 @@
-"""torch for modules that only name it until they compute: importing it takes seconds, and reading a recipe must not.
+"""torch for modules that a recipe imports: importing torch takes seconds, and reading a recipe must not.
 
     from whet.lazy import Tensor, torch
 

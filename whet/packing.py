@@ -1,5 +1,5 @@
-"""A batch is cut into micro-batches of bounded size, laid out as [data-parallel rank][micro-batch]. Every rank gets the
-same number of them. Weights were decided before, so how the cut falls changes no gradient."""
+"""Cutting a batch into micro-batches of bounded size, laid out as [data-parallel rank][micro-batch]. Every rank gets
+the same number of them. Token weights are set before, so the cut changes no gradient."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from whet.errors import DataError
 
 @dataclass(slots=True)
 class MicroBatch:
-    """A part of a batch, and where its tokens stand in it."""
+    """A part of a batch, with the places of its tokens in the whole."""
 
     batch: Batch
     tokens: Tensor  # [n] indices into the whole batch
@@ -40,7 +40,7 @@ def pack(batch: Batch, ranks: int, max_tokens: int, unit: str = "token") -> list
 
 
 def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
-    """(tokens, sequences) of what stays together: groups, or as many sequences of a group as fit."""
+    """Return (tokens, sequences) of each part that stays together: groups, or as many sequences of a group as fit."""
     own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences).tolist()
     first = batch.segment_start[batch.sequence[batch.segment_start] >= 0]  # the token of each sequence after its prompt
     shared = (
@@ -71,7 +71,7 @@ def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int
 
 
 def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:
-    """Longest first, each into the emptiest bin; None if a bin overflows."""
+    """Put pieces into bins, the longest first, each into the emptiest bin; None if a bin overflows."""
     bins: list[list[int]] = [[] for _ in range(count)]
     load = [0] * count
     for size, sequences in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
@@ -94,6 +94,6 @@ def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
 
 
 def idle(batch: Batch) -> Batch:
-    """The same tokens, of which none is trained."""
+    """Return the same tokens, of which none is trained."""
     weight = None if batch.weight is None else torch.zeros_like(batch.weight)
     return replace(batch, trained=torch.zeros_like(batch.trained), weight=weight)

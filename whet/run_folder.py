@@ -1,5 +1,5 @@
-"""The folder of a run: whether it can become one, making it, and noticing that it was moved. Knows nothing heavy: the
-command line asks before anything is loaded."""
+"""The folder of a run: checking that it is free, making it, and noticing that it was moved. Imports nothing heavy: the
+command line checks before anything is loaded."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
 
 
 def check_free(folder: Path) -> None:
-    """Raises ``ConfigError`` where the folder holds more than a start that failed leaves behind."""
+    """Raise ``ConfigError`` where the folder holds more than a failed start leaves."""
     if any(parent.is_file() for parent in (folder, *folder.parents)):
         raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
@@ -17,7 +17,7 @@ def check_free(folder: Path) -> None:
 
 
 def create(folder: Path) -> None:
-    """Make the folder. Raises ``ConfigError`` where it isn't free or can't be made."""
+    """Make the folder. Raises ``ConfigError`` where it is not free or can't be made."""
     check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class Place:
         self.folder, self._identity = folder, _identity(folder)
 
     def check(self) -> None:
-        """Raises ``WhetError`` where the folder was moved, removed or replaced since."""
+        """Raise ``WhetError`` where the folder was moved, removed or replaced since."""
         if _identity(self.folder) != self._identity:
             raise WhetError(
                 f"the run folder {self.folder} was moved, removed or replaced while the run was going, so nothing more "

@@ -1,10 +1,10 @@
-"""Derived randomness: a seed is a hash of what it is for, so results depend neither on order nor on worker count."""
+"""Derived seeds: a seed is a hash of its purpose, so results depend neither on order nor on the number of workers."""
 
 import hashlib
 
 
 def derive_seed(*parts: int | str) -> int:
-    """A 63-bit seed from the parts, the same in every process (unlike ``hash()``).
+    """Return a 63-bit seed from the parts, the same in every process (unlike ``hash()``).
 
     >>> derive_seed(0, 3, "gsm8k/train/17", 2) == derive_seed(0, 3, "gsm8k/train/17", 2)
     True

@@ -1,5 +1,5 @@
-"""THE loop. Groups come from a source, become one batch, are learned from, and the new weights are published; then the
-permits return. Every algorithm runs through here, in step or asynchronously."""
+"""The loop. Groups come from a source and become one batch; the learners update on it; the new weights are published
+and the permits return. Every algorithm runs through here, in step or asynchronously."""
 
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ def _batch(groups: list[Group], run: "Run") -> Batch:
 
 
 def _minibatches(batch: Batch, run: "Run", step: int) -> list[Batch]:
-    """Of all epochs, each with its weights set."""
+    """Return the minibatches of all epochs, with their weights set."""
     algorithm, seed = run.recipe.algorithm, run.recipe.seed
     return [
         minibatch.weigh(algorithm.weighting, run.recipe.sampling.max_new_tokens)

@@ -1,4 +1,4 @@
-"""The plain data that flows from data sets and environments to the learner. Knows no torch, no model and no device.
+"""The plain data that flows from data sets and environments to the learner. Needs no torch, model or device.
 
 A ``Task`` is posed; the answers to it are ``Trajectory``s made of ``Span``s of tokens; the trajectories of one task
 form a ``Group``. A row for supervised fine-tuning is a group of one, a preference pair a group of two, GRPO's
@@ -31,7 +31,7 @@ class Status(StrEnum):
 
 @dataclass(slots=True, frozen=True)
 class Distribution:
-    """How logits become the distribution that is sampled from. The learner applies the same to its log-probs."""
+    """The settings that turn logits into the sampled distribution. The learner takes log-probs under the same one."""
 
     temperature: float = 1.0
     top_k: int = 0  # 0: all tokens

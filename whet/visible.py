@@ -1,4 +1,4 @@
-"""Makes text from a model safe to look at: characters that can't be seen become visible, whatever shows them.
+"""Making a model's text safe to look at: characters that can't be seen become visible, wherever they are shown.
 
 Model output is not trusted: an escape sequence can rewrite a terminal, a direction override can turn a line around, and
 what has no width can hide a message. Escaping for HTML is done where HTML is written.
@@ -17,7 +17,7 @@ _BLANK = re.compile(
 
 
 def visible(text: str) -> str:
-    """The text with everything that has no shape of its own (but newline, tab and spaces) written as an escape.
+    """Return the text with every invisible character, except newline, tab and spaces, written as an escape.
 
     >>> visible("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'
