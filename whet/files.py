@@ -100,6 +100,16 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
         raise WhetError(f"{path} can't be read as safetensors: {error}; load another checkpoint") from error
 
 
+def in_words(size: int) -> str:
+    """Write a number of bytes for people.
+
+    >>> in_words(1536 * 1024**2)
+    '1.5 GiB'
+    """
+    power = min(3, max(0, size.bit_length() - 1) // 10)
+    return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB')[power]}" if power else f"{size} B"
+
+
 def _flush(path: Path) -> None:
     if not path.is_dir():
         with path.open("rb") as file:

@@ -8,10 +8,11 @@ from transformers import DeepseekV3Config
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import toy_recipe
 from whet.cli.main import main
+from whet.files import in_words
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.parallel.config import ParallelConfig
 from whet.plan.layout import stages
-from whet.plan.plan import in_words, make_plan
+from whet.plan.plan import make_plan
 
 
 @pytest.fixture(scope="module")

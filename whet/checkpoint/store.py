@@ -23,7 +23,7 @@ from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.manifest import FILE as MANIFEST
 from whet.checkpoint.manifest import CheckpointError, Manifest, check, read_manifest, seal
-from whet.files import remove, sync_folder, write_atomically
+from whet.files import in_words, remove, sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -166,9 +166,9 @@ class CheckpointStore:
     def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
         free = shutil.disk_usage(self.folder).free
         why = f" ({error})" if error else ""
-        need = f"about {_bytes(needed)}" if needed > free else "more than there is"
+        need = f"about {in_words(needed)}" if needed > free else "more than there is"
         return CheckpointError(
-            f"no room for the checkpoint of step {step}: it needs {need}, and {_bytes(free)} are free in "
+            f"no room for the checkpoint of step {step}: it needs {need}, and {in_words(free)} are free in "
             f"{self.folder}{why}. Older checkpoints are untouched. Free some space, or lower checkpoints.keep_last, "
             "then resume the run"
         )
@@ -290,7 +290,3 @@ def _disk_is_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

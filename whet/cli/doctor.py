@@ -56,8 +56,7 @@ def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Find
         wanted = load(Recipe, recipe, overrides).value if recipe else None
     except ConfigError:
         return  # reported by ``recipes_validate``
-    if wanted is None or not wanted.algorithm.samples_per_task:
-    from whet.algorithms.base import OnlineAlgorithm
+    if wanted is None or not isinstance(wanted.algorithm, OnlineAlgorithm):
         return
     from whet.agreement import measure_agreement
     from whet.processes.compute import run_computing

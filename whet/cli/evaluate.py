@@ -89,7 +89,7 @@ def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Pa
     from whet.processes.compute import run_computing
 
     if refused:
-        raise ConfigError(f"{refused[0]}: the recipe learns from rows, which are scored and not answered; leave it out")
+        raise ConfigError(f"{refused[0]}: this recipe learns from rows, which are scored, not answered; leave it out")
     evaluation = settings.evaluation.model_copy(update=asked)
     return _measures(run_computing(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
 

@@ -45,7 +45,7 @@ def _device_memory() -> float:
 
 
 def _print(plan: "Plan") -> None:
-    from whet.plan.plan import in_words
+    from whet.files import in_words
 
     for role, size in plan.models.items():
         experts = f", {size.experts / 1e9:.2f} B of them in experts" if size.experts else ""
@@ -57,12 +57,9 @@ def _print(plan: "Plan") -> None:
     print(f"  fullest micro-batch: {plan.tokens:,} tokens")
     for process, memory in plan.processes.items():
         print(f"\nmemory of {process}, at most")
-        for name, held in memory.always.items():
-            print(f"  {'always':<22} {name:<28} {in_words(held):>11}")
-        for phase, kinds in memory.phases.items():
+        for phase, kinds in {"always": memory.always, **memory.phases}.items():
             for name, held in kinds.items():
-                if held:
-                    print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
+                print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
         print(f"  {'peak':<22} {'':<28} {in_words(memory.peak()):>11}")
     if plan.refit:
         first = f", the first one {in_words(plan.first_refit)}" if plan.first_refit else ""

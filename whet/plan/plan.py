@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from whet.algorithms.base import OnlineAlgorithm
 from whet.data.examples import PreferenceRows
 from whet.errors import WhetError
+from whet.files import in_words
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
 from whet.plan.layout import Held, Stage, lay_out, stages
@@ -199,16 +200,3 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 "data-parallel ranks: some will compute nothing but padding"
             )
     return found
-
-
-def in_words(size: float) -> str:
-    """Bytes for people.
-
-    >>> in_words(1536 * 1024**2)
-    '1.5 GiB'
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024 or unit == "GiB":
-            return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
-        size /= 1024
-    raise AssertionError

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
 from whet.show.catalog import CATALOG, duration, show
+from whet.show.facts import Measured
 from whet.visible import visible
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class ConsoleWriter(Sink):
         elif any(not name.startswith(("run/", "time/")) for name in values):
             line = plain_line(step, self.dashboard.facts.steps, values, kind)
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif "run/model" in values:
+            facts = self.dashboard.facts
+            self._console.print(f"{facts.name}: {facts.line()}", markup=False, highlight=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
         self.dashboard.status = text
@@ -75,7 +79,7 @@ class ConsoleWriter(Sink):
 def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: Kind = "train") -> str:
     """Write one step in one line, for logs."""
     head = f"step {step}/{steps}" if steps else f"step {step}"
-    parts = _plain_evaluation(values) if kind == "evaluation" else _plain_train(values)
+    parts = _plain_evaluation(step, values) if kind == "evaluation" else _plain_train(values)
     return visible("  ".join([head, *parts]))  # an environment names its scores
 
 
@@ -92,17 +96,16 @@ def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
         yield f"{duration(found['time/eta'])} left"
 
 
-def _plain_evaluation(values: Mapping[str, Value]) -> Iterator[str]:
-    found = {name.removeprefix("evaluation/"): value for name, value in numbers(values).items()}
-    if "accuracy" in found:
-        interval = ""
-        if {"n", "low", "high"} <= found.keys():
-            interval = f" (n={found['n']:.0f}, 95% {100 * found['low']:.1f}-{100 * found['high']:.1f}%)"
-        yield f"evaluation: accuracy {show(found['accuracy'], 'percent')}{interval}"
-    else:
-        yield "evaluation:"
-    rest = found.keys() - {"accuracy", "n", "low", "high"}
-    yield from (f"{name} {show(value)}" for name, value in found.items() if name in rest)
+def _plain_evaluation(step: int, values: Mapping[str, Value]) -> Iterator[str]:
+    found = numbers(values)
+    accuracy = ""
+    if measured := Measured.of({"step": step, **found}):
+        interval = f" (n={measured.n}, 95% {measured.interval})" if measured.n else ""
+        accuracy = f" accuracy {show(measured.accuracy, 'percent')}{interval}"
+    yield f"evaluation:{accuracy}"
+    for name, value in found.items():
+        if (short := name.removeprefix("evaluation/")) not in ("accuracy", "n", "low", "high"):
+            yield f"{short} {show(value)}"
 
 
 def _can_draw(console: "Console") -> bool:

@@ -2,7 +2,6 @@
 run folder, so it can be printed again at any time."""
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich import box
@@ -21,28 +20,25 @@ def commands(run_folder: Path) -> dict[str, str]:
     """Return the commands that can follow, by name, ready for a shell."""
     folder = shlex.quote(str(run_folder))
     out = shlex.quote(str(run_folder / "export"))
-    sampled = bool(rollout_steps(run_folder))
-    measured = any(line.get("kind") == "evaluation" for line in read_metrics(run_folder / FILE))
-    found = {"resume": f"whet resume {folder}"}
-    if sampled or measured:  # rows of which none is held out can't be measured
+    sampled, summary = bool(rollout_steps(run_folder)), Summary.of(read_metrics(run_folder / FILE))
+    found = {"go on": f"whet resume {folder} steps={2 * summary.steps}"}
+    if sampled or summary.before:  # rows of which none is held out can't be measured
         found["evaluate"] = f"whet eval {folder}"
     if sampled:
         found["view"] = f"whet view {folder}"
     return found | {"export": f"whet export {folder} --out {out}"}
 
 
-def print_summary(
-    run_folder: Path, console: Console | None = None, next_steps: Mapping[str, str] | None = None
-) -> None:
-    """Print the panel that ends a run. ``next_steps`` are commands by name, by default those of ``commands``.
-
-    The commands are printed unboxed and unwrapped, so that they can be copied whole."""
+def print_summary(run_folder: Path, console: Console | None = None) -> None:
+    """Print the panel that ends a run, and ``commands``, unboxed and unwrapped, so that they can be copied whole."""
     console = console or Console()
     summary = Summary.of(read_metrics(run_folder / FILE))
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     table.add_row("run folder", Text(str(run_folder), style="bold", overflow="fold"))
+    if (report := run_folder / "report.html").exists():
+        table.add_row("report", Text(str(report), overflow="fold"))
     table.add_row("trained", f"{summary.steps} steps in {duration(summary.seconds)}")
     if summary.before:
         table.add_row("accuracy before" if summary.after else "accuracy", _measured(summary.before))
@@ -51,7 +47,7 @@ def print_summary(
     if change := summary.change():
         table.add_row("difference", _change(change))
     console.print(Panel(table, title="whet", title_align="left", box=box.ROUNDED, border_style="#4fc3a1"))
-    for name, command in (next_steps or commands(run_folder)).items():
+    for name, command in commands(run_folder).items():
         line = Text.assemble((f"  {name:<10}", "dim"), command)
         console.print(line, soft_wrap=True, highlight=False)
 

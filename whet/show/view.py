@@ -56,8 +56,8 @@ def view(
     everything = list(read_rollouts(run, step))
     chosen = select(everything, sort, only)[:n]
     head = Text.assemble(
-        (f"step {step}", "bold"), f"   {len(chosen)} of {len(everything)} rollouts", f"   sorted by {sort}",
-        f"   only {only}" if only else "",
+        (f"step {step}", "bold"), f"   {len(chosen)} of {len(everything)} rollouts",
+        f"   sorted by {sort}" if sort in ORDERS else "", f"   only {only}" if only else "",
     )  # fmt: skip
     shown = [render(record) for record in chosen] or [Text("No rollout fits.", style="dim")]
     os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for less than a screen
