@@ -296,7 +296,7 @@ def test_too_little_space_is_noticed_before_anything_is_written(
     nearly_full = shutil.disk_usage(tmp_path)._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: nearly_full)
     called = []
-    with pytest.raises(CheckpointError, match=r"needs about 0\.0 MiB, and 0\.0 MiB are free"):
+    with pytest.raises(CheckpointError, match=r"needs about 4\.9 KiB, and 100 B are free"):
         asyncio.run(store.save(20, called.append, {}))
     assert called == []
     assert store.load("latest").step == 10

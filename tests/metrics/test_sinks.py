@@ -124,7 +124,7 @@ def test_without_a_real_terminal_a_step_is_one_plain_line(tmp_path, monkeypatch,
     first, second = out.getvalue().splitlines()
     assert first.startswith("step 1/20  reward 0.1  accuracy 10.0%")
     assert "800 tokens/s" in first
-    assert second.startswith("step 1/20  evaluation: accuracy 25.0% (n=200, 95% 20.0-30.0%)")
+    assert second.startswith("step 1/20  evaluation: accuracy 25.0% (n=200, 95% 20.0 to 30.0%)")
     assert "\x1b" not in out.getvalue()
 
 

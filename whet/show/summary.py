@@ -20,9 +20,9 @@ def commands(run_folder: Path) -> dict[str, str]:
     """Return the commands that can follow, by name, ready for a shell."""
     folder = shlex.quote(str(run_folder))
     out = shlex.quote(str(run_folder / "export"))
-    sampled, summary = bool(rollout_steps(run_folder)), Summary.of(read_metrics(run_folder / FILE))
-    found = {"go on": f"whet resume {folder} steps={2 * summary.steps}"}
-    if sampled or summary.before:  # rows of which none is held out can't be measured
+    sampled, lines = bool(rollout_steps(run_folder)), read_metrics(run_folder / FILE)
+    found = {"go on": f"whet resume {folder} steps={2 * Summary.of(lines).steps}"}
+    if sampled or any(line.get("kind") == "evaluation" for line in lines):  # rows of which none is held out can't be measured
         found["evaluate"] = f"whet eval {folder}"
     if sampled:
         found["view"] = f"whet view {folder}"
