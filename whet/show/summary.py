@@ -22,7 +22,7 @@ def commands(run_folder: Path) -> dict[str, str]:
     out = shlex.quote(str(run_folder / "export"))
     sampled, lines = bool(rollout_steps(run_folder)), read_metrics(run_folder / FILE)
     found = {"go on": f"whet resume {folder} steps={2 * Summary.of(lines).steps}"}
-    if sampled or any(line.get("kind") == "evaluation" for line in lines):  # rows of which none is held out can't be measured
+    if sampled or any(line.get("kind") == "evaluation" for line in lines):  # else no row is held out
         found["evaluate"] = f"whet eval {folder}"
     if sampled:
         found["view"] = f"whet view {folder}"
