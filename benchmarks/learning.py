@@ -17,7 +17,7 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.models.compiled import compile_layers
 from whet.models.forest_attention import forest_hidden
-from whet.models.head import head_of, token_logprobs
+from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
 from whet.processes.memory import keep_freed_memory
 from whet.types import Distribution, Group, Span, Task, Trajectory
@@ -76,9 +76,7 @@ def main() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             hidden = forest_hidden(model, batch)
             body = clock()
-            logprobs, _ = token_logprobs(
-                hidden[batch.predictor[picked]], head.weight, batch.tokens[picked], Distribution()
-            )
+            logprobs, _ = head.token_logprobs(hidden[batch.predictor[picked]], batch.tokens[picked], Distribution())
         ahead = clock()
         (-logprobs.mean()).backward()
         laps.update(body=body - begin, head=ahead - body, backward=clock() - ahead)

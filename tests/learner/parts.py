@@ -19,7 +19,7 @@ from whet.losses.base import Unit
 from whet.metrics import Metrics
 from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import MicroBatch, pack
-from whet.parallel.parameters import in_turn
+from whet.parallel.parameters import full_tensors
 from whet.types import Group
 
 VOCABULARY = 32
@@ -155,7 +155,7 @@ def weights(learner: LearnerWorker) -> dict[str, Tensor]:
 
 def published(learner: LearnerWorker) -> dict[str, Tensor]:
     """All weights as a generator gets them, LoRA merged. Of several ranks all must ask together, and all get them."""
-    own = ModelWeights(learner.model, lambda tensors: in_turn(tensors, learner.device))
+    own = ModelWeights(learner.model, lambda tensors: full_tensors(tensors, learner.device))
     pipeline = learner.module.pipeline
     return dict((own if pipeline is None else StagedWeights(pipeline, own)).tensors())
 

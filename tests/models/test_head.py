@@ -20,7 +20,7 @@ from transformers import (
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
 from whet.errors import WhetError
 from whet.models import tiled_logprobs
-from whet.models.head import check_head, head_of, ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.head import Head, check_head, head_of
 from whet.types import Distribution
 
 T, H, V = 13, 8, 50
@@ -86,8 +86,8 @@ def plain(
 def test_tiles_give_the_whole_softmax_and_its_gradients(distribution: Distribution, extra: dict) -> None:
     hidden, weight, bias, targets = parts()
     pull = torch.randn(2, T, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    logprobs, entropy = token_logprobs(
-        hidden, weight, targets, distribution, bias=bias, with_entropy=True, chunk=5, **extra
+    logprobs, entropy = Head(weight, bias, **extra).token_logprobs(
+        hidden, targets, distribution, with_entropy=True, chunk=5
     )
     assert entropy is not None
     got = torch.autograd.grad((pull[0] * logprobs + pull[1] * entropy).sum(), (hidden, weight, bias))
@@ -102,8 +102,8 @@ def test_numerical_gradients_agree(distribution: Distribution) -> None:
     hidden, weight, bias, targets = parts()
 
     def both(hidden: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
-        return token_logprobs(
-            hidden, weight, targets, distribution, bias=bias, softcap=4.0, scale=1.5, with_entropy=True, chunk=4
+        return Head(weight, bias, scale=1.5, softcap=4.0).token_logprobs(
+            hidden, targets, distribution, with_entropy=True, chunk=4
         )
 
     assert torch.autograd.gradcheck(both, (hidden, weight, bias))
@@ -113,7 +113,7 @@ def test_log_probs_of_many_ids_agree_with_the_whole_softmax_and_so_do_their_grad
     hidden, weight, bias, _ = parts()
     ids = torch.randint(0, V, (T, 6), generator=torch.Generator().manual_seed(1))
     ids[:, 1] = ids[:, 0]
-    got = ids_logprobs(hidden, weight, ids, Distribution(temperature=0.9), bias=bias, chunk=4)
+    got = Head(weight, bias).ids_logprobs(hidden, ids, Distribution(temperature=0.9), chunk=4)
     expected = ((hidden @ weight.T + bias) / 0.9).log_softmax(-1).gather(-1, ids)
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=1e-10)
     pull = torch.randn(T, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
@@ -125,7 +125,7 @@ def test_log_probs_of_many_ids_agree_with_the_whole_softmax_and_so_do_their_grad
 
 def test_a_teacher_gives_its_likeliest_tokens() -> None:
     hidden, weight, bias, _ = parts()
-    ids, logprobs = topk_logprobs(hidden, weight, 4, Distribution(temperature=2.0), bias=bias, chunk=8)
+    ids, logprobs = Head(weight, bias).topk_logprobs(hidden, 4, Distribution(temperature=2.0), chunk=8)
     values, places = ((hidden @ weight.T + bias) / 2.0).log_softmax(-1).topk(4, dim=-1)
     assert torch.equal(ids, places)
     torch.testing.assert_close(logprobs, values.detach())
@@ -136,7 +136,7 @@ def test_a_teacher_names_only_what_its_student_knows_and_all_shares_the_mass(
     k: int, below: int | None, count: int
 ) -> None:
     hidden, weight, bias, _ = parts()
-    ids, logprobs = topk_logprobs(hidden, weight, k, Distribution(), bias=bias, below=below)
+    ids, logprobs = Head(weight, bias).topk_logprobs(hidden, k, Distribution(), below=below)
     values, places = (hidden @ weight.T + bias).log_softmax(-1)[:, :below].topk(count, dim=-1)
     assert torch.equal(ids, places)
     torch.testing.assert_close(logprobs, values.detach())
@@ -145,14 +145,14 @@ def test_a_teacher_names_only_what_its_student_knows_and_all_shares_the_mass(
 def test_a_target_outside_the_support_is_taken_in() -> None:
     hidden, weight, bias, _ = parts()
     least = (hidden @ weight.T + bias).argmin(-1)
-    logprobs, _ = token_logprobs(hidden, weight, least, Distribution(top_k=1), bias=bias)
+    logprobs, _ = Head(weight, bias).token_logprobs(hidden, least, Distribution(top_k=1))
     assert torch.isfinite(logprobs).all()
     assert (logprobs < -1).any()
 
 
 def test_no_token_at_all_is_fine() -> None:
     hidden, weight, _, targets = parts()
-    logprobs, entropy = token_logprobs(hidden[:0], weight, targets[:0], Distribution(), with_entropy=True)
+    logprobs, entropy = Head(weight).token_logprobs(hidden[:0], targets[:0], Distribution(), with_entropy=True)
     logprobs.sum().backward()
     assert entropy is not None
     assert logprobs.shape == entropy.shape == (0,)
@@ -162,9 +162,9 @@ def test_no_token_at_all_is_fine() -> None:
 
 def test_bfloat16_autocast_stays_within_its_rounding_and_answers_in_float32() -> None:
     hidden, weight, _, targets = (x.float().detach().requires_grad_() if x.is_floating_point() else x for x in parts())
-    exact, _ = token_logprobs(hidden, weight, targets, Distribution())
+    exact, _ = Head(weight).token_logprobs(hidden, targets, Distribution())
     with torch.autocast("cpu", torch.bfloat16):
-        rounded, _ = token_logprobs(hidden, weight, targets, Distribution())
+        rounded, _ = Head(weight).token_logprobs(hidden, targets, Distribution())
     assert rounded.dtype == torch.float32
     assert 0 < (rounded - exact).abs().max() < 0.2
     rounded.sum().backward()
@@ -181,18 +181,19 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary() 
 
     hidden, weight, bias, targets = parts()
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
-        token_logprobs(hidden, weight, targets, DISTRIBUTIONS[-1], bias=bias, with_entropy=True)
+        Head(weight, bias).token_logprobs(hidden, targets, DISTRIBUTIONS[-1], with_entropy=True)
     assert sizes
     assert max(sizes) <= max(weight.numel(), hidden.numel())
 
 
 MEMORY = """
 import resource, torch
-from whet.models.head import token_logprobs
+from whet.models.head import Head
 from whet.types import Distribution
 hidden, weight = torch.randn(4096, 16, requires_grad=True), torch.randn(40000, 16, requires_grad=True)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-logprobs, _ = token_logprobs(hidden, weight, torch.zeros(4096, dtype=torch.long), Distribution(), with_entropy=True)
+targets = torch.zeros(4096, dtype=torch.long)
+logprobs, _ = Head(weight).token_logprobs(hidden, targets, Distribution(), with_entropy=True)
 logprobs.sum().backward()
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
@@ -234,9 +235,7 @@ def test_the_head_of_a_model_gives_the_models_own_log_probs(kind: str) -> None:
     tokens = torch.randint(0, 300, (1, 9), generator=torch.Generator().manual_seed(0))
     own = model(input_ids=tokens, use_cache=False).logits[0].double().log_softmax(-1)
     hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
-    ours, _ = token_logprobs(
-        hidden[:-1], head.weight, tokens[0, 1:], Distribution(), bias=head.bias, scale=head.scale, softcap=head.softcap
-    )
+    ours, _ = head.token_logprobs(hidden[:-1], tokens[0, 1:], Distribution())
     torch.testing.assert_close(ours, own[:-1].gather(-1, tokens[0, 1:, None])[:, 0], atol=1e-9, rtol=1e-9)
 
 
@@ -251,7 +250,7 @@ def test_the_gradient_of_tied_embeddings_is_that_of_the_whole_model() -> None:
     expected = head.weight.grad.clone()
     model.zero_grad()
     hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state[0]
-    token_logprobs(hidden[:-1], head.weight, tokens[0, 1:], Distribution())[0].sum().backward()
+    head.token_logprobs(hidden[:-1], tokens[0, 1:], Distribution())[0].sum().backward()
     torch.testing.assert_close(head.weight.grad, expected, atol=1e-9, rtol=1e-9)
 
 

@@ -10,7 +10,7 @@ from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
 from whet.errors import WhetError
 from whet.models.forest_attention import decoder_of, forest_hidden, use_forest_attention
 from whet.models.shards import Tokens
-from whet.models.stages import Passage, check_stages, keep, stages_of
+from whet.models.stages import StageInput, check_stages, drop_other_layers, stages_of
 from whet.types import Distribution
 
 
@@ -24,7 +24,7 @@ def test_stages_one_after_the_other_are_the_model(make):
     hidden = None
     with torch.no_grad():
         for stage in stages_of(decoder_of(model), 2):
-            hidden = forest_hidden(model, batch, tokens, Passage(stage, hidden))
+            hidden = forest_hidden(model, batch, tokens, StageInput(stage, hidden))
         assert torch.equal(hidden, forest_hidden(model, batch))
 
 
@@ -34,7 +34,7 @@ def test_what_no_stage_needs_is_dropped_and_the_rest_keeps_its_names():
     parts = []
     for stage in range(3):
         part = tiny_qwen3(num_hidden_layers=3)
-        keep(part, [stages_of(part.get_decoder(), 3)[stage]])
+        drop_other_layers(part, [stages_of(part.get_decoder(), 3)[stage]])
         parts.append({name: p.numel() for name, p in part.named_parameters()})
     assert parts[0] | parts[1] | parts[2] == names
     assert parts[0].keys() & parts[2].keys() == {"model.embed_tokens.weight"}  # tied: it is the head

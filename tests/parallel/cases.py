@@ -22,7 +22,7 @@ from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import MicroBatch, pack
 from whet.parallel.config import ParallelConfig
-from whet.parallel.parameters import local, whole
+from whet.parallel.parameters import full_tensor, local
 from whet.types import Distribution
 
 CPU = torch.device("cpu")
@@ -123,7 +123,7 @@ def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
 
 
 def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
-    return {name: whole(p.detach(), CPU).clone() for name, p in worker.module.by_name()}
+    return {name: full_tensor(p.detach(), CPU).clone() for name, p in worker.module.by_name()}
 
 
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
@@ -161,7 +161,7 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     assert len(micro(0)) > 1 or case.max_tokens == ENOUGH  # on each shard
     scored = score(case, worker)
     worker.accumulate(micro(0), loss)
-    gradients = {n: whole(p.grad, CPU).clone() for n, p in worker.module.by_name() if p.grad is not None}
+    gradients = {n: full_tensor(p.grad, CPU).clone() for n, p in worker.module.by_name() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
     return Said(

@@ -37,8 +37,8 @@ def gather(rendezvous: str, rank: int, ranks: int) -> tuple[list[Tensor], list[T
     spread = [distribute_tensor(tensor, mesh, cut) for tensor, (_, _, cut) in zip(plain, CASES, strict=True)]
     honest, calls = dist.all_gather, []
     parameters.dist.all_gather = lambda *args, **settings: calls.append(1) or honest(*args, **settings)  # type: ignore[func-returns-value]
-    came = list(parameters.in_turn([*spread, plain[0]], CPU))
-    alone = list(parameters.in_turn([*spread, plain[0]], CPU, everywhere=False))
+    came = list(parameters.full_tensors([*spread, plain[0]], CPU))
+    alone = list(parameters.full_tensors([*spread, plain[0]], CPU, everywhere=False))
     if rank:
         assert all(tensor.device.type == "meta" for tensor in alone)
         assert [tensor.shape for tensor in alone] == [tensor.shape for tensor in came]

@@ -40,7 +40,7 @@ from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
 from whet.packing import pack
 from whet.parallel.config import ParallelConfig
-from whet.parallel.parameters import whole
+from whet.parallel.parameters import full_tensor
 from whet.types import Distribution
 
 SLOW = pytest.mark.slow
@@ -136,7 +136,7 @@ def five(rendezvous: str, rank: int, case: Case) -> Any:
     micro = [one for step in range(4) for one in micro_batches(case, worker, step)][:5]
     scored = worker.score(micro, LANGUAGE, Top(4, VOCABULARY - 3))
     total, metrics, logprobs = worker.accumulate(micro, PolicyGradient())
-    gradients = {name: whole(p.grad, CPU) for name, p in worker.module.by_name()}
+    gradients = {name: full_tensor(p.grad, CPU) for name, p in worker.module.by_name()}
     columns = {f"{i} {name}": column for i, said in enumerate(scored) for name, column in said.items()}
     columns |= {f"{i} of the update": column for i, column in enumerate(logprobs)}
     return float(total), metrics.result(), columns, gradients

@@ -1,7 +1,5 @@
 """A vocabulary that is spread over ranks, in parts of unequal size, gives what the whole one gives."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.parallel.cases import CPU
 from tests.parallel.ranks import on_ranks, seat_of
-from whet.models.head import ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.head import Head
 from whet.models.shards import Vocabulary
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import join
@@ -23,7 +21,6 @@ DISTRIBUTIONS = [
     Distribution(temperature=1.3, top_p=0.8),
     Distribution(min_p=0.05),
 ]
-HOW = {"scale": 1.5, "softcap": 4.0}
 
 
 def everything(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
@@ -38,12 +35,12 @@ def everything(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
     results = []
     for distribution in DISTRIBUTIONS:
         inputs = [x.detach().clone().requires_grad_() for x in (hidden, weight[here], bias[here])]
-        how: dict[str, Any] = {**HOW, "bias": inputs[2], "chunk": 4, "vocabulary": vocabulary}
-        logprobs, entropy = token_logprobs(*inputs[:2], ids[:, 0], distribution, with_entropy=True, **how)
-        chosen = ids_logprobs(*inputs[:2], ids, distribution, **how)
+        own, head = inputs[0], Head(*inputs[1:], scale=1.5, softcap=4.0, vocabulary=vocabulary)
+        logprobs, entropy = head.token_logprobs(own, ids[:, 0], distribution, with_entropy=True, chunk=4)
+        chosen = head.ids_logprobs(own, ids, distribution, chunk=4)
         assert entropy is not None
         (logprobs.sin().sum() + entropy.square().sum() + chosen.cos().sum()).backward()
-        best, best_logprobs = topk_logprobs(*inputs[:2], 4, distribution, **how)
+        best, best_logprobs = head.topk_logprobs(own, 4, distribution, chunk=4)
         found = {"logprobs": logprobs, "entropy": entropy, "chosen": chosen, "best": best, "of best": best_logprobs}
         found |= {name: x.grad for name, x in zip(("d hidden", "d weight", "d bias"), inputs, strict=True)}
         results.append({name: tensor.detach() for name, tensor in found.items()})

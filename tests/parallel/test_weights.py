@@ -75,14 +75,14 @@ def send(
     expected = {name: tensor.to(dtype, copy=True) for name, tensor in published(worker).items()}
     gathered = set()
     kind = StagedWeights if "pipeline" in case.parallel else ModelWeights
-    in_turn, tensors = named_weights.in_turn, kind.tensors
+    full_tensors, tensors = named_weights.full_tensors, kind.tensors
     if kind is ModelWeights:  # else it gives the stage's own tensors
 
         def watched(tensors: list[Tensor], device: torch.device, everywhere: bool) -> Iterator[Tensor]:
             gathered.update(tensor.dtype for tensor in tensors)
-            return (alive.watch(tensor) for tensor in in_turn(tensors, device, everywhere))
+            return (alive.watch(tensor) for tensor in full_tensors(tensors, device, everywhere))
 
-        named_weights.in_turn = watched
+        named_weights.full_tensors = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver = Receiver(held)
     for anew in (True, False):

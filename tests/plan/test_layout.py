@@ -83,7 +83,7 @@ def test_what_would_be_refused_is_refused(models):  # noqa: F811
 def test_a_rehearsal_has_no_memory_even_where_parameters_are_offloaded(models):  # noqa: F811
     with rehearsal(ParallelConfig(fsdp=2, cpu_offload=True), 0) as ranks:
         whole = partial(build_whole, ModelConfig(path=str(models["llama"])), "float32", True, False, 0)
-        scorer, _ = parallelize(whole, ranks, narrow=False, trains=True)
+        scorer, _ = parallelize(whole, ranks, bfloat16=False, trains=True)
         assert {parameter.device.type for parameter in scorer.parameters()} == {"meta"}
 
 

@@ -1,4 +1,4 @@
-"""What a learner is, whatever its role (policy, critic, reward model, teacher) and however many ranks it spans."""
+"""The interface of a learner, in any role (policy, critic, reward model, teacher) and on any number of ranks."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from whet.weights.source import WeightSource
 
 @dataclass(slots=True, frozen=True)
 class LearnerFacts:
-    """What is known of a learner once it is built; the same on all of its ranks."""
+    """The facts of a learner once it is built; the same on all of its ranks."""
 
     model: ModelConfig  # what it was loaded from
     head: Head  # what it says about tokens: their log-probs, or a critic's values
@@ -38,7 +38,7 @@ class LearnerFacts:
 
 @dataclass(slots=True)
 class Update:
-    """What one optimizer step returns."""
+    """The result of one optimizer step."""
 
     metrics: Metrics
     logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained
@@ -46,22 +46,22 @@ class Update:
 
 @dataclass(slots=True, frozen=True)
 class Top:
-    """How many of its likeliest tokens a teacher names at each place."""
+    """The number of most likely tokens that a teacher names at each place."""
 
     k: int
     below: int  # only ids below this: a student whose output matrix is shorter has no others
 
 
 class Scorer(Protocol):
-    """A model that says something about batches, trained or frozen. Batches are whole; cutting them up and putting
-    columns back in order is its own business."""
+    """A model that scores batches, trained or frozen. Batches are whole; it cuts them up and puts columns back in order
+    by itself."""
 
     @property
     def facts(self) -> LearnerFacts: ...
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
-        """Forward only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]), ``topk``
-        ([N, K], of the batch's ``topk_ids``; with ``top`` of the likeliest tokens, which are then ``topk_ids``).
+        """Forward only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]), ``topk`` ([N, K],
+        of the batch's ``topk_ids``; with ``top`` of the most likely tokens, which are then ``topk_ids``).
         """
         ...
 
@@ -87,11 +87,11 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
         ...
 
     async def finish_save(self) -> None:
-        """Return when what was begun is written; the learner can do other things meanwhile. Raises what went wrong."""
+        """Wait until what was begun is written; the learner can do other things meanwhile. Raises what went wrong."""
         ...
 
     async def load(self, folder: Path) -> None:
-        """Go on exactly where ``save`` was called. Raises ``WhetError`` where the files belong to another model."""
+        """Restore exactly what ``save`` wrote. Raises ``WhetError`` where the files belong to another model."""
         ...
 
     async def close(self) -> None:

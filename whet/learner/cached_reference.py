@@ -48,9 +48,9 @@ class CachedReference:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Inside, ``score`` computes and keeps what is not known yet, and answers 0 for all other columns: who scores
-        the batches of a run here has their reference log-probs when it comes to learning from them. What is known is
-        written now and then, and at the end, whatever ends it."""
+        """Inside, ``score`` computes and keeps what is not known yet, and answers 0 for all other columns: a run that
+        scores its batches here first has their reference log-probs when it learns from them. What is known is written
+        now and then, and at the end, whatever ends it."""
         self._filling, self._saved_at = True, time.monotonic()
         try:
             yield
@@ -59,7 +59,7 @@ class CachedReference:
             self._save()
 
     async def finish(self) -> None:
-        """Write what was computed and let go of the reference model. To be called again is harmless."""
+        """Write what was computed and let go of the reference model. Calling it twice is harmless."""
         await self.learner.release_reference()
         self._save()
         if 0 < self.computed < len(self.found):
@@ -91,7 +91,7 @@ class CachedReference:
         return await compute(self._column, sequences, len(batch))
 
     async def _score(self, batch: Batch, missing: dict[bytes, Tensor]) -> None:
-        """Have the reference score the batch, and keep it of the sequences that are ``missing``."""
+        """Score the batch by the reference, and keep the columns of the sequences that are ``missing``."""
         if not self._filling:
             log.warning("%s lacks %d sequences of this step: the reference is loaded", self.path, len(missing))
         column = (await self.learner.score(batch, {COLUMN}))[COLUMN]

@@ -22,7 +22,7 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
 
 
 class LearnerConfig(Config):
-    """How a model is trained, whatever it is trained on."""
+    """The settings of training, whatever is trained on."""
 
     precision: Precision = "float32"
     """``bfloat16`` computes in bfloat16 (autocast) over float32 weights; ``float64`` is for tests."""

@@ -1,5 +1,5 @@
-"""The micro-batches of a step that was skipped, on disk, to find out why: a folder of safetensors and JSON. What loads
-can't run code. Knows batches and files, no model."""
+"""The micro-batches of a skipped step on disk, to find out why: a folder of safetensors and JSON. Loading it runs no
+code. Knows batches and files, no model."""
 
 import json
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 """The controller's side of a learner: whole batches in, whole columns out. It cuts a batch into micro-batches, hands
-them to the workers, and puts what they answer back in the batch's order. Knows no model and no device."""
+them to the workers, and puts their answers back in the batch's order. Knows no model and no device."""
 
 import asyncio
 from collections.abc import Iterable
@@ -93,7 +93,7 @@ class WorkerLearner:
                     await asyncio.sleep(_ASKING)
         except TimeoutError:
             raise DeadlineError(
-                f"a save behind training's back was not written within learner.deadline = {deadline:g} s; look at the "
+                f"a save in the background was not written within learner.deadline = {deadline:g} s; look at the "
                 "disk of the run folder"
             ) from None
         await self._group.call("state.finish_save")
@@ -113,7 +113,7 @@ class WorkerLearner:
         await self._group.close()
 
     def _pack(self, batch: Batch, unit: Unit) -> tuple[list[list[MicroBatch]], Tensor]:
-        """[shard][micro-batch], or nothing where nothing is trained; the indices of what is packed, [n]."""
+        """Return micro-batches by shard, none where nothing is trained, and the indices of what is packed, [n]."""
         part, kept = trained_only(batch, unit)
         if not bool(part.trained.any()):
             return [], kept
@@ -127,7 +127,7 @@ class WorkerLearner:
 
 
 def trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:
-    """The sequences that train something, and their tokens' indices: what trains nothing need not be computed. Losses
+    """Return the sequences that train something, and their tokens' indices: the others need not be computed. Losses
     that compare the members of a group keep all members of each group that trains something."""
     trains = batch.trained_per_sequence > 0
     if unit == "group":
@@ -144,13 +144,13 @@ def _columns(
     answers: list[list[dict[str, Tensor]]],
     names: Iterable[str],
 ) -> dict[str, Tensor]:
-    """Columns of a whole batch of ``size`` tokens from those of its micro-batches."""
+    """Put the columns of micro-batches together to those of a whole batch of ``size`` tokens."""
     scored = [one for answer in answers for one in answer]
     return {name: _in_order(size, kept, shards, [one[name] for one in scored]) for name in names}
 
 
 def _update(batch: Batch, kept: Tensor, shards: list[list[MicroBatch]], answers: list[RankUpdate]) -> Update:
-    """What the ranks say about a step, as one; without answers nothing was trained."""
+    """Merge the ranks' answers of one step; without answers nothing was trained."""
     logprobs = _in_order(len(batch), kept, shards, [one for answer in answers for one in answer.logprobs])
     if not answers:
         return Update(Metrics().sum("learner/empty", 1), logprobs)

@@ -1,6 +1,6 @@
 """The model of a learner with its head, as one module: all of it on this rank's device, or this rank's part of it. From
-a batch to what the model says about it: one gather, by predictor, is all the shifting there is, and the head runs only
-where a token is trained. Knows no loss and no optimizer."""
+a batch to its log-probs or values: one gather, by predictor, is all the shifting there is, and the head runs only where
+a token is trained. Knows no loss and no optimizer."""
 
 from collections.abc import Iterator, Set
 from functools import partial
@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from whet.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
-from whet.learner.precision import autocast, shrink, weight_dtype
+from whet.learner.precision import autocast, keep_in_bfloat16, weight_dtype
 from whet.models.compiled import compile_layers
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import forest_hidden
-from whet.models.head import head_of, ids_logprobs, token_logprobs, topk_logprobs
+from whet.models.head import head_of
 from whet.models.loading import load_model
 from whet.models.shards import WHOLE, Shards
-from whet.models.stages import Passage
+from whet.models.stages import StageInput
 from whet.models.values import ValueHead
 from whet.parallel.mesh import Ranks
 from whet.parallel.parallelize import parallelize
@@ -28,8 +28,8 @@ from whet.parallel.pipeline import Pipeline
 
 
 class LearnerModel(nn.Module):
-    """A module, so that what is hooked around one (sharded parameters) works around all of it: a model's head is read
-    in here, not called."""
+    """A module, so that hooks around one (of sharded parameters) are around all of it: the weights of the model's head
+    are read in here, the head itself is not called."""
 
     def __init__(self, model: nn.Module, value_head: ValueHead | None, precision: Precision) -> None:
         super().__init__()
@@ -39,22 +39,22 @@ class LearnerModel(nn.Module):
         self.size = self.trained_size = 0  # numbers of all parameters, and of those that are trained, on all ranks
 
     def forward(
-        self, batch: Batch, outputs: Set[Output], top: Top | None = None, passage: Passage | None = None
+        self, batch: Batch, outputs: Set[Output], top: Top | None = None, stage_input: StageInput | None = None
     ) -> ModelOutput | Tensor:
-        """Return what the model says about the batch's N tokens, on its device; every column is 0 where untrained.
+        """Return the model's outputs for the batch's N tokens, on its device; every column is 0 where untrained.
 
         ``outputs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's
-        ``topk_ids``. With ``top`` there are ``topk`` and ``topk_ids`` alone: the ``top.k`` likeliest tokens (all, where
-        there are fewer), likeliest first. With a value head there are values alone. What is not asked for is None, or
-        log-probs of 0.
+        ``topk_ids``. With ``top`` there are ``topk`` and ``topk_ids`` alone: the ``top.k`` most likely tokens (all,
+        where there are fewer), the most likely first. With a value head there are values alone. What is not asked for
+        is None, or log-probs of 0.
 
         Gradients flow; where no token is trained, zeros flow, so that all ranks of a step take part in the backward
-        pass. ``passage``: hidden states come from the stages before; at a stage that is not the last one, hidden states
-        [1, n, H] are returned.
+        pass. With ``stage_input`` one stage of a pipeline is run; unless it is the last one, hidden states [1, n, H]
+        are returned.
         """
         with autocast(self.precision, batch.tokens.device):
-            hidden = forest_hidden(self.model, batch, self.shards.tokens, passage)
-            if passage is not None and not passage.stage.last:
+            hidden = forest_hidden(self.model, batch, self.shards.tokens, stage_input)
+            if stage_input is not None and not stage_input.stage.last:
                 return hidden
             return self._read(hidden, batch, outputs, top)
 
@@ -71,39 +71,37 @@ class LearnerModel(nn.Module):
         if self.value_head is not None:
             values = self.value_head(picked)
             return ModelOutput(values.new_zeros(len(batch)), values=spread(values))
-        weight, how = _head(self.model, self.shards)
+        head = head_of(self.model).local(self.shards.vocabulary)
         if top is not None:
-            ids, topk = topk_logprobs(picked, weight, top.k, batch.distribution, below=top.below, **how)
+            ids, topk = head.topk_logprobs(picked, top.k, batch.distribution, below=top.below)
             return ModelOutput(topk.new_zeros(len(batch)), topk=spread(topk), topk_ids=spread(ids))
         targets = batch.tokens.to(picked.device)[trained]
-        logprobs, entropy = token_logprobs(
-            picked, weight, targets, batch.distribution, with_entropy="entropy" in outputs, **how
-        )
+        logprobs, entropy = head.token_logprobs(picked, targets, batch.distribution, with_entropy="entropy" in outputs)
         output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
         if "topk" in outputs:
             ids = batch.column("topk_ids").to(picked.device)[trained]
-            output.topk = spread(ids_logprobs(picked, weight, ids, batch.distribution, **how))
+            output.topk = spread(head.ids_logprobs(picked, ids, batch.distribution))
         return output
 
     def by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters of the model, by its own names, and of the value head; on a pipeline's stage, those that are
-        there."""
+        """Yield the parameters of the model, by its own names, and of the value head; on a pipeline's stage, those that
+        are there."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from self.value_head.named_parameters(prefix="value_head")
 
     def counted(self) -> Iterator[nn.Parameter]:
-        """The parameters that are here, without the copies that another stage of a pipeline counts."""
+        """Return the parameters that are here, without the copies that another stage of a pipeline counts."""
         copy = None if self.pipeline is None else self.pipeline.copy
         return (parameter for parameter in self.parameters() if parameter is not copy)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Those that there are, by parameter; of several ranks, the parts that are here."""
+        """Return the gradients that there are, by parameter; of several ranks, the parts that are here."""
         return ((name, local(p.grad)) for name, p in self.by_name() if p.grad is not None)
 
     @property
     def all_is_trained(self) -> bool:
-        """Whether nothing is frozen, on any rank."""
+        """True where nothing is frozen, on any rank."""
         return self.size == self.trained_size
 
     def measure(self) -> None:
@@ -130,7 +128,7 @@ def build_model(
     if ranks is None:
         model = build(torch.device("cpu")).to(device)
     else:
-        model, shards = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
+        model, shards = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
         model.shards = shards
         if ranks.config.pipeline > 1:
             model.pipeline = Pipeline(model.model, shards.tokens, ranks)
@@ -147,7 +145,7 @@ def build_whole(
     dtype = weight_dtype(precision)
     model: Any = load_model(config, dtype=dtype, train=train, seed=seed, empty=device.type == "meta")
     if not train:
-        shrink(model, precision)
+        keep_in_bfloat16(model, precision)
     if not value_head:
         return LearnerModel(model, None, precision)
     output = model.get_output_embeddings()
@@ -155,11 +153,3 @@ def build_whole(
         output.requires_grad_(False)  # nobody reads its logits
     head = ValueHead(model.config.get_text_config().hidden_size, seed=seed, device=device)
     return LearnerModel(model, head.to(dtype).requires_grad_(train), precision)
-
-
-def _head(model: nn.Module, shards: Shards) -> tuple[Tensor, dict[str, Any]]:
-    """The output matrix, or the part of it that is here, and what else log-probs depend on."""
-    head, vocabulary = head_of(model), shards.vocabulary
-    bias = None if head.bias is None else vocabulary.local(head.bias)
-    how = {"bias": bias, "scale": head.scale, "softcap": head.softcap, "vocabulary": vocabulary}
-    return vocabulary.local(head.weight), how

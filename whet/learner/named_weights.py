@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.learner.model import LearnerModel
 from whet.parallel.mesh import Ranks
-from whet.parallel.parameters import in_turn
+from whet.parallel.parameters import full_tensors
 from whet.parallel.pipeline import Pipeline
 from whet.weights.source import Content, NamedTensors, WeightRequest
 
@@ -32,7 +32,7 @@ class Part:
 
 
 def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> Iterator[Part]:
-    """Every parameter and persistent buffer, a tied head included. With LoRA, W + scaling B A, or W alone if not
+    """Yield every parameter and persistent buffer, a tied head included. With LoRA, W + scaling B A, or W alone if not
     ``merged``. What is wider than ``dtype`` and not merged is cast to it before it is gathered, so that less travels;
     else types don't change."""
 
@@ -76,7 +76,7 @@ def _merged(name: str, layer: Any, weight: Tensor) -> Part:
 
 
 def _adapter_weights(model: nn.Module) -> Iterator[Part]:
-    """LoRA's A [rank, inputs] and B [outputs, rank] of each layer, under the names of PEFT's files."""
+    """Yield LoRA's A [rank, inputs] and B [outputs, rank] of each layer, under the names of PEFT's files."""
     from peft.tuners.lora import LoraLayer
 
     if not hasattr(model, "peft_config"):
@@ -92,19 +92,19 @@ def _adapter_weights(model: nn.Module) -> Iterator[Part]:
 
 @dataclass(slots=True, frozen=True)
 class ModelWeights:
-    """The weights of a model, to be gone through again and again, and what they are going to be, detached.
+    """The weights of a model and their description, to be gone through again and again, detached.
 
-    ``whole`` makes all of each of several tensors out of the parts that are here, one after the other. It is called for
-    some tensors at a time, when their turn comes."""
+    ``gather`` makes all of each of several tensors out of the parts that are here, one after the other. It is called
+    for some tensors at a time, when their turn comes."""
 
     model: nn.Module
-    whole: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
+    gather: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
     content: Content = "merged"
     dtype: torch.dtype | None = None  # what they are going to be cast to; wider ones may be cast already
-    at_once: int = AT_ONCE  # bytes, of whole tensors, that ``whole`` is asked for; a larger tensor comes alone
+    at_once: int = AT_ONCE  # bytes, of whole tensors, that ``gather`` is asked for; a larger tensor comes alone
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
-        """(name, type, shape) of each; nothing is gathered or merged."""
+        """Return (name, type, shape) of each; nothing is gathered or merged."""
         found = []
         for part in self._parts():
             pieces = [torch.empty(one.shape, dtype=part.dtype or one.dtype, device="meta") for one in part.pieces]
@@ -114,9 +114,9 @@ class ModelWeights:
 
     @torch.no_grad()
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
-        for parts in _together(self._parts(), self.at_once):
-            pieces = iter(self.whole([piece.to(part.dtype or piece.dtype) for part in parts for piece in part.pieces]))
+        """Yield (name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
+        for parts in _exchanges(self._parts(), self.at_once):
+            pieces = iter(self.gather([piece.to(part.dtype or piece.dtype) for part in parts for piece in part.pieces]))
             for part in parts:
                 yield part.name, part.made(*islice(pieces, len(part.pieces)))
 
@@ -128,7 +128,7 @@ class ModelWeights:
 
 @dataclass(slots=True, frozen=True)
 class StagedWeights:
-    """The weights of a model of which each stage of a pipeline holds some."""
+    """The weights of a model whose layers are spread over the stages of a pipeline."""
 
     pipeline: Pipeline
     own: ModelWeights
@@ -137,7 +137,7 @@ class StagedWeights:
         return self.pipeline.described(self.own.described())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return self.pipeline.in_turn(self.own.tensors())
+        return self.pipeline.gather(self.own.tensors())
 
 
 def requested_weights(
@@ -148,7 +148,7 @@ def requested_weights(
     everywhere = request.every_rank or ranks is None or model.pipeline is not None
     own = ModelWeights(
         model.model,
-        lambda tensors: in_turn(tensors, device, everywhere),
+        lambda tensors: full_tensors(tensors, device, everywhere),
         request.content,
         request.dtype,
         min(request.bucket_bytes, AT_ONCE),
@@ -156,8 +156,8 @@ def requested_weights(
     return own if model.pipeline is None else StagedWeights(model.pipeline, own)
 
 
-def _together(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
-    """Neighbours that are gathered in one exchange."""
+def _exchanges(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
+    """Yield neighbours that are gathered in one exchange."""
     some: list[Part] = []
     held = 0
     for part in parts:

@@ -12,7 +12,8 @@ from whet.parallel.parameters import local
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The rate of optimizer step ``step`` (from 0) out of ``steps``. A run that goes on longer stays at the minimum.
+    """Return the rate of optimizer step ``step`` (from 0) out of ``steps``. A run that goes on longer stays at the
+    minimum.
 
     Warm-up: lr (step + 1) / warmup_steps. Then the schedule falls from lr at the first step after the warm-up towards
     min_lr_ratio lr, which it would reach at step ``steps`` (linear, or half a cosine: arXiv 1608.03983).
@@ -44,7 +45,7 @@ def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> 
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The Euclidean norm over all gradients, []."""
+    """Return the Euclidean norm over all gradients, []."""
     return nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
 
 

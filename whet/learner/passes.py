@@ -1,5 +1,5 @@
-"""Micro-batches through a model: one after the other, or, where its layers are spread over ranks, through the stages of
-a pipeline. What the last stage finds is handed to all of them. Knows no loss and no optimizer."""
+"""Forward and backward passes of micro-batches: one after the other, or, where layers are spread over ranks, through
+the stages of a pipeline, all of which get the last one's results. Knows no loss and no optimizer."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import fields, replace
@@ -10,7 +10,7 @@ from torch import Tensor
 from whet.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.model import LearnerModel
-from whet.models.stages import Passage
+from whet.models.stages import StageInput
 from whet.packing import idle
 from whet.parallel.fsdp import set_last_backward
 from whet.processes.compute import COMPUTE
@@ -19,11 +19,11 @@ from whet.processes.compute import COMPUTE
 def forward(
     model: LearnerModel, batches: Sequence[Batch], outputs: Set[Output], top: Top | None = None
 ) -> list[ModelOutput]:
-    """Return what the model says about each batch, on the CPU; see ``LearnerModel.forward``. No gradient flows."""
+    """Return the model's outputs for each batch, on the CPU; see ``LearnerModel.forward``. No gradient flows."""
     found: dict[int, ModelOutput] = {}
 
-    def run(number: int, batch: Batch, passage: Passage | None = None) -> Tensor:
-        output = model(batch, outputs, top, passage)
+    def run(number: int, batch: Batch, stage_input: StageInput | None = None) -> Tensor:
+        output = model(batch, outputs, top, stage_input)
         if isinstance(output, Tensor):
             return output
         found[number] = replace(output, **{name: column.cpu() for name, column in _columns(output).items()})
@@ -36,7 +36,7 @@ def forward(
     else:
         full = _full(model.pipeline.micro_batches(len(batches)), batches)
         lengths = [len(batch) for batch in full]
-        model.pipeline.run(lambda number, passage: run(number, full[number], passage), lengths, backward=False)
+        model.pipeline.run(lambda number, stage_input: run(number, full[number], stage_input), lengths, backward=False)
         found = model.pipeline.from_last(found)
     return [found[number] for number in range(len(batches))]
 
@@ -49,8 +49,8 @@ def forward_backward(
 ) -> None:
     """Add up gradients. ``loss`` is asked, where the head is, about each batch by its number."""
 
-    def run(number: int, batch: Batch, passage: Passage | None = None) -> Tensor:
-        output = model(batch, outputs, passage=passage)
+    def run(number: int, batch: Batch, stage_input: StageInput | None = None) -> Tensor:
+        output = model(batch, outputs, stage_input=stage_input)
         if isinstance(output, Tensor):
             return output
         if number < len(batches):
@@ -65,8 +65,8 @@ def forward_backward(
         return
     full = _full(model.pipeline.micro_batches(len(batches)), batches)
 
-    def stage(number: int, passage: Passage) -> Tensor:
-        output = run(number, full[number], passage)
+    def stage(number: int, stage_input: StageInput) -> Tensor:
+        output = run(number, full[number], stage_input)
         if output.requires_grad:  # of one stage's backward passes, the last one is that of the last micro-batch
             output.register_hook(lambda _: set_last_backward(model, number == len(full) - 1))
         return output
@@ -81,5 +81,5 @@ def _columns(output: ModelOutput) -> dict[str, Tensor]:
 
 
 def _full(count: int, batches: Sequence[Batch]) -> list[Batch]:
-    """As many as the schedule wants; the last ones train nothing."""
+    """Add batches that train nothing, to as many as the schedule wants."""
     return [*batches, *[idle(batches[-1])] * (count - len(batches))]

@@ -1,4 +1,4 @@
-"""In which numbers a learner computes. Knows devices and shapes, no model."""
+"""The precision in which a learner computes."""
 
 import time
 from contextlib import AbstractContextManager
@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.learner.config import MatmulPrecision, Precision
-from whet.models.rounding import rounded
+from whet.models.rounding import rounded_modules
 
 _GAIN = 1.1  # how much faster "medium" must be to be chosen over "highest"
 _ACCURACY = 2.0  # how many times the error of "highest" it may have
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
-    """What the weights are kept in."""
+    """Return the type that weights are kept in."""
     return torch.float64 if precision == "float64" else torch.float32
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """The context of a forward pass."""
+    """Return the context of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
@@ -50,7 +50,8 @@ def fastest_on_cpu() -> str:
 
 
 def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[float, float]:
-    """(seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a few."""
+    """Return (seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a
+    few."""
     torch.set_float32_matmul_precision(name)
     random = torch.Generator().manual_seed(0)
     x = torch.randn(rows, width, generator=random, requires_grad=True)
@@ -65,12 +66,12 @@ def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) ->
     return min(seconds), float((result.detach() - exact).norm() / exact.norm())
 
 
-def shrink(model: nn.Module, precision: Precision) -> None:
+def keep_in_bfloat16(model: nn.Module, precision: Precision) -> None:
     """Keep the linear layers and experts of a frozen model in bfloat16 where autocast would round them to it anyway:
     half the memory, the same numbers to the last bit. Everything else, the head included, stays as it is."""
     if precision != "bfloat16":
         return
     head = model.get_output_embeddings()  # type: ignore[operator]
-    for module in rounded(model):
+    for module in rounded_modules(model):
         if module is not head:
             module.to(torch.bfloat16)

@@ -1,6 +1,6 @@
-"""A folder of safetensors files that hold a learner's tensors, whole or in pieces. Of several ranks each writes its
-pieces into a file of its own (``shard-...``), which says where in the tensors they belong, and reads what it needs.
-This is torch's distributed checkpoint in safetensors.
+"""A learner's tensors in a folder of safetensors files, whole or in pieces. Of several ranks each writes its pieces
+into a file of its own (``shard-...``), which records their places in the tensors, and reads what it needs. This is
+torch's distributed checkpoint in safetensors.
 """
 
 import warnings
@@ -22,12 +22,12 @@ from whet.parallel.mesh import Ranks
 def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
     """Write what this rank holds of the tensors; all ranks of the group call it together."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    with _said_plainly():
+    with _first_failure():
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
 
 
 def described(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the folder's files by name, on ``meta``. Raises ``WhetError`` where it is not whole."""
+    """Return every tensor of the folder's files by name, on ``meta``. Raises ``WhetError`` where it is not whole."""
     from safetensors import SafetensorError
 
     try:
@@ -44,16 +44,16 @@ def described(folder: Path) -> dict[str, Tensor]:
 
 
 def fill(wanted: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:
-    """Read into the tensors, each rank what it holds of them."""
+    """Fill the tensors from the folder's files; each rank reads what it holds of them."""
     reader, group = HuggingFaceStorageReader(str(folder)), None if ranks is None else ranks.messages
-    with _said_plainly(), warnings.catch_warnings():
+    with _first_failure(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         dcp.load(wanted, storage_reader=reader, process_group=group, no_dist=ranks is None)
 
 
 @contextmanager
-def _said_plainly() -> Iterator[None]:
-    """What torch's distributed checkpoint does on all ranks fails on all of them; the first failure is named."""
+def _first_failure() -> Iterator[None]:
+    """Name the first failure of torch's distributed checkpoint, which fails on all ranks together."""
     try:
         yield
     except dcp.api.CheckpointException as error:

@@ -1,6 +1,5 @@
-"""What becomes of an optimizer step whose loss or gradient is not finite. It is skipped; its micro-batches are dumped,
-so that somebody can find out why (``LearnerWorker.replay``), and too many such steps in a row end the run. No weight is
-changed here."""
+"""Steps whose loss or gradient is not finite. Such a step is skipped; its micro-batches are dumped, so that the cause
+can be found (``LearnerWorker.replay``), and too many such steps in a row end the run. No weight is changed here."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from whet.parallel.mesh import Ranks, together
 
 @dataclass(slots=True, frozen=True)
 class SkippedStep:
-    """What a rank knows of a step that it has counted as skipped. ``gradients`` are those of this rank, by name."""
+    """One rank's facts of a step that it has counted as skipped. ``gradients`` are those of this rank, by name."""
 
     progress: Progress
     loss: float  # of the whole step
@@ -68,5 +67,5 @@ class SkippedStep:
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """The first name whose tensor holds a nan or an infinity."""
+    """Return the first name whose tensor holds a nan or an infinity."""
     return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), None)

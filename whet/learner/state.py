@@ -32,7 +32,7 @@ _KINDS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW's state, as "KIND/PARAMET
 
 @dataclass(slots=True)
 class Progress:
-    """What a learner knows beside its tensors."""
+    """The state of a learner beside its tensors."""
 
     matmul_precision: str  # torch's setting for float32 products
     step: int = 0  # optimizer steps done; skipped ones don't count
@@ -41,8 +41,8 @@ class Progress:
 
 
 class LearnerState:
-    """What of a worker is saved and loaded. Of several ranks all do each of these together, into folders that all of
-    them see; what fails on one of them is raised on each."""
+    """The part of a worker that is saved and loaded. Of several ranks all do each of these together, into folders that
+    all of them see; what fails on one of them is raised on each."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class LearnerState:
         self._writer = JobThread("save")
 
     def save(self, folder: Path) -> None:
-        """Write into an existing folder."""
+        """Write weights, moments and progress into an existing folder."""
         self._check_there(folder)
         self._write(folder, *self._tensors(), None if self._ranks is None else self._ranks.messages)
         self._write_facts(folder, asdict(self.progress))
@@ -77,7 +77,7 @@ class LearnerState:
         self._saving = _Saving(folder, asdict(self.progress), written)
 
     def save_written(self) -> bool:
-        """Whether ``finish_save`` would not have to wait on this rank."""
+        """Return whether ``finish_save`` would not have to wait on this rank."""
         return self._saving is None or self._saving.written.done()
 
     def finish_save(self) -> None:
@@ -125,8 +125,8 @@ class LearnerState:
         self.progress = progress
 
     def _changing(self) -> dict[str, Tensor]:
-        """What training changes, by name: everything, without the repetition of tied weights; where some of it is
-        frozen (LoRA, a model that only scores), on whichever rank, the trained parameters."""
+        """Return what training changes, by name: everything, without the repetition of tied weights; where some of it
+        is frozen (LoRA, a model that only scores), on whichever rank, the trained parameters."""
         found: dict[str, Tensor] = {}
         for prefix, module in (("", self._model.model), ("value_head.", self._model.value_head)):
             if module is None:
@@ -139,7 +139,7 @@ class LearnerState:
         return found
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(weights, AdamW's moments)."""
+        """Return weights and AdamW's moments, by name."""
         weights, state = self._changing(), {} if self._optimizer is None else self._optimizer.state
         moments = {
             f"{kind}/{name}": value for name, tensor in weights.items() for kind, value in state.get(tensor, {}).items()
@@ -156,13 +156,13 @@ class LearnerState:
             write_pieces(folder, {**weights, **moments}, group)
 
     def _write_facts(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """They come last: where they are, all is there."""
+        """Write the facts, which come last: where they are, all is there."""
         with together(self._ranks, "saving"):
             if self._ranks is None or self._ranks.seat.rank == 0:
                 write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1))
 
     def _check_there(self, folder: Path) -> None:
-        """Files written into a folder that is made here would be seen by nobody else."""
+        """Raise where the folder is missing: files in one that is made here would be seen by no other node."""
         with together(self._ranks, "saving"):
             if not folder.is_dir():
                 raise WhetError(

@@ -64,7 +64,7 @@ class WorkerConfig(Config):
 
 @dataclass(slots=True)
 class RankUpdate:
-    """What one rank says about one optimizer step."""
+    """One rank's result of one optimizer step."""
 
     loss: float  # summed over this rank's micro-batches
     metrics: Metrics  # the loss's own; additive over ranks
@@ -137,7 +137,7 @@ class LearnerWorker:
         if columns - known:
             raise WhetError(f"a learner with a {head} head scores {sorted(known)}, not {sorted(columns - known)}")
         if "topk_ids" in columns and top is None:
-            raise WhetError("the likeliest tokens were asked for, but not how many; give top")
+            raise WhetError("the most likely tokens were asked for, but not how many; give top")
         self.model.eval()
         batches = [micro.batch.to(self.device) for micro in micro_batches]
         scored: list[dict[str, Tensor]] = [{} for _ in batches]
@@ -146,18 +146,18 @@ class LearnerWorker:
             for output, one in zip(found, scored, strict=True):
                 one |= {prefix + name: output.column(name) for name in names}
 
-        likeliest = own & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
-        if given := own - likeliest:
+        of_top = own & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
+        if given := own - of_top:
             keep(forward(self.module, batches, given), given)
         if "reference_logprobs" in columns:
             keep(self._of_reference(batches), {"logprobs"}, "reference_")
-        if likeliest:
-            keep(forward(self.module, batches, set(), top), likeliest)
+        if of_top:
+            keep(forward(self.module, batches, set(), top), of_top)
         reshard(self.module)
         return scored
 
     def _of_reference(self, batches: Sequence[Batch]) -> list[ModelOutput]:
-        """What is said under the weights that the run started from."""
+        """Score under the weights that the run started from."""
         model: Any = self.model
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
@@ -167,7 +167,7 @@ class LearnerWorker:
         return forward(self.reference or self.module, batches, set())
 
     def release_reference(self) -> None:
-        """Let go of the reference model; it is loaded again when asked for."""
+        """Drop the reference model; it is loaded again when asked for."""
         self.reference = None
 
     # Learning
@@ -204,7 +204,8 @@ class LearnerWorker:
         return RankUpdate(own_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> tuple[Tensor, Metrics, list[Tensor]]:
-        """Fresh gradients, summed over the micro-batches: (loss [], the loss's metrics, log-probs of each, [n])."""
+        """Sum fresh gradients over the micro-batches; return the loss [], its metrics, and the log-probs of each,
+        [n]."""
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
@@ -227,8 +228,8 @@ class LearnerWorker:
         return found[0].to(self.device), *found[1:]
 
     def _measure(self, total: Tensor) -> tuple[float, float, float]:
-        """The loss of this shard of the data, that of the whole step, and the norm of its gradient: the latter two have
-        the same bits on every rank, so that all ranks decide alike."""
+        """Return the loss of this shard of the data, that of the whole step, and the norm of its gradient: the latter
+        two have the same bits on every rank, so that all ranks decide alike."""
         if self.ranks is None:
             loss, norm = torch.stack([total.double(), gradient_norm(self.module.parameters()).double()]).tolist()
             return loss, loss, norm
@@ -276,7 +277,7 @@ class LearnerWorker:
     # Parts
 
     def _build(self, *, train: bool) -> LearnerModel:
-        """The model that this learner is about, or with ``train`` false its reference."""
+        """Build the model that this learner is about, or with ``train`` false its reference."""
         return build_model(
             self.config.model,
             self.config.learner.precision,
@@ -298,7 +299,7 @@ class LearnerWorker:
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:
-        """Dropout, where a model has it, is a function of the seed and the step, not of what ran before."""
+        """Make dropout, where a model has it, a function of the seed and the step, not of what ran before."""
         hf: Any = self.model.config
         drops = bool(getattr(hf.get_text_config(), "attention_dropout", 0.0)) or any(
             isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()
@@ -311,7 +312,7 @@ class LearnerWorker:
 
 
 def _device(seat: Seat) -> torch.device:
-    """A GPU of its own, where there are any; a cluster may have hidden the others' from this process."""
+    """Return a GPU of its own, where there are any; a cluster may have hidden the others' from this process."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", seat.rank % torch.cuda.device_count())

@@ -1,4 +1,4 @@
-"""Which model, and how it is adapted. Apart from the loading, so that a recipe is read without torch."""
+"""The settings of a model and of LoRA. Apart from the loading, so that a recipe is read without torch."""
 
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,8 @@ class LoraSettings(Config):
 
 
 class ModelConfig(Config):
-    """Which weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face Hub."""
+    """The model's weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face
+    Hub."""
 
     path: str = smollm2.NAME
     lora: LoraSettings | None = None

@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from whet.models.dense_attention import dense_attention
+
 NAME = "whet_decode"
 BLOCK = 64
 ROWS = 16  # the number of rows of a forward is a multiple of this
@@ -24,7 +26,7 @@ ROWS = 16  # the number of rows of a forward is a multiple of this
 
 @dataclass(slots=True, frozen=True)
 class Style:
-    """What a layer asks of its attention, beside queries, keys and values."""
+    """The settings of one layer's attention."""
 
     scaling: float
     window: int | None = None  # a query sees this many keys, itself included
@@ -33,7 +35,7 @@ class Style:
 
 
 class Cache(Protocol):
-    """What ``whet_cache`` must be."""
+    """The protocol of ``whet_cache``."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
         """query [1, heads, N, D], key and value [1, kv_heads, N, D or Dv] -> [1, N, heads, Dv]."""
@@ -53,7 +55,7 @@ def attention(
     whet_cache: Cache | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The function that transformers calls in every attention layer of an engine model."""
+    """Compute one attention layer of an engine model; transformers calls this."""
     if whet_cache is None:
         raise RuntimeError(f"a model with attention {NAME!r} was called without whet_cache")
     style = Style(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
@@ -68,7 +70,8 @@ def register() -> None:
 
 
 def _softmax(scores: Tensor, style: Style, bias: Tensor | None) -> Tensor:
-    """scores [..., heads, queries, keys] in float32 or float64, ``heads`` being the axis of ``style.sinks``."""
+    """Return the probabilities of scores [..., heads, queries, keys] in float32 or float64; ``heads`` is the axis of
+    ``style.sinks``."""
     if style.softcap is not None:
         scores = torch.tanh(scores * (style.scaling / style.softcap)) * style.softcap
         scores = scores if bias is None else scores + bias
@@ -118,37 +121,35 @@ class Prefill:
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, style: Style) -> Tensor:
-    """[1, heads, L, D] -> [1, heads, L, Dv]: plain causal attention of one prompt."""
+    """Return plain causal attention of one prompt, [1, heads, L, D] -> [1, heads, L, Dv]."""
     length = q.shape[2]
-    grouped = q.shape[1] != k.shape[1]
-    windowed = style.window is not None and length > style.window
     if style.softcap is None and style.sinks is None:
-        sdpa = nn.functional.scaled_dot_product_attention
-        if not windowed:
-            return sdpa(q, k, v, is_causal=True, scale=style.scaling, enable_gqa=grouped)
-        mask = _visible(0, length, length, style.window, q.device)
-        return sdpa(q, k, v, attn_mask=mask, scale=style.scaling, enable_gqa=grouped)
-    kv_heads = k.shape[1]
-    q = q.reshape(kv_heads, -1, length, q.shape[-1])
+        windowed = style.window is not None and length > style.window
+        mask = _visible(0, length, length, style.window, q.device) if windowed else None
+        return nn.functional.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, scale=style.scaling, enable_gqa=q.shape[1] != k.shape[1]
+        )
+    queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
     outs = []
     for start in range(0, length, 512):  # bounds the memory of the scores
-        end = min(start + 512, length)
-        visible = _visible(start, end, length, style.window, q.device)
+        part = queries[:, start : start + 512]
+        visible = _visible(start, start + part.shape[1], length, style.window, q.device)[None, None]
         bias = torch.zeros(visible.shape, dtype=_wide(q.dtype), device=q.device).masked_fill_(~visible, float("-inf"))
-        scores = torch.matmul(q[:, :, start:end], k[0].unsqueeze(1).transpose(2, 3)).to(bias.dtype)
-        p = _softmax(scores.flatten(0, 1), style, bias).view(scores.shape).to(v.dtype)
-        outs.append(torch.matmul(p, v[0].unsqueeze(1)))
-    return torch.cat(outs, dim=2).flatten(0, 1).unsqueeze(0)
+        outs.append(
+            dense_attention(part, keys, values, bias, scale=style.scaling, softcap=style.softcap, sinks=style.sinks)
+        )
+    return torch.cat(outs, dim=1).transpose(1, 2)
 
 
 def _visible(start: int, end: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """[end - start, length]: may query start + i see key j?"""
+    """Return which keys each query may see, [end - start, length]."""
     distance = torch.arange(start, end, device=device)[:, None] - torch.arange(length, device=device)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
 def size_class(length: int) -> int:
-    """The padded length of a prompt of ``length`` tokens: a property of the prompt alone, at most half as much again.
+    """Return the padded length of a prompt of ``length`` tokens: a property of the prompt alone, at most half as much
+    again.
 
     >>> [size_class(n) for n in (1, 65, 129, 193, 300, 400)]
     [64, 128, 192, 256, 384, 512]
@@ -223,7 +224,7 @@ class _Tiles:
                 rows[rows.index(old)] = new
 
     def index(self, device: torch.device, rows: int) -> None:
-        """Say where the rows of a forward over ``rows`` rows (padded) are in the tiles."""
+        """Find where the rows of a forward over ``rows`` rows (padded) are in the tiles."""
         if self.gather is not None and (len(self.row_index) == rows or not self.aligned):
             return
         gather = [row for rows in self.rows for row in rows + [0] * (self.places - len(rows))]
@@ -234,7 +235,7 @@ class _Tiles:
         self.aligned = members == [(i, i) for i in range(rows)] and len(gather) == rows
 
     def product(self, packed: Tensor, x: Tensor, transpose: bool) -> Tensor:
-        """x [M, kv_heads, G, A] of all rows times their tiles' keys or values -> [members, kv_heads, G, B]."""
+        """Multiply x [M, kv_heads, G, A] of all rows with their tiles' keys or values -> [members, kv_heads, G, B]."""
         tiles, places, (_, kv_heads, group, width) = len(self.rows), self.places, x.shape
         x = x if self.aligned else x.index_select(0, self.gather)  # type: ignore[arg-type]
         x = x.view(tiles, places, kv_heads, group, width).transpose(1, 2)
@@ -267,7 +268,7 @@ class DecodeCache:
         return len(self.prefixes)
 
     def join(self, prefixes: Iterable[Prefix]) -> None:
-        """New rows at the end, in this order, with nothing of their own yet."""
+        """Add rows at the end, in this order, with no tokens of their own yet."""
         for prefix in (new := list(prefixes)):
             self.prefixes.append(prefix)
             self.lengths.append(0)
@@ -287,7 +288,7 @@ class DecodeCache:
                 self.tiles[length] = _Tiles(length, 16 if each > 12 else 8 if each > 6 else 4)
 
     def leave(self, row: int) -> None:
-        """The row is done. The last row takes its number, so that rows stay without gaps."""
+        """Drop a row that is done. The last row takes its number, so that rows stay without gaps."""
         last = self.active - 1
         tiles = self.tiles[size_class(self.prefixes[row].length)]
         tiles.remove(row)
@@ -317,7 +318,7 @@ class DecodeCache:
         return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
 
     def commit(self) -> None:
-        """The forward is done: each row has one token more."""
+        """End a forward: each row has one token more."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def _fit_span(self, needed: int) -> None:
@@ -340,7 +341,8 @@ class DecodeCache:
         self.keys, self.values = fitted(self.keys, first.keys), fitted(self.values, first.values)
 
     def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[M, 1, 1, prompt span + own span]: 0 where a row sees the key and -inf elsewhere; the same in all layers."""
+        """Return what is added to scores, [M, 1, 1, prompt span + own span]: 0 where a row sees the key, -inf
+        elsewhere. The same in all layers."""
         if (bias := self._biases.get(window)) is None:
             prompt_at = torch.arange(self._prompt_span, device=self.device)
             own_at = torch.arange(self.span, device=self.device)

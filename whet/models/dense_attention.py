@@ -3,7 +3,7 @@
 What flows through: queries [C, L, heads, size] and keys, values [C, K, kv heads, size]. For the short rows of
 reinforcement learning on a CPU this takes a quarter of the time of ``scaled_dot_product_attention``; it also has what
 that lacks: soft caps (Gemma 2) and sinks (gpt-oss). Scores are computed again in the backward pass, so memory between
-the passes is linear in tokens. Knows no forest: a mask says who sees whom.
+the passes is linear in tokens. Knows no forest: a mask says which key each query sees.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def dense_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[C, L, heads, size] -> [C, L, heads, value size].
+    """Return the attention's output, [C, L, heads, size] -> [C, L, heads, value size].
 
     ``mask`` [1 or C, 1, L, K] is added to the scaled (and capped) scores, in float32 (float64 for float64 inputs).
     ``sinks`` [heads] are logits that take part in the softmax and have no value.
@@ -83,7 +83,7 @@ class _Dense(torch.autograd.Function):
 
 
 def _parts(query: Tensor, key: Tensor) -> list[slice]:
-    """Rows that are worked on together."""
+    """Return the rows that are worked on together."""
     rows = max(1, _SCORES // (query.shape[2] * query.shape[1] * key.shape[1]))
     return [slice(start, start + rows) for start in range(0, len(query), rows)]
 
@@ -93,7 +93,8 @@ def _rows(mask: Tensor, part: slice) -> Tensor:
 
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
-    """[C, L, heads, size] -> [C * kv heads, (heads / kv heads) * L, size]: heads that share keys form one matrix."""
+    """Fold [C, L, heads, size] into [C * kv heads, (heads / kv heads) * L, size]: heads that share keys form one
+    matrix."""
     rows, length, heads, size = x.shape
     return (
         x.view(rows, length, kv_heads, heads // kv_heads, size)
@@ -112,7 +113,8 @@ def _unfold_into(place: Tensor, x: Tensor) -> None:
 def _shares(
     q: Tensor, k: Tensor, mask: Tensor, sinks: Tensor | None, scale: float, softcap: float | None, rows: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Attention probabilities [C * kv heads, group * L, K], tanh of the capped scores, and the sinks' probabilities."""
+    """Return attention probabilities [C * kv heads, group * L, K], tanh of the capped scores, and the sinks'
+    probabilities."""
     scores = (q @ k.transpose(1, 2)).to(mask.dtype).mul_(scale)
     capped = None
     if softcap is not None:

@@ -12,7 +12,7 @@ from whet.types import Distribution
 
 
 def truncates(distribution: Distribution) -> bool:
-    """Whether some tokens may fall outside the support."""
+    """Return whether some tokens may fall outside the support."""
     return distribution.top_k > 0 or distribution.top_p < 1.0 or distribution.min_p > 0.0
 
 
@@ -20,7 +20,7 @@ def least_logit(logits: Tensor, distribution: Distribution) -> Tensor:
     """The least logit that may still be sampled, given logits already divided by the temperature. [T, V] -> [T, 1]
 
     min-p keeps p >= min_p * max p; top-k keeps the k largest; top-p keeps the smallest set of the largest whose mass,
-    among what the others left, reaches p. Ties with the last one kept are kept; the likeliest token always is.
+    among what the others left, reaches p. Ties with the last one kept are kept; the most likely token always is.
     """
     floor = torch.full_like(logits[:, :1], float("-inf"))
     if distribution.min_p > 0.0:

@@ -18,7 +18,7 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Exchange(Protocol):
-    """How tokens reach experts that other ranks have."""
+    """The way of tokens to experts that other ranks have, and back."""
 
     def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """``compute`` for tokens whose experts, [n, k], are counted over all ranks; ``compute`` itself counts those
@@ -27,7 +27,7 @@ class Exchange(Protocol):
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules, by name, that hold the fused parameters of a layer's routed experts, [experts, ...]."""
+    """Yield the modules, by name, that hold the fused parameters of a layer's routed experts, [experts, ...]."""
     for name, module in model.named_modules():
         if hasattr(type(module), "_apply_gate"):  # transformers' mark of what goes through its interface
             yield name, module

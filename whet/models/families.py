@@ -1,4 +1,4 @@
-"""Does a model that is run as whet runs it give what it gives on each sequence alone? Asked once, when it is loaded: an
+"""A check of every model that is loaded: run as whet runs it, it must give what it gives on each sequence alone. An
 architecture may look ahead, mask or count positions in ways of its own."""
 
 from typing import TYPE_CHECKING
@@ -19,8 +19,8 @@ _TOLERANCE = 1e-3  # of the largest hidden state
 
 @torch.no_grad()
 def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
-    """Select forest attention where the architecture allows; whether it does. ``check`` compares hidden states with the
-    model's own on a few tokens, which needs weights. Raises ``WhetError`` where they differ."""
+    """Select forest attention where the architecture allows; return whether it does. ``check`` compares hidden states
+    with the model's own on a few tokens, which needs weights. Raises ``WhetError`` where they differ."""
     forest = supports_forest(model.config)
     if check:
         training, precision = model.training, torch.get_float32_matmul_precision()
@@ -38,7 +38,8 @@ def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
 
 
 def _difference(model: "PreTrainedModel", forest: bool) -> str:
-    """What is wrong with two answers to one prompt, in words; nothing where they are what they are alone."""
+    """Return what is wrong with the states of two answers to one prompt, in words; nothing where they are those of each
+    sequence alone."""
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt, *replies = ([token % vocabulary for token in row] for row in ([3, 4, 5, 6, 7], [9, 8], [13, 12, 11, 10]))
     answers = [Trajectory([Span(prompt, False), Span(reply, True)]) for reply in replies]

@@ -1,4 +1,4 @@
-"""Do these tensors belong to this model? Told by name, before any of them is copied."""
+"""Compare tensors with a model by name, shape and type, before any of them is copied."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _SHOWN = 3
 
 @dataclass(slots=True, frozen=True)
 class Mismatch:
-    """Where tensors do not fit, a sentence for each; false where they do."""
+    """The problems of tensors that do not fit, one sentence each. False where all fit."""
 
     problems: tuple[str, ...]
 

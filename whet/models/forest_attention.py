@@ -16,7 +16,7 @@ from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models.dense_attention import dense_attention
 from whet.models.shards import Tokens
-from whet.models.stages import Passage, part_of
+from whet.models.stages import StageInput, stage_decoder
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(slots=True)
 class ForestLayout:
-    """Where every block finds its queries and keys, and every token its result. Made once per batch."""
+    """The places of every block's queries and keys, and of every token's result. Made once per batch."""
 
     blocks: list[Block]
     query: "Gather"  # packed token (of this rank's) of each query row of all blocks
@@ -56,7 +56,8 @@ class ForestLayout:
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None) -> "ForestLayout":
-        """The layout of a batch, on the model's device. Padding, where ``tokens`` wants it, is one more segment."""
+        """Return the layout of a batch, on the model's device. Padding, where ``tokens`` wants it, is one more
+        segment."""
         starts, parents, size = batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch)
         tokens = tokens or Tokens()
         padding = tokens.padded(size) - size
@@ -66,7 +67,7 @@ class ForestLayout:
 
     @classmethod
     def of_lengths(cls, lengths: list[int], device: torch.device | str) -> "ForestLayout":
-        """The layout of sequences of these lengths that share nothing."""
+        """Return the layout of sequences of these lengths that share nothing."""
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         return cls._of(starts, [-1] * len(lengths), sum(lengths), device, Tokens())
 
@@ -121,8 +122,8 @@ class ForestLayout:
         )
 
     def mask(self, index: int, window: int | None, dtype: torch.dtype, always: bool = False) -> Tensor | None:
-        """What block ``index`` may see, added to its scores: [1 or C, 1, queries, keys]. None stands for a plainly
-        causal one, unless it is wanted ``always``."""
+        """Return the mask that is added to block ``index``'s scores, [1 or C, 1, queries, keys]. None stands for a
+        plainly causal one, unless it is wanted ``always``."""
         name = (index, window, dtype, always)
         if name not in self.masks:
             block = self.blocks[index]
@@ -177,7 +178,7 @@ class _Pick(torch.autograd.Function):
 
 
 def _bins(before: list[int], lengths: list[int]) -> list[list[int]]:
-    """Segments put together while padding them to one size wastes little."""
+    """Put segments into bins of similar size, so that padding to one size wastes little."""
     bins: list[list[int]] = []
     longest, needed, size = 0, 0, (0, 0)
     for i in sorted(range(len(lengths)), key=lambda i: (before[i], lengths[i])):
@@ -207,7 +208,7 @@ def forest_attention(
     whet_forest: ForestLayout | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """One layer. [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
+    """Compute one layer, [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
     if whet_forest is None:
         raise WhetError(
             "this model has forest attention selected but was called without a layout; call it through forest_hidden, "
@@ -255,7 +256,7 @@ def _attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[C, L, heads, size] -> the same"""
+    """Attend in one block, [C, L, heads, size] -> the same."""
     special = softcap is not None or sinks is not None
     if special and dropout > 0.0:
         raise WhetError(
@@ -299,8 +300,9 @@ _OWN_MASKS = {"doge", "moshi", "nemotron", "phimoe"}
 
 
 def supports_forest(hf_config: "PretrainedConfig") -> bool:
-    """Whether all layers are attention that goes through transformers' attention interface. Recurrent, convolutional
-    and linear attention layers carry a state along the row: their batches must be laid out with unshared prompts."""
+    """Return whether all layers are attention that goes through transformers' attention interface. Recurrent,
+    convolutional and linear attention layers carry a state along the row: their batches must be laid out with unshared
+    prompts."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
@@ -327,13 +329,13 @@ def use_forest_attention(model: "PreTrainedModel") -> None:
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """The Hugging Face model inside a PEFT wrap, or the model itself."""
+    """Return the Hugging Face model inside a PEFT wrap, or the model itself."""
     get_base_model: Any = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
 
 
 def decoder_of(model: nn.Module) -> Any:
-    """The part of a causal language model (or a PEFT wrap of it) that maps tokens to final hidden states."""
+    """Return the part of a causal language model (or a PEFT wrap of it) that maps tokens to final hidden states."""
     from transformers import PreTrainedModel
 
     whole = unwrapped(model)
@@ -342,17 +344,17 @@ def decoder_of(model: nn.Module) -> Any:
 
 
 def forest_hidden(
-    model: nn.Module, batch: Batch, tokens: Tokens | None = None, passage: Passage | None = None
+    model: nn.Module, batch: Batch, tokens: Tokens | None = None, stage_input: StageInput | None = None
 ) -> Tensor:
-    """Final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
+    """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
-    ``tokens`` says how the batch is spread over ranks; each of them gets all hidden states. With a ``passage`` only its
-    stage is run; what goes on to the next one is this rank's part of the tokens, padding included, [1, n, H]. A model
-    without forest attention runs its sequences as padded rows; its batch must have no shared segment and can't be
-    spread.
+    ``tokens`` says how the batch is spread over ranks; each of them gets all hidden states. With ``stage_input`` only
+    that stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next
+    one, padding included, [1, n, H]. A model without forest attention runs its sequences as padded rows; its batch must
+    have no shared segment and can't be spread.
     """
-    decoder = decoder_of(model) if passage is None else part_of(decoder_of(model), passage.stage)
-    entering = None if passage is None else passage.hidden
+    decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
+    entering = None if stage_input is None else stage_input.hidden
     device = decoder.get_input_embeddings().weight.device if entering is None else entering.device
     tokens = tokens or Tokens()
     if decoder.config._attn_implementation == NAME:
@@ -365,7 +367,7 @@ def forest_hidden(
             use_cache=False,
             whet_forest=ForestLayout.of(batch, device, tokens),
         ).last_hidden_state
-        if passage is not None and not passage.stage.last:
+        if stage_input is not None and not stage_input.stage.last:
             return packed
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]

@@ -50,7 +50,7 @@ class Product:
         return [p.data_ptr() for linear in self.linears for p in (linear.weight, linear.bias) if p is not None]
 
     def _written(self) -> tuple[int, ...]:
-        """Changes when a weight or bias is written to."""
+        """Return a stamp that changes when a weight or bias is written to."""
         return tuple(p._version for linear in self.linears for p in (linear.weight, linear.bias) if p is not None)
 
     def refresh(self) -> None:
@@ -87,7 +87,7 @@ class Product:
 
 
 def _packable(weight: Tensor) -> bool:
-    """Whether oneDNN has a kernel for packed weights like this one here."""
+    """Return whether oneDNN has a kernel for packed weights like this one here."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):

@@ -5,7 +5,7 @@ log-probs of given tokens under a ``Distribution``. Memory does not grow with to
 of any causal language model and proves that it is the right one. Knows no batch and no learner.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,95 +26,87 @@ CHUNK = 1024  # tokens that are worked on at once
 
 @dataclass(slots=True, frozen=True)
 class Head:
-    """How a model's final hidden states become logits: ``softcap * tanh(scale * (W h + bias) / softcap)``."""
+    """The map from final hidden states to logits: ``softcap * tanh(scale * (W h + bias) / softcap)``.
+
+    Its methods take hidden states [T, H] and answer in float32 (float64 for float64 inputs), with products in
+    autocast's type where it is on. Where the ``vocabulary`` is spread, ``weight`` and ``bias`` are the rows that are
+    here; hidden states and targets are the same on all its ranks, and so is what comes out.
+    """
 
     weight: Tensor  # [V, H]; the model's own parameter, also when it is tied to the embeddings
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
+    vocabulary: Vocabulary = WHOLE.vocabulary
+
+    def local(self, vocabulary: Vocabulary) -> "Head":
+        """Return this rank's rows of a head that is spread like ``vocabulary``."""
+        bias = None if self.bias is None else vocabulary.local(self.bias)
+        return replace(self, weight=vocabulary.local(self.weight), bias=bias, vocabulary=vocabulary)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[T, H] -> [T, V], float32 or wider; products in autocast's type where it is on."""
-        return HeadSettings(Distribution(), self.scale, self.softcap).finish(_product(hidden, self.weight), self.bias)[
-            0
-        ]
+        """Return the logits, [T, V]."""
+        return self._logits(hidden, Distribution())
 
+    def token_logprobs(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        distribution: Distribution,
+        *,
+        with_entropy: bool = False,
+        chunk: int = CHUNK,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the log-probs of ``targets`` [T] and, when asked, entropies, [T] each, under the truncated and
+        tempered distribution. A target is always inside the truncation's support, which counts as constant in the
+        backward pass."""
+        logprobs, entropy = self._tiled(hidden, targets[:, None], distribution, with_entropy, chunk)
+        return logprobs[:, 0], entropy if with_entropy else None
 
-def token_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    distribution: Distribution,
-    *,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    with_entropy: bool = False,
-    chunk: int = CHUNK,
-    vocabulary: Vocabulary = WHOLE.vocabulary,
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probs of ``targets`` and, when asked, entropies, under the truncated and tempered distribution.
+    def ids_logprobs(self, hidden: Tensor, ids: Tensor, distribution: Distribution, *, chunk: int = CHUNK) -> Tensor:
+        """Return the log-probs of K given tokens at each place, for distillation. ids [T, K] -> [T, K]"""
+        return self._tiled(hidden, ids, distribution, False, chunk)[0]
 
-    hidden [T, H], weight [V, H], targets [T] -> ([T], [T] or None), float32 (float64 for float64 inputs). Under
-    truncation a target is always inside the support, and the support counts as constant in the backward pass. With a
-    ``vocabulary`` that is spread, ``weight`` and ``bias`` are the rows that are here; hidden and targets are the same
-    on all its ranks, and so is what comes out.
-    """
-    how = HeadSettings(distribution, scale, softcap, vocabulary)
-    logprobs, entropy = TokenLogprobs.apply(hidden, weight, bias, targets[:, None], how, with_entropy, chunk)
-    return logprobs[:, 0], entropy if with_entropy else None
+    @torch.no_grad()
+    def topk_logprobs(
+        self, hidden: Tensor, k: int, distribution: Distribution, *, below: int | None = None, chunk: int = 128
+    ) -> tuple[Tensor, Tensor]:
+        """Return the k most likely tokens at each place and their log-probs, a teacher's answer: ([T, K] int64, [T,
+        K]).
 
+        Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
+        ids, logprobs = [], []
+        for piece in hidden.split(chunk):
+            logits = self.vocabulary.join(self._logits(piece, distribution))
+            if truncates(distribution):
+                logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
+            named = logits[:, :below]
+            values, places = named.topk(min(k, named.shape[1]), dim=-1)
+            ids.append(places)
+            logprobs.append(values - logits.logsumexp(-1, keepdim=True))
+        return torch.cat(ids), torch.cat(logprobs)
 
-def ids_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    ids: Tensor,
-    distribution: Distribution,
-    *,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    chunk: int = CHUNK,
-    vocabulary: Vocabulary = WHOLE.vocabulary,
-) -> Tensor:
-    """Log-probs of K given tokens at each place, for distillation. ids [T, K] -> [T, K]"""
-    logprobs: Tensor
-    how = HeadSettings(distribution, scale, softcap, vocabulary)
-    logprobs, _ = TokenLogprobs.apply(hidden, weight, bias, ids, how, False, chunk)
-    return logprobs
+    def _settings(self, distribution: Distribution) -> HeadSettings:
+        return HeadSettings(distribution, self.scale, self.softcap, self.vocabulary)
 
+    def _logits(self, hidden: Tensor, distribution: Distribution) -> Tensor:
+        kind = hidden.device.type
+        compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
+        with torch.autocast(kind, enabled=False):
+            products = hidden.to(compute) @ self.weight.to(compute).T
+        return self._settings(distribution).finish(products, self.bias)[0]
 
-@torch.no_grad()
-def topk_logprobs(
-    hidden: Tensor,
-    weight: Tensor,
-    k: int,
-    distribution: Distribution,
-    *,
-    bias: Tensor | None = None,
-    scale: float = 1.0,
-    softcap: float | None = None,
-    below: int | None = None,
-    chunk: int = 128,
-    vocabulary: Vocabulary = WHOLE.vocabulary,
-) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens at each place and their log-probs: a teacher's answer. -> ([T, K] int64, [T, K])
-
-    Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
-    how, ids, logprobs = HeadSettings(distribution, scale, softcap), [], []
-    for piece in hidden.split(chunk):
-        logits = vocabulary.join(how.finish(_product(piece, weight), bias)[0])
-        if truncates(distribution):
-            logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
-        named = logits[:, :below]
-        values, places = named.topk(min(k, named.shape[1]), dim=-1)
-        ids.append(places)
-        logprobs.append(values - logits.logsumexp(-1, keepdim=True))
-    return torch.cat(ids), torch.cat(logprobs)
+    def _tiled(
+        self, hidden: Tensor, ids: Tensor, distribution: Distribution, with_entropy: bool, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = TokenLogprobs.apply(
+            hidden, self.weight, self.bias, ids, self._settings(distribution), with_entropy, chunk
+        )
+        return found
 
 
 def head_of(model: nn.Module) -> Head:
-    """The head of a Hugging Face causal language model (or a PEFT wrap of it).
+    """Return the head of a Hugging Face causal language model (or a PEFT wrap of it).
 
     Raises ``WhetError`` where it is not one linear map with the usual scaling and soft cap.
     """
@@ -167,11 +159,3 @@ def check_head(model: "PreTrainedModel") -> None:
             f"(they differ by {float((ours - theirs).abs().max()):.3g}), so log-probs would be wrong; "
             "this architecture is not supported yet"
         )
-
-
-def _product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """In autocast's type where it is on."""
-    kind = hidden.device.type
-    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    with torch.autocast(kind, enabled=False):
-        return hidden.to(compute) @ weight.to(compute).T

@@ -21,7 +21,7 @@ class RewardModel:
     """A sequence classifier with one label, and its tokenizer with its chat template."""
 
     def __init__(self, model: str, revision: str | None, device: str, dtype: str, threads: int) -> None:
-        """Raises ``WhetError`` for a model that can't be loaded, or is no reward model."""
+        """Raises ``WhetError`` for a model that can't be loaded, or is not a reward model."""
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -89,8 +89,8 @@ class RewardModel:
         return tokens
 
     def _read(self, groups: list[list[list[int]]]) -> list[float]:
-        """The scores of token rows, in groups that share a beginning. Each row is followed by a token that holds the
-        place whose predictor is the row's last token, as in training."""
+        """Return the scores of token rows, in groups that share a beginning. Each row is followed by a token that holds
+        the place whose predictor is the row's last token, as in training."""
         made = []
         for number, rows in enumerate(groups):
             trajectories = [Trajectory([Span(row, False), Span(row[-1:], True)]) for row in rows]
@@ -104,8 +104,8 @@ class RewardModel:
 
     @torch.no_grad()
     def _select_attention(self, vocabulary: int) -> None:
-        """Forest attention where the architecture allows. Raises ``WhetError`` where that, or the head, gives another
-        score than the model itself."""
+        """Select forest attention where the architecture allows. Raises ``WhetError`` where that, or the head, gives
+        another score than the model itself."""
         tokens = [token % vocabulary for token in (1, 2, 3) if token % vocabulary != self.padding]
         own = float(self.model(torch.tensor([tokens], device=self.model.device), use_cache=False).logits[0, 0])
         self.forest = supports_forest(self.model.config)

@@ -27,13 +27,13 @@ _OF_EXPERTS = {"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "exp
 
 
 def resolve(config: ModelConfig) -> Path:
-    """The local folder that holds the model; converted or downloaded where it must be. Raises ``WhetError`` where that
-    can't be done."""
+    """Return the local folder that holds the model; converted or downloaded where it must be. Raises ``WhetError``
+    where that can't be done."""
     return fetch_model(config.path, config.revision, with_code=config.trust_remote_code)
 
 
 def fingerprint(config: ModelConfig) -> str:
-    """A hash of the model's config and weights, by what their files hold."""
+    """Return a hash of the model's config and weights, by what their files hold."""
     folder = resolve(config)
     content = hashlib.blake2b(digest_size=16)
     for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
@@ -43,14 +43,14 @@ def fingerprint(config: ModelConfig) -> str:
 
 
 def load_model_config(config: ModelConfig) -> "PretrainedConfig":
-    """The Hugging Face config alone."""
+    """Return the Hugging Face config alone."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(resolve(config), trust_remote_code=config.trust_remote_code)
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
-    """The tokenizer. Raises ``WhetError`` where the folder has none."""
+    """Return the tokenizer. Raises ``WhetError`` where the folder has none."""
     from transformers import AutoTokenizer
 
     folder = resolve(config)
@@ -63,7 +63,7 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 def load_model(
     config: ModelConfig, *, dtype: torch.dtype, train: bool = True, seed: int = 0, empty: bool = False
 ) -> "PreTrainedModel | PeftModel":
-    """The model on the CPU with forest attention selected (where its architecture allows) and its head checked.
+    """Load the model onto the CPU, select forest attention (where its architecture allows) and check its head.
 
     With ``train`` false no parameter asks for a gradient, dropout is off, and LoRA adapters are left out: that is the
     reference. ``seed`` determines fresh adapters. ``empty`` gives the same on the device ``meta``, without weights.
@@ -121,9 +121,10 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
 
 
 def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
-    """What PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose names PEFT doesn't
-    take for those of routed experts. Those it would adapt by swapping parameters during each forward pass, which
-    neither sharded parameters nor ``named_weights`` allow. Raises ``WhetError`` where such a layer is asked for."""
+    """Return the layers that PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose
+    names PEFT doesn't take for those of routed experts. Those it would adapt by swapping parameters during each forward
+    pass, which neither sharded parameters nor ``named_weights`` allow. Raises ``WhetError`` where such a layer is asked
+    for."""
     from whet.models.experts import experts_of
 
     if not any(True for _ in experts_of(model)):
@@ -142,8 +143,8 @@ def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str
 
 
 def adapted_modules(config: ModelConfig) -> list[str]:
-    """The names of the modules that LoRA adapts, for an engine that applies it by itself. Nothing is loaded. Raises
-    ``WhetError`` where embeddings or the output matrix are among them."""
+    """Return the names of the modules that LoRA adapts, for an engine that applies it by itself. Nothing is loaded.
+    Raises ``WhetError`` where embeddings or the output matrix are among them."""
     from peft.tuners.lora import LoraLayer
 
     model: Any = load_model(config, dtype=torch.float32, empty=True)

@@ -1,5 +1,5 @@
-"""Which weights autocast rounds to bfloat16 wherever they are used, so that they may as well be kept or sent in it.
-Those of norms and their like are not among them: they multiply hidden states as they are."""
+"""The weights that autocast rounds to bfloat16 wherever they are used, so that they may as well be kept or sent in it.
+Norms are not among them: they multiply hidden states as they are."""
 
 from collections.abc import Iterator
 
@@ -8,8 +8,8 @@ from torch import nn
 from whet.models.experts import experts_of
 
 
-def rounded(model: nn.Module) -> Iterator[nn.Module]:
-    """The linear layers and the experts. The head is among them if ``model`` has one."""
+def rounded_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the linear layers and the experts. The head is among them if ``model`` has one."""
     for module in model.modules():
         if type(module) is nn.Linear:
             yield module

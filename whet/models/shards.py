@@ -1,5 +1,5 @@
-"""What a model needs to know where its batch or its vocabulary is spread over ranks: which part is here, and how parts
-are put together. These two say that everything is here; ``whet.parallel`` has those that speak to other ranks."""
+"""The layout of a model's work over ranks: which part of a batch or a vocabulary is here, and how parts are put
+together. In these two classes everything is here; ``whet.parallel`` has those that communicate."""
 
 from dataclasses import dataclass, field
 
@@ -7,36 +7,36 @@ from torch import Tensor
 
 
 class Tokens:
-    """All tokens of a batch are on this rank. N tokens, with padding; n of them are this rank's."""
+    """The layout of a batch's N tokens, with padding, of which n are this rank's. Here: all of them."""
 
     spread = False
     multiple = 1  # N is padded to a multiple of this
     least = 0  # and to at least so many
 
     def padded(self, tokens: int) -> int:
-        """N of a batch of so many tokens."""
+        """Return N for a batch of so many tokens."""
         return -(-max(tokens, self.least) // self.multiple) * self.multiple
 
     def runs(self, tokens: int) -> list[range]:
-        """This rank's tokens out of N, as runs of neighbours."""
+        """Return this rank's tokens out of N, as runs of neighbours."""
         return [range(tokens)]
 
     def gather(self, rows: Tensor) -> Tensor:
-        """[n, ...] of each rank -> [N, ...] in the batch's order. The backward pass sums over the ranks."""
+        """Gather [n, ...] of each rank into [N, ...] in the batch's order. The backward pass sums over the ranks."""
         return rows
 
     def share(self, rows: Tensor) -> Tensor:
-        """The part of [T] that this rank looks up in the vocabulary."""
+        """Return the part of [T] that this rank looks up in the vocabulary."""
         return rows
 
     def combine(self, column: Tensor) -> Tensor:
-        """A column that is 0 but for this rank's share -> the whole column on every rank. Every rank must then compute
-        the same loss from it: the backward pass takes each rank's gradient as it is."""
+        """Turn a column that is 0 but for this rank's share into the whole column on every rank. Every rank must then
+        compute the same loss from it: the backward pass takes each rank's gradient as it is."""
         return column
 
 
 class Vocabulary:
-    """The whole vocabulary is on this rank."""
+    """The layout of a vocabulary. Here: all of it is on this rank."""
 
     start = 0  # the first word that is here
 
@@ -45,25 +45,25 @@ class Vocabulary:
         return weight
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the ranks, element by element."""
+        """Reduce over the ranks, element by element."""
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Over the ranks, element by element."""
+        """Reduce over the ranks, element by element."""
         return values
 
     def join(self, logits: Tensor) -> Tensor:
-        """[T, words here] of each rank -> [T, V]"""
+        """Gather [T, words here] of each rank into [T, V]."""
         return logits
 
 
 @dataclass(slots=True, frozen=True)
 class Shards:
-    """How one model's work is spread."""
+    """The layout of one model's work."""
 
     tokens: Tokens = field(default_factory=Tokens)
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
 
 
 WHOLE = Shards()
-"""Everything is on this rank."""
+"""The layout of one rank that works alone."""

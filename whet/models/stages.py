@@ -1,7 +1,7 @@
 """A decoder cut into stages by its layers: the first one embeds tokens, the last one ends with the norm and the head.
 
 What flows through: hidden states, from one stage to the next. A stage is the model's own code over some of its layers:
-what is elsewhere is stood in for by modules that do nothing, so every parameter keeps its name. Knows no ranks.
+placeholders that do nothing stand in for the others, so every parameter keeps its name. Knows no ranks.
 """
 
 import copy
@@ -18,7 +18,7 @@ from whet.errors import WhetError
 
 @dataclass(slots=True, frozen=True)
 class Stage:
-    """Some neighbouring layers of a decoder."""
+    """Neighbouring layers of a decoder."""
 
     index: int
     layers: range
@@ -27,16 +27,16 @@ class Stage:
 
 
 @dataclass(slots=True)
-class Passage:
-    """One micro-batch on its way through one stage."""
+class StageInput:
+    """The input of one stage for one micro-batch."""
 
     stage: Stage
     hidden: Tensor | None = None  # [1, n, H] from the stage before; None at the first one
 
 
-class Elsewhere(nn.Module):
-    """In the place of a layer, of the embeddings or of the head, without their weights. What a decoder reads off its
-    layers (their kind of attention) stays."""
+class Placeholder(nn.Module):
+    """Stands in for a layer, the embeddings or the head, without their weights. It keeps what a decoder reads off its
+    layers (their kind of attention)."""
 
     weight = None
 
@@ -51,14 +51,14 @@ class Elsewhere(nn.Module):
 
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The first list of modules in it, and its name; an empty list where there is none."""
+    """Return the name of the decoder's first list of modules, and the list; an empty one where there is none."""
     lists = ((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
     return next(lists, ("", nn.ModuleList()))
 
 
 def cut_layers(layers: int, stages: int) -> list[range]:
-    """Which layers each stage has: as many each as can be; where they are not equal the first one has one more than the
-    last one, which has the head."""
+    """Return each stage's layers: as equal in number as can be, and never more at the last stage, which has the
+    head."""
     starts = [-(-index * layers // stages) for index in range(stages + 1)]
     return [range(start, end) for start, end in pairwise(starts)]
 
@@ -89,7 +89,7 @@ def check_stages(model: Any) -> None:
     if weight.is_meta:
         return
     hidden = torch.linspace(-1, 1, 2 * decoder.config.hidden_size, dtype=weight.dtype).view(1, 2, -1)
-    empty = part_of(decoder, Stage(1, range(0), first=False, last=False))
+    empty = stage_decoder(decoder, Stage(1, range(0), first=False, last=False))
     try:
         with torch.no_grad():
             after = empty(inputs_embeds=hidden, position_ids=torch.arange(2)[None], use_cache=False).last_hidden_state
@@ -99,7 +99,7 @@ def check_stages(model: Any) -> None:
         raise WhetError(f"{name} changes hidden states outside of its layers, {advice}")
 
 
-def keep(model: Any, stages: Collection[Stage]) -> None:
+def drop_other_layers(model: Any, stages: Collection[Stage]) -> None:
     """Drop from Hugging Face's ``model``, in place, the parameters that none of ``stages`` needs. The last stage keeps
     tied embeddings: they are its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
@@ -108,7 +108,7 @@ def keep(model: Any, stages: Collection[Stage]) -> None:
     needed = {index for stage in stages for index in stage.layers}
     for index, layer in enumerate(layers):
         if index not in needed:
-            layers[index] = Elsewhere(layer)
+            layers[index] = Placeholder(layer)
     if not last:
         for name in _after_layers(decoder):
             setattr(decoder, name, nn.Identity())
@@ -117,11 +117,11 @@ def keep(model: Any, stages: Collection[Stage]) -> None:
         _drop(decoder, embeddings)
 
 
-def part_of(decoder: Any, stage: Stage) -> Any:
+def stage_decoder(decoder: Any, stage: Stage) -> Any:
     """A decoder that runs one stage, and shares its modules with ``decoder``, which may have several."""
     part = copy.copy(decoder)
     name, layers = layers_of(decoder)
-    shown = [layer if index in stage.layers else Elsewhere(layer) for index, layer in enumerate(layers)]
+    shown = [layer if index in stage.layers else Placeholder(layer) for index, layer in enumerate(layers)]
     part._modules = decoder._modules | {name: nn.ModuleList(shown)}
     if not stage.last:
         part._modules |= {name: nn.Identity() for name in _after_layers(decoder)}
@@ -130,7 +130,7 @@ def part_of(decoder: Any, stage: Stage) -> Any:
 
 
 def _after_layers(decoder: Any) -> list[str]:
-    """What else has parameters, but for the embeddings: the last norm."""
+    """Return the names of what else has parameters, beside the embeddings: the last norm."""
     others = (layers_of(decoder)[1], decoder.get_input_embeddings())
     children = decoder.named_children()
     return [name for name, child in children if child not in others and any(True for _ in child.parameters())]
@@ -138,4 +138,4 @@ def _after_layers(decoder: Any) -> list[str]:
 
 def _drop(parent: nn.Module, child: nn.Module) -> None:
     name = next(name for name, module in parent.named_modules() if module is child)
-    parent.set_submodule(name, Elsewhere(child))
+    parent.set_submodule(name, Placeholder(child))

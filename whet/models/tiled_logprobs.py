@@ -29,11 +29,11 @@ class HeadSettings:
     vocabulary: Vocabulary = WHOLE.vocabulary
 
     def logits(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """A tile's logits, and tanh of the capped ones."""
+        """Return a tile's logits, and tanh of the capped ones."""
         return self.finish(rows @ weight.T, bias)
 
     def finish(self, products: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Scaled, capped and tempered, in float32 or wider; works in place."""
+        """Scale, cap and temper products, in float32 or wider, in place."""
         logits = products if products.dtype == torch.float64 else products.float()
         if bias is not None:
             logits = logits.add_(bias)
@@ -48,7 +48,7 @@ class HeadSettings:
         return logits, capped
 
     def truncate_(self, logits: Tensor, floor: Tensor, column: Tensor, here: Tensor) -> Tensor:
-        """-inf outside the support; the wanted tokens are always inside. Returns its argument."""
+        """Put -inf outside the support, in place; the wanted tokens are always inside. Returns its argument."""
         if not truncates(self.distribution):
             return logits
         wanted = torch.zeros_like(logits).scatter_add_(-1, column, here.to(logits.dtype))
@@ -60,7 +60,7 @@ def _spans(length: int, size: int) -> list[slice]:
 
 
 def _locate(ids: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Where in a tile of the vocabulary the ids are, and whether they are in it at all. [T, K] each"""
+    """Return the ids' places in a tile of the vocabulary, and which ids are in it. [T, K] each"""
     here = (ids >= tile.start) & (ids < tile.stop)
     return (ids - tile.start).clamp(0, tile.stop - tile.start - 1), here
 

@@ -1,4 +1,4 @@
-"""How many ranks a learner has and what each of them holds. Imports no torch: recipes are read with this."""
+"""The sizes of a learner's parallel dimensions. Imports no torch: recipes are read with this."""
 
 from pydantic import Field, model_validator
 
@@ -6,7 +6,7 @@ from whet.config import Config
 
 
 class ParallelConfig(Config):
-    """The sizes of a learner's dimensions; their product is its number of ranks. All 1: one process."""
+    """The sizes of a learner's parallel dimensions; their product is its number of ranks. All 1: one process."""
 
     replicas: int = Field(1, ge=1)
     """Copies of the sharded model (HSDP): gradients are summed over them once per step."""
@@ -16,7 +16,7 @@ class ParallelConfig(Config):
     """Ranks that each hold some of the layers; micro-batches pass through them one after the other."""
     stages_per_rank: int = Field(1, ge=1)
     """With ``pipeline``: in how many places of the model each rank has layers. 1 is the schedule 1F1B (arXiv
-    2006.09503). More is the interleaved one (arXiv 2104.04473): ranks wait less for each other and speak more."""
+    2006.09503). More is the interleaved one (arXiv 2104.04473): ranks wait less for each other and communicate more."""
     context: int = Field(1, ge=1)
     """Ranks that share the tokens of one micro-batch, for sequences too long for one of them."""
     tensor: int = Field(1, ge=1)
@@ -33,7 +33,7 @@ class ParallelConfig(Config):
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """The number of ranks."""
         return self.replicas * self.fsdp * self.ranks_per_shard
 
     @property

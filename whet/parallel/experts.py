@@ -22,7 +22,7 @@ from whet.parallel.mesh import Ranks
 
 
 def check_experts(model: nn.Module, config: ParallelConfig) -> bool:
-    """Whether ``model`` has experts. Raises ``WhetError`` where they can't be spread in this way."""
+    """Return whether ``model`` has experts. Raises ``WhetError`` where they can't be spread in this way."""
     decoder = decoder_of(model)
     name, found = type(decoder).__name__, dict(experts_of(decoder))
     if config.expert > 1 and not found:
@@ -62,16 +62,16 @@ def spread_experts(model: nn.Module, ranks: Ranks) -> list[tuple[nn.Module, Devi
         return []
     mesh, everybody = ranks.experts(expert), ranks.experts(1) if tensor > 1 else None
     copies = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != "expert")]
-    apart: list[tuple[nn.Module, DeviceMesh]] = []
+    own_mesh: list[tuple[nn.Module, DeviceMesh]] = []
     experts = {id(module) for _, module in experts_of(model)}
     for module in routed(model).values():
         if id(module) in experts:
             if expert > 1:
                 _share(module, mesh["expert"])
-            apart.append((module, copies))
+            own_mesh.append((module, copies))
         elif everybody is not None:
-            apart.append((module, everybody))
-    return apart
+            own_mesh.append((module, everybody))
+    return own_mesh
 
 
 def _share(module: nn.Module, mesh: DeviceMesh) -> None:
@@ -85,8 +85,8 @@ def _share(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def placement(parameter: nn.Parameter, shards: int) -> Shard:
-    """Along which dimension FSDP cuts a parameter over ``shards`` ranks. Where there are fewer experts than ranks, each
-    expert is cut; anything else is cut by rows."""
+    """Return along which dimension FSDP cuts a parameter over ``shards`` ranks. Where there are fewer experts than
+    ranks, each expert is cut; anything else is cut by rows."""
     own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     even = (dim for dim in range(own.ndim) if own.shape[dim] % shards == 0)
     return Shard(next(even, 0) if own.ndim > 2 else 0)

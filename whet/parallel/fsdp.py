@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from whet.models.rounding import rounded
+from whet.models.rounding import rounded_modules
 from whet.parallel.experts import placement
 from whet.parallel.mesh import Ranks
 
@@ -20,26 +20,26 @@ def shard(
     layers: Iterable[nn.Module],
     ranks: Ranks,
     *,
-    narrow: bool,
+    bfloat16: bool,
     trains: bool,
-    apart: Iterable[tuple[nn.Module, DeviceMesh]] = (),
+    own_mesh: Iterable[tuple[nn.Module, DeviceMesh]] = (),
 ) -> None:
     """Shard each of ``layers``, then what is left of ``root``, in place. The way in must be ``root``'s forward pass.
-    Parts of layers that are ``apart`` are sharded first, over a mesh of their own.
+    Parts of layers with their ``own_mesh`` are sharded first, over that.
 
-    ``narrow``: what autocast would round to bfloat16 anyway (see ``whet.models.rounding``) is gathered in it; gradients
+    With ``bfloat16`` what autocast would round to it anyway (see ``whet.models.rounding``) is gathered in it; gradients
     are summed in the parameters' own type. The rest (the layers' norms, embeddings, head) is gathered as it is.
     """
     offload = OffloadPolicy()
     if ranks.config.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
     as_is = MixedPrecisionPolicy(cast_forward_inputs=False)
-    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if narrow else as_is
-    for part, mesh in (*apart, *((layer, ranks.data) for layer in layers)):
+    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bfloat16 else as_is
+    for part, mesh in (*own_mesh, *((layer, ranks.data) for layer in layers)):
         cut = partial(
             fully_shard, mesh=mesh, shard_placement_fn=partial(placement, shards=mesh.size(-1)), offload_policy=offload
         )
-        if narrow and (exact := _not_rounded(part)):
+        if bfloat16 and (exact := _not_rounded(part)):
             cut(exact, mp_policy=as_is)
         if not isinstance(part, FSDPModule):
             cut(part, mp_policy=rounding)
@@ -50,21 +50,22 @@ def shard(
 
 
 def set_last_backward(root: nn.Module, last: bool) -> None:
-    """Before the last of several backward passes of a step: only after it are gradients summed over replicas."""
+    """Say whether the next backward pass is the last one of a step: only after that are gradients summed over
+    replicas."""
     if isinstance(root, FSDPModule):
         root.set_requires_all_reduce(last)
 
 
 def reshard(root: nn.Module) -> None:
-    """After a forward pass without a backward pass: let go of what was gathered."""
+    """Let go of gathered parameters after a forward pass without a backward pass."""
     for module in _sharded(root):
         module.reshard()
 
 
 def _not_rounded(part: nn.Module) -> list[nn.Module]:
-    """The modules in it whose own parameters autocast lets be, and that are not sharded yet. One group for them all,
-    for they are small. A module that has matrices inside as well takes them along."""
-    others = {id(module) for module in rounded(part)}
+    """Return the modules in it whose own parameters autocast does not round, and that are not sharded yet. One group
+    for them all, for they are small. A module that has matrices inside as well takes them along."""
+    others = {id(module) for module in rounded_modules(part)}
     return [
         module
         for module in part.modules()

@@ -1,4 +1,4 @@
-"""A rank meets the others of its learner: process groups, the device mesh, and how ranks agree. Every wait ends.
+"""The ranks of one learner: process groups, the device mesh, and how ranks agree. Every wait has a deadline.
 
 Ranks are numbered with ``tensor`` fastest, then ``pipeline``, ``context``, ``fsdp`` and ``replicas``. So the ranks that
 work on the same data stand side by side, as in a ``Placement``. Knows no model.
@@ -63,30 +63,30 @@ class Ranks:
 
     @property
     def speaks_for_shard(self) -> bool:
-        """Whether this is the first of the ranks that work on the same data."""
+        """True on the first of the ranks that work on the same data."""
         return self.seat.rank % self.config.ranks_per_shard == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over all ranks; the same bits on each of them."""
+        """Return the sum over all ranks; the same bits on each of them."""
         values = values.to(self.device, copy=True)
         dist.all_reduce(values)
         return values
 
     def all(self, value: T) -> list[T]:
-        """Every rank's value, by rank."""
+        """Return every rank's value, by rank."""
         held: list[T] = [value] * self.seat.ranks
         dist.all_gather_object(held, value, self.messages)
         return held
 
     def first(self, value: T) -> T:
-        """The first rank's value, on every rank."""
+        """Return the first rank's value, on every rank."""
         held = [value]
         dist.broadcast_object_list(held, src=0, group=self.messages)
         return held[0]
 
     @contextmanager
     def together(self, doing: str) -> Iterator[None]:
-        """What is done inside, without collectives, fails on all ranks or on none.
+        """Have what is done inside, without collectives, fail on all ranks or on none.
 
         A rank's own error is raised as it is; the others raise ``WhetError`` that names the rank and its error.
         """
@@ -109,7 +109,7 @@ class Ranks:
 
 
 def together(ranks: Ranks | None, doing: str) -> AbstractContextManager[None]:
-    """``Ranks.together``, also where one rank is alone."""
+    """Return ``Ranks.together``, or a context that does nothing where one rank is alone."""
     return nullcontext() if ranks is None else ranks.together(doing)
 
 
@@ -163,7 +163,8 @@ def arrange(
 
 
 def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta) -> DeviceMesh:
-    """Of the ranks that have this one's layers: a mesh of the dimensions that are larger than 1, and of the second."""
+    """Build a mesh of the ranks that have this one's layers, with the dimensions that are larger than 1, and the
+    second."""
     kept = [dim for dim, size in enumerate(ranks.shape) if size > 1 or dim == 1]
     found = [names[dim] for dim in kept]
     mesh = DeviceMesh(where, ranks.view([ranks.shape[dim] for dim in kept]), mesh_dim_names=tuple(found))
@@ -173,7 +174,7 @@ def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta)
 
 
 def device_id(device: torch.device) -> str:
-    """Which one it is, the same in every process: of GPUs each has its own, CPUs are all one."""
+    """Return an id of the device that is the same in every process: one for each GPU, one for all CPUs."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
 
 
@@ -208,7 +209,7 @@ def _meet(seat: Seat, device: torch.device, timeout: timedelta) -> None:
 
 
 def _listen(host: str, port: int) -> int:
-    """A socket that listens at this one address, for torch to own: by itself it would listen on all interfaces."""
+    """Open a socket that listens at this one address, for torch to own: by itself it would listen on all interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # beside the reservation
         listening.bind((host, port))

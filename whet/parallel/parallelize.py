@@ -1,4 +1,4 @@
-"""The one way in: a plain model becomes one that is spread over the ranks of a learner. Knows no learner.
+"""``parallelize``: from a plain model to one that is spread over the ranks of a learner. Knows no learner.
 
 The model is built without memory on every rank, cut, and filled from the first rank, which alone reads the weights.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.errors import WhetError
 from whet.models.forest_attention import NAME, decoder_of, unwrapped
 from whet.models.shards import Shards, Tokens, Vocabulary
-from whet.models.stages import Elsewhere, check_stages, keep, layers_of, stages_of
+from whet.models.stages import Placeholder, check_stages, drop_other_layers, layers_of, stages_of
 from whet.parallel.context import SpreadTokens, TokensOfMultiple
 from whet.parallel.experts import check_experts, spread_experts
 from whet.parallel.fsdp import shard
@@ -26,13 +26,13 @@ Root = TypeVar("Root", bound=nn.Module)
 
 
 def parallelize(
-    build: Callable[[torch.device], Root], ranks: Ranks, *, narrow: bool, trains: bool
+    build: Callable[[torch.device], Root], ranks: Ranks, *, bfloat16: bool, trains: bool
 ) -> tuple[Root, Shards]:
-    """A module that is spread over the ranks, and how its work is.
+    """Build a module that is spread over the ranks; return it and the layout of its work.
 
     ``build(device)`` gives it whole, on the CPU with its weights or on ``meta`` without. Its ``model`` is the language
-    model, and its forward pass the only way in; what else it has works on what the last layer says. See ``shard`` for
-    ``narrow``.
+    model, and its forward pass the only way in; what else it has works on the last layer's output. See ``shard`` for
+    ``bfloat16``.
 
     Raises ``WhetError`` on every rank where one of them can't build it.
     """
@@ -57,9 +57,9 @@ def parallelize(
             _keep_own_stages(root, ranks)
     output, embeddings = unwrapped(model).get_output_embeddings(), unwrapped(model).get_input_embeddings()
     tied = output.weight is embeddings.weight and output.weight is not None
-    apart = spread_experts(model, ranks) if mixture else []
-    layers = [layer for layer in layers_of(decoder_of(model))[1] if not isinstance(layer, Elsewhere)]
-    shard(root, layers, ranks, narrow=narrow, trains=trains, apart=apart)
+    own_mesh = spread_experts(model, ranks) if mixture else []
+    layers = [layer for layer in layers_of(decoder_of(model))[1] if not isinstance(layer, Placeholder)]
+    shard(root, layers, ranks, bfloat16=bfloat16, trains=trains, own_mesh=own_mesh)
     offloaded = ranks.config.cpu_offload and ranks.device.type != "meta"
     root.to_empty(device="cpu" if offloaded else ranks.device)
     for module in root.modules():
@@ -72,17 +72,17 @@ def parallelize(
 
 
 def _keep_own_stages(root: nn.Module, ranks: Ranks) -> None:
-    """After matrices were spread, because that wants to see the whole model."""
+    """Drop the layers of other stages. After matrices were spread, because that has to see the whole model."""
     model = unwrapped(root.get_submodule("model"))
     own = own_stages(stages_of(model.get_decoder(), ranks.config.stages), ranks)
-    keep(model, own)
+    drop_other_layers(model, own)
     for name, _ in list(root.named_children()):
         if name != "model" and not own[-1].last:
             setattr(root, name, None)
 
 
 def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
-    """How the work of a model that was cut is spread."""
+    """Return the layout of a cut model's work."""
     config = ranks.config
     cut = config.tensor if config.sequence_parallel else 1
     tokens: Tokens = TokensOfMultiple(cut)

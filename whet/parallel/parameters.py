@@ -18,12 +18,12 @@ _ALIGNED = 16  # bytes; a tensor must lie on a multiple of its element's size
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of it that is on this rank, sharing its memory."""
+    """Return the part of it that is on this rank, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor, device: torch.device) -> Tensor:
-    """All of it, on every rank. Every rank must ask, in the same order."""
+def full_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """Gather all of it on every rank. Every rank must ask, in the same order."""
     if not isinstance(tensor, DTensor):
         return tensor
     spread: DTensor = tensor.to(device)  # type: ignore[assignment]
@@ -32,22 +32,23 @@ def whole(tensor: Tensor, device: torch.device) -> Tensor:
     return spread.to_local()
 
 
-def in_turn(tensors: Sequence[Tensor], device: torch.device, everywhere: bool = True) -> Iterator[Tensor]:
-    """All of each, one after the other, on every rank; if not ``everywhere`` on the first rank, and on the others
-    tensors without numbers. Those that are cut alike travel in one exchange, before the first one is given out: on a
-    slow network or a busy machine each exchange is a wait."""
+def full_tensors(tensors: Sequence[Tensor], device: torch.device, everywhere: bool = True) -> Iterator[Tensor]:
+    """Gather all of each, one after the other, on every rank; if not ``everywhere``, on the first rank, and on the
+    others give tensors on ``meta``. Those that are cut alike travel in one exchange, before the first one is given out:
+    on a slow network or a busy machine each exchange is a wait."""
     cuts = [_only_cut(tensor) for tensor in tensors]
     exchanged = {}
     for kind in dict.fromkeys(filter(None, cuts)):
         alike = [tensor for tensor, cut in zip(tensors, cuts, strict=True) if cut == kind]
         exchanged[kind] = _exchange(alike, *kind, device, everywhere)
     for tensor, cut in zip(tensors, cuts, strict=True):
-        found = whole(tensor, device) if cut is None else next(exchanged[cut])
+        found = full_tensor(tensor, device) if cut is None else next(exchanged[cut])
         yield found if everywhere or dist.get_rank() == 0 else torch.empty_like(found, device="meta")
 
 
 def _only_cut(tensor: Tensor) -> tuple[DeviceMesh, int] | None:
-    """The one dimension of the mesh along which a tensor is cut; None for what is not cut, or in another way."""
+    """Return the one dimension of the mesh along which a tensor is cut; None for one that is not cut, or in another
+    way."""
     if not isinstance(tensor, DTensor):
         return None
     cut = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
@@ -57,7 +58,7 @@ def _only_cut(tensor: Tensor) -> tuple[DeviceMesh, int] | None:
 def _exchange(
     tensors: Sequence[Any], mesh: DeviceMesh, number: int, device: torch.device, everywhere: bool
 ) -> Iterator[Tensor]:
-    """All of each, after one gathering of the bytes that each rank has of them."""
+    """Gather all of each, in one exchange of the bytes that each rank has of them."""
     group, ranks, boxes, size = mesh.get_group(number), mesh.size(number), [], 0
     for tensor in tensors:
         dim = tensor.placements[number].dim
@@ -83,7 +84,7 @@ def _exchange(
 
 
 def _packed(boxes: Sequence[tuple[Any, int, list[int], int]], size: int, device: torch.device) -> Tensor:
-    """[size] uint8: what this rank has of each tensor, in its box."""
+    """Pack what this rank has of each tensor into its box, [size] uint8."""
     memory = torch.empty(size, dtype=torch.uint8, device=device)
     for tensor, dim, shape, offset in boxes:
         part = local(tensor)
@@ -92,13 +93,13 @@ def _packed(boxes: Sequence[tuple[Any, int, list[int], int]], size: int, device:
 
 
 def _box(memory: Tensor, tensor: Tensor, shape: list[int], offset: int) -> Tensor:
-    """Where a rank's part of a tensor lies, filled up to the same shape on all ranks."""
+    """Return the place of a rank's part of a tensor, padded to the same shape on all ranks."""
     return memory[offset : offset + math.prod(shape) * tensor.dtype.itemsize].view(tensor.dtype).view(shape)
 
 
 def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
-    """This rank's share, [] float64, of the squared Euclidean norm of all gradients: what ``ranks`` ranks hold between
-    them adds up to it. A piece that several ranks hold counts with each of them in part."""
+    """Return this rank's share, [] float64, of the squared Euclidean norm of all gradients: what ``ranks`` ranks hold
+    between them adds up to it. A piece that several ranks hold counts with each of them in part."""
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
         pieces = 1

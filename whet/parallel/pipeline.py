@@ -17,12 +17,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from whet.errors import WhetError
 from whet.models.forest_attention import decoder_of, unwrapped
 from whet.models.shards import Tokens
-from whet.models.stages import Passage, Stage, stages_of
+from whet.models.stages import Stage, StageInput, stages_of
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import local
 
 T = TypeVar("T")
-Work = Callable[[int, Passage], Tensor]
+Work = Callable[[int, StageInput], Tensor]
 """What one stage does with micro-batch number so-and-so: hidden states, or at the last stage a loss, []."""
 
 _CPU = torch.device("cpu")
@@ -55,14 +55,15 @@ class Pipeline:
         return self.group.rank() == self.group.size() - 1
 
     def micro_batches(self, wanted: int) -> int:
-        """How many must run so that ``wanted`` of them can: the interleaved schedule goes in rounds of equal size."""
+        """Return how many must run so that ``wanted`` of them can: the interleaved schedule goes in rounds of equal
+        size."""
         count = wanted
         while len(self.own) > 1 and count % max(1, count // self.group.size()):
             count += 1
         return count
 
     def run(self, work: Work, lengths: list[int], *, backward: bool) -> None:
-        """``work`` on every micro-batch at every stage that is here, and with ``backward`` the backward pass of the
+        """Do ``work`` on every micro-batch at every stage that is here, and with ``backward`` the backward pass of the
         last stage's losses. ``lengths`` are the micro-batches' tokens."""
         self.tokens.least = max(lengths)
         size = sum(len(run) for run in self.tokens.runs(self.tokens.padded(max(lengths))))
@@ -105,7 +106,7 @@ class Pipeline:
         return kind(stages[0], count, loss, scale_grads=False)
 
     def from_last(self, value: T) -> T:
-        """What the last stage's rank says, on all ranks of the pipeline."""
+        """Return the value that the last stage's rank gives, on all ranks of the pipeline."""
         return self._from(self.group.size() - 1, value)
 
     def _from(self, rank: int, value: T) -> T:
@@ -114,14 +115,14 @@ class Pipeline:
         return held[0]
 
     def sum(self, counts: tuple[int, int]) -> tuple[int, int]:
-        """Over the ranks of the pipeline."""
+        """Sum over the ranks of the pipeline."""
         said = [counts] * self.group.size()
         dist.all_gather_object(said, counts, self.group)
         return sum(one for one, _ in said), sum(other for _, other in said)
 
     def sum_tied(self) -> None:
-        """After the backward passes of a step: tied embeddings have a gradient at the first stage and one at the last;
-        both get the sum."""
+        """Sum, after the backward passes of a step, the two gradients of tied embeddings: one is at the first stage,
+        one at the last."""
         if self._tied is None or not self._tied.requires_grad:
             return
         if self._tied.grad is None:  # a critic's, whose head nobody reads
@@ -140,16 +141,16 @@ class Pipeline:
         own.add_(other.to(own.device))
 
     def described(self, own: list[tuple[str, torch.dtype, torch.Size]]) -> list[tuple[str, torch.dtype, torch.Size]]:
-        """What ``in_turn`` would give, as (name, type, shape), from what each rank has of it."""
+        """Return what ``gather`` would give, as (name, type, shape), from what each rank has of it."""
         found: dict[str, tuple[str, torch.dtype, torch.Size]] = {}
         for rank in range(self.group.size()):
             for one in self._from(rank, own):
                 found.setdefault(one[0], one)
         return list(found.values())
 
-    def in_turn(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The (name, tensor) pairs of all stages, on all ranks, each name once. Those of one stage are asked for when
-        its turn comes."""
+    def gather(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the (name, tensor) pairs of all stages, on all ranks, each name once. Those of one stage are asked for
+        when its turn comes."""
         seen: set[str] = set()
         for rank in range(self.group.size()):
             for name, tensor in self._of(rank, weights):
@@ -174,15 +175,15 @@ class Pipeline:
 
 
 class _Work(nn.Module):
-    """The form in which torch's schedules take a stage: a module. It has no parameters, because what it runs looks
-    after its own (sharded ones are gathered and summed in each backward pass)."""
+    """A stage as torch's schedules want it, a module. It has no parameters, because what it runs looks after its own
+    (sharded ones are gathered and summed in each backward pass)."""
 
     def __init__(self, work: Work, stage: Stage, hidden: Tensor) -> None:
         super().__init__()
         self.work, self.stage, self.hidden = work, stage, hidden
 
     def forward(self, *hidden: Tensor, number: Tensor) -> Tensor:
-        output = self.work(int(number), Passage(self.stage, *hidden))
+        output = self.work(int(number), StageInput(self.stage, *hidden))
         if not self.stage.last and (output.shape, output.dtype) != (self.hidden.shape, self.hidden.dtype):
             raise WhetError(
                 f"stage {self.stage.index} made hidden states of {output.dtype} {list(output.shape)}, and the next one "
@@ -192,5 +193,5 @@ class _Work(nn.Module):
 
 
 def own_stages(stages: list[Stage], ranks: Ranks) -> list[Stage]:
-    """Those of this rank."""
+    """Return the stages of this rank."""
     return stages[ranks.pipeline.rank() :: ranks.pipeline.size()]

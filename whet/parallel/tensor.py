@@ -1,9 +1,9 @@
 """Tensor parallelism: every matrix, every head of attention and the vocabulary, spread over ranks (arXiv 1909.08053).
 
-Which matrix is cut which way, the model's own ``base_model_tp_plan`` says. With sequence parallelism each rank keeps,
-between the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA goes along: of a layer cut by columns B is
-cut, of one cut by rows A. Parameters become DTensors; what modules hand to each other stays plain tensors, but for the
-input of attention and feed-forward. A router and its experts are left as they are. Knows no FSDP.
+The model's own ``base_model_tp_plan`` names how each matrix is cut. With sequence parallelism each rank keeps, between
+the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA goes along: of a layer cut by columns B is cut, of
+one cut by rows A. Parameters become DTensors; what modules hand to each other stays plain tensors, but for the input of
+attention and feed-forward. A router and its experts are left as they are. Knows no FSDP.
 """
 
 import re
@@ -80,7 +80,7 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
 
 
 def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
-    """From module names (layers' numbers as ``*``) to how they are cut."""
+    """Return how modules are cut, by name (layers' numbers as ``*``)."""
     decoder = decoder_of(model)
     config, name = decoder.config, type(decoder).__name__
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
@@ -96,7 +96,7 @@ def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
 
 
 def _by_columns(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
-    """Every rank computes some of the outputs from all of the inputs."""
+    """Cut a matrix so that every rank computes some of the outputs from all of the inputs."""
     if not hasattr(module, "base_layer"):
         return {name: ColwiseParallel()}
     styles: dict[str, ParallelStyle] = {f"{name}.base_layer": ColwiseParallel()}
@@ -106,7 +106,7 @@ def _by_columns(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
-    """Every rank computes a part of the sum behind each output from some of the inputs."""
+    """Cut a matrix so that every rank computes a part of the sum behind each output from some of the inputs."""
     if not hasattr(module, "base_layer"):
         return {name: RowwiseParallel(output_layouts=stream)}
     styles: dict[str, ParallelStyle] = {f"{name}.base_layer": RowwiseParallel(output_layouts=stream)}
@@ -138,8 +138,8 @@ def _adapters(module: nn.Module) -> list[str]:
 
 
 def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
-    """Attention and feed-forward see all tokens. As a DTensor: then what their matrices say in the backward pass is
-    summed over the ranks once, and handed back as it came."""
+    """Give attention and feed-forward all tokens, as a DTensor: then the gradients of their matrices' inputs are summed
+    over the ranks once, and handed back as they came."""
 
     def whole(hidden: Tensor) -> DTensor:
         return DTensor.from_local(hidden, mesh, [stream], run_check=False).redistribute(placements=[Replicate()])
@@ -153,7 +153,7 @@ def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
 
 
 def _leave(mesh: DeviceMesh) -> Any:
-    """The decoder's last hidden states: all tokens, on every rank."""
+    """Gather the decoder's last hidden states: all tokens, on every rank."""
 
     def leave(_: nn.Module, __: Any, output: Any) -> Any:
         spread = DTensor.from_local(output.last_hidden_state, mesh, [Shard(_TOKENS)], run_check=False)

@@ -1,4 +1,4 @@
-"""The output matrix, spread over the ranks of tensor parallelism by words. Knows collectives, no model."""
+"""The output matrix, spread over the ranks of tensor parallelism by words. Knows no model."""
 
 import torch
 import torch.distributed as dist

@@ -47,7 +47,7 @@ def lay_out(
     ``WhetError`` where it can't be cut so. Where the parts are uneven, the first ranks hold the most."""
     with rehearsal(parallel, rank) as ranks:
         build = partial(build_whole, model, precision, train, value_head, 0)
-        scorer, _ = parallelize(build, ranks, narrow=precision == "bfloat16", trains=train)
+        scorer, _ = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
         parts = [(local(parameter), parameter.requires_grad) for parameter in scorer.parameters()]
     return Held(
         sum(part.numel() * part.element_size() for part, _ in parts),
