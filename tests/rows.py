@@ -43,4 +43,6 @@ def rows_recipe(tiny_model: Path, kind: str, path: Path, algorithm: dict[str, An
     settings = toy_settings(tiny_model, **changes)
     settings["evaluation"] |= {"limit": None} | changes.get("evaluation", {})
     settings["data"] |= {"type": kind, "path": str(path)}
+    for unread in {"sampling", "rollouts", "generator"} - changes.keys():
+        del settings[unread]
     return read_settings(settings | {"algorithm": algorithm})

@@ -22,6 +22,7 @@ FLOORS = [
     {"build"},
     {"train", "evaluate"},
     {"feed"},
+    {"sections"},
     {"recipe"},
     {"run"},
     {"plan", "agreement", "show"},

@@ -25,23 +25,28 @@ if TYPE_CHECKING:
     from whet.recipe import Recipe
 
 
-class EvaluationConfig(Config):
-    """The settings of evaluations on tasks that the run doesn't train on."""
+class HeldOut(Config):
+    """The settings of every evaluation, on tasks or rows that the run doesn't train on."""
 
+    enabled: bool = True
+    """False: never."""
     every: int = Field(0, ge=0)
     """Steps between evaluations; 0: only before the first and after the last step."""
     split: Literal["test", "train"] = "test"
-    """The split of the tasks."""
+    """The split of the tasks or rows."""
     limit: int | None = Field(None, gt=0)
-    """At most this many tasks, the first of the split."""
+    """At most this many, the first of the split."""
+
+
+class EvaluationConfig(HeldOut):
+    """The settings of evaluations on tasks. A run that learns from rows reads those of ``HeldOut`` alone."""
+
     samples: int = Field(1, gt=0, le=100_000)
     """Answers per task."""
     temperature: Temperature = 0.0
     """0: greedy."""
     max_new_tokens: int | None = Field(None, gt=0)
     """Longest answer; by default as in training."""
-    enabled: bool = True
-    """False: never."""
     concurrency: int = Field(256, gt=0, le=100_000)
     """Episodes that run at once."""
     retries: int = Field(2, ge=0)

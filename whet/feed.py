@@ -36,6 +36,7 @@ from whet.types import Distribution, Group, Message, Task
 if TYPE_CHECKING:
     from whet.losses.base import Loss
     from whet.recipe import Recipe
+    from whet.sections import ForRows, ForSampling
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,11 @@ class Feed(Protocol):
     @property
     def distribution(self) -> Distribution:
         """What log-probs are taken under."""
+        ...
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that an answer may have, which ``weighting=constant`` divides by."""
         ...
 
     async def prepare(
@@ -86,14 +92,14 @@ class SampledFeed:
 
     def __init__(
         self,
-        recipe: "Recipe",
+        recipe: "ForSampling",
         renderer: Renderer,
         filters: tuple[Filter, ...] | None = None,
         devices: Devices | None = None,
     ) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.devices = devices or Devices({}, shared=False)
-        self.distribution = recipe.sampling.distribution
+        self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
         self.generator = build_generator(recipe, renderer)
         self.devices.tenants["generation"] = self.generator
         self.environments = HostedEnvironments(recipe.taskset.open())
@@ -155,9 +161,9 @@ def _probe_text(renderer: Renderer, task: Task) -> list[int]:
 class RowsFeed:
     """Rows of a data set. Nothing is sampled, so there is no generator and nothing to publish to."""
 
-    def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
+    def __init__(self, recipe: "ForRows", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
-        self.distribution = Distribution()
+        self.distribution, self.longest = Distribution(), recipe.rows.max_tokens
         self.judging = recipe.algorithm.main.head == "value"
         self.rows = recipe.rows.groups(renderer, judging=self.judging)
         self.source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
@@ -214,8 +220,7 @@ class RowsFeed:
             if not groups:
                 return None
             batch = await compute(self._batch, groups, scorers)
-            divisor = self.recipe.sampling.max_new_tokens
-            self._held_out = await compute(batch.weigh, algorithm.weighting, divisor), groups
+            self._held_out = await compute(batch.weigh, algorithm.weighting, self.longest), groups
         batch, groups = self._held_out
         await algorithm.prepare(batch, groups, scorers)
         return batch

@@ -29,6 +29,7 @@ from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.rollouts.episode import Sampling
 from whet.rollouts.source import RolloutConfig
+from whet.sections import unread
 from whet.weights.config import WeightSyncConfig
 
 _MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory together
@@ -97,8 +98,8 @@ class Recipe(Config):
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
                 f"{key} = {groups} groups there are to split"
             )
-        for problem in self._problems_of_parts():
-            raise ValueError(problem)
+        if found := "\n".join(self._problems_of_parts()):
+            raise ValueError(found)
         return self
 
     def _problems_of_parts(self) -> Iterator[str]:
@@ -108,6 +109,10 @@ class Recipe(Config):
         yield from self.cluster.problems(self.parallel.ranks)
         yield from self.devices.problems(self.cluster, samples)
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
+        if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.max_tokens is None:
+            yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
+        for setting in unread(self):
+            yield f"{setting} is read by nobody: this run learns from rows and samples nothing; leave it out"
 
     def _check_episodes(self, samples: int) -> None:
         episodes = self.rollouts.prompts_per_step * samples

@@ -36,6 +36,7 @@ from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import described, end_copies
 from whet.recipe import Recipe
 from whet.run_folder import Place, create
+from whet.sections import ForLoop
 from whet.stopping import Stopped, StopRequest, stop_signals
 from whet.types import Distribution, Group
 from whet.visible import visible
@@ -95,7 +96,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
 class Run:
     """Everything the loop works with."""
 
-    recipe: Recipe
+    recipe: ForLoop
     place: Place
     start: int  # steps done so far
     feed: Feed

@@ -46,7 +46,7 @@ def _minibatches(batch: Batch, run: "Run", step: int) -> list[Batch]:
     """Return the minibatches of all epochs, with their weights set."""
     algorithm, seed = run.recipe.algorithm, run.recipe.seed
     return [
-        minibatch.weigh(algorithm.weighting, run.recipe.sampling.max_new_tokens)
+        minibatch.weigh(algorithm.weighting, run.feed.longest)
         for epoch in range(algorithm.epochs)
         for minibatch, _ in batch.minibatches(algorithm.minibatches, derive_seed(seed, "minibatches", step, epoch))
     ]

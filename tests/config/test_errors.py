@@ -56,7 +56,7 @@ CASES = {
     "unknown bare type": ("loss: pare", "loss: unknown type 'pare'. Did you mean 'pair'?"),
     "no type": ("extra: {high: 1}", "r.yaml:1: extra: 'type' is missing; known: clip, pair"),
     "number for a component": ("loss: 3", "loss: 'type' is missing; known: clip, pair"),
-    "cross-field rule": ("steps: 2", "r.yaml: steps (2) is less than optimizer.warmup (3)"),
+    "cross-field rule": ("steps: 2", "r.yaml:1: steps (2) is less than optimizer.warmup (3)"),
     "duplicate key": ("steps: 3\nname: a\nsteps: 4", "r.yaml:3: steps: the key is given twice (first on line 1)"),
     "duplicate key in a section": (
         "optimizer:\n  lr: 1\n  lr: 2",

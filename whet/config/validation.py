@@ -32,10 +32,17 @@ def problems_of(error: ValidationError, root: type[Config], tree: Node) -> list[
         if detail["type"] == "missing":
             path = (*path, str(detail["loc"][-1]))
         by_path.setdefault(path, []).append(detail)
-    return [
-        Problem(dotted(path), tree.find(path)[0].where, _message(path, details, root, tree))
-        for path, details in by_path.items()
-    ]
+    found = []
+    for path, details in by_path.items():
+        for line in _message(path, details, root, tree).splitlines():
+            found.append(Problem(dotted(path), tree.find(path if path else _named(line, tree))[0].where, line))
+    return found
+
+
+def _named(message: str, tree: Node) -> Path:
+    """Return the written setting that a message about a whole recipe begins with, to tell its line."""
+    path = tuple(message.partition(" ")[0].split("."))
+    return path[: len(path) - len(tree.find(path)[1])]
 
 
 def unknown_key(root: type[Config], tree: Node, path: Path) -> str:

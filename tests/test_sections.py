@@ -1,0 +1,63 @@
+"""What no part of a run reads can't be set: by what the parts are typed with, not by a list."""
+
+from pathlib import Path
+
+import pytest
+
+from whet.config import RecipeError, list_recipes, load
+from whet.recipe import Recipe
+from whet.sections import unread
+
+
+def complaint(recipe: str | Path, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load(Recipe, recipe, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("generator=vllm", "generator = vllm"),
+        ("generator.max_batch=3", "generator.max_batch = 3"),
+        ("sampling.temperature=0.5", "sampling.temperature = 0.5"),
+        ("rollouts.max_staleness=2", "rollouts.max_staleness = 2"),
+        ("rollouts.curriculum=pass_rate", "rollouts.curriculum = "),
+        ("weights.probe=false", "weights.probe = false"),
+        ("evaluation.temperature=0.5", "evaluation.temperature = 0.5"),
+        ("evaluation.samples=4", "evaluation.samples = 4"),
+    ],
+)
+def test_what_a_run_that_learns_from_rows_does_not_read_is_an_error(override: str, key: str) -> None:
+    said = complaint("sft-gsm8k", override)
+    assert said.startswith(f"override 1 ({override}): {key}")
+    assert said.endswith("is read by nobody: this run learns from rows and samples nothing; leave it out")
+
+
+@pytest.mark.parametrize("override", ["evaluation.limit=4", "evaluation.split=train", "evaluation.enabled=false"])
+def test_what_it_does_read_is_not(override: str) -> None:
+    load(Recipe, "sft-gsm8k", [override])
+
+
+def test_each_such_setting_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: sft-gsm8k\nsampling:\n  top_k: 3\nrollouts:\n  retries: 9\n")
+    said = complaint(path).splitlines()
+    assert said[0] == "2 problems in the recipe:"
+    assert f"{path}:3: sampling.top_k = 3 is read by nobody" in said[1]
+    assert f"{path}:5: rollouts.retries = 9 is read by nobody" in said[2]
+
+
+def test_a_default_that_is_written_out_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: sft-gsm8k\nrollouts: {retries: 2}\ngenerator: torch\n")
+    assert not list(unread(load(Recipe, path).value))
+
+
+@pytest.mark.parametrize("recipe", list_recipes())
+def test_every_setting_of_the_recipes_that_come_with_whet_is_read(recipe: str) -> None:
+    assert not list(unread(load(Recipe, recipe).value))
+
+
+def test_a_rows_weight_divided_by_the_longest_needs_to_know_it() -> None:
+    assert "set data.max_tokens" in complaint("sft-gsm8k", "algorithm.weighting=constant", "data.max_tokens=null")

@@ -1,0 +1,69 @@
+"""whet from Python: what ``whet train`` and ``whet resume`` do, for scripts and notebooks.
+
+import whet
+
+folder = whet.start("quickstart", "steps=5", data=MyTasks())
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from whet.config import load
+from whet.recipe import Recipe
+from whet.run_folder import check_free
+
+
+def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
+    """Return a recipe by name or path, with ``overrides`` as on the command line (``"optimizer.lr=1e-6"``) and whole
+    ``sections`` as values: ``data=MyTasks()``, ``steps=5``. Raises ``RecipeError`` naming all that is wrong."""
+    loaded = load(Recipe, recipe, overrides).value
+    return Recipe.model_validate({**dict(loaded), **sections}) if sections else loaded
+
+
+def start(
+    recipe: str | Path | Recipe = "quickstart",
+    *overrides: str,
+    folder: str | Path | None = None,
+    **sections: Any,
+) -> Path:
+    """Train from the beginning and return the run folder, with its report. ``recipe``, ``overrides`` and ``sections``
+    are those of ``read``; ``folder`` must be new, by default it is one under ``runs/``."""
+    value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
+    if folder is not None:
+        check_free(Path(folder))
+
+    from whet import run
+
+    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
+    chosen = run.new_folder(name=name) if folder is None else Path(folder)
+    return _finished(lambda: run.start(value, chosen))
+
+
+def resume(folder: str | Path, *overrides: str) -> Path:
+    """Go on with a run from its newest complete checkpoint and return its folder."""
+    from whet import run
+
+    return _finished(lambda: run.resume(Path(folder), overrides))
+
+
+def _finished(train: Callable[[], Path]) -> Path:
+    """Train, then write the report and print the summary."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        folder = train()
+    else:  # a notebook has a loop of its own
+        with ThreadPoolExecutor(1) as thread:
+            folder = thread.submit(train).result()
+
+    from whet.metrics.sinks.jsonl import FILE
+    from whet.show.report import write_report
+    from whet.show.summary import print_summary
+
+    if (folder / FILE).exists():  # no report without the sink that it is made from
+        write_report(folder)
+        print_summary(folder)
+    return folder

@@ -1,0 +1,146 @@
+"""Which sections of a recipe each part of a run reads. The parts are typed by these protocols rather than by the
+recipe, so that none can read what its protocol doesn't name (mypy checks it); and what the parts of a run don't name is
+read by nobody: given all the same, it is an error."""
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol, get_type_hints
+
+from pydantic import JsonValue
+
+from whet.algorithms.base import Algorithm, OnlineAlgorithm
+from whet.checkpoint.config import CheckpointConfig
+from whet.cluster.config import ClusterConfig, DevicesConfig
+from whet.config import Component, Config
+from whet.data.examples import Rows
+from whet.environments.base import TaskSet
+from whet.evaluate import EvaluationConfig, HeldOut
+from whet.generators.config import GeneratorConfig
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.metrics.sinks import SinkConfig
+from whet.models.config import ModelConfig
+from whet.parallel.config import ParallelConfig
+from whet.rollouts.episode import Sampling
+from whet.rollouts.source import RolloutConfig
+from whet.weights.config import WeightSyncConfig
+
+if TYPE_CHECKING:
+    from whet.recipe import Recipe
+
+
+# fmt: off
+class ForTexts(Protocol):
+    """How text becomes tokens."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def chat_template(self) -> str | None: ...
+    @property
+    def template_arguments(self) -> dict[str, JsonValue]: ...
+
+
+class ForLearners(Protocol):
+    """What is trained, how and where."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def algorithm(self) -> Algorithm: ...
+    @property
+    def optimizer(self) -> OptimizerConfig: ...
+    @property
+    def learner(self) -> LearnerConfig: ...
+    @property
+    def parallel(self) -> ParallelConfig: ...
+    @property
+    def cluster(self) -> ClusterConfig: ...
+    @property
+    def devices(self) -> DevicesConfig: ...
+
+
+class ForLoop(Protocol):
+    """What happens in a step and between two."""
+
+    @property
+    def description(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def algorithm(self) -> Algorithm: ...
+    @property
+    def evaluation(self) -> HeldOut: ...
+    @property
+    def checkpoints(self) -> CheckpointConfig: ...
+    @property
+    def sinks(self) -> tuple[SinkConfig, ...]: ...
+
+
+class ForRows(Protocol):
+    """A run that learns from rows."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def algorithm(self) -> Algorithm: ...
+    @property
+    def rows(self) -> Rows: ...
+    @property
+    def evaluation(self) -> HeldOut: ...
+
+
+class ForSampling(Protocol):
+    """A run whose policy answers tasks."""
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def model(self) -> ModelConfig: ...
+    @property
+    def online(self) -> OnlineAlgorithm: ...
+    @property
+    def taskset(self) -> TaskSet: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def rollouts(self) -> RolloutConfig: ...
+    @property
+    def generator(self) -> GeneratorConfig: ...
+    @property
+    def weights(self) -> WeightSyncConfig: ...
+    @property
+    def evaluation(self) -> EvaluationConfig: ...
+    @property
+    def devices(self) -> DevicesConfig: ...
+# fmt: on
+
+
+def unread(recipe: "Recipe") -> Iterator[str]:
+    """Yield each setting, as ``key = value``, that isn't its default and that no part of the recipe's run reads."""
+    samples = isinstance(recipe.algorithm, OnlineAlgorithm)
+    read: dict[str, list[type[Config]]] = {}
+    for part in (ForTexts, ForLearners, ForLoop, ForSampling if samples else ForRows):
+        for name, member in vars(part).items():
+            if isinstance(member, property):
+                read.setdefault(name, []).append(get_type_hints(member.fget)["return"])
+    for name, field in type(recipe).model_fields.items():
+        section, kinds = getattr(recipe, name), read.get(name, [])
+        if field.is_required() or not isinstance(section, Config) or field.annotation in kinds:
+            continue
+        for component in (one for one in field.metadata if isinstance(one, Component)):
+            if (chosen := component.name_of(type(section))) != field.default:
+                yield f"{name} = {chosen}"
+        known = {key for kind in kinds for key in kind.model_fields}
+        for key, value in section.model_dump(mode="json", exclude_defaults=True).items():
+            if key not in known:
+                yield f"{name}.{key} = {json.dumps(value)}"
