@@ -11,26 +11,29 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from whet.config import load
+from pydantic import ValidationError
+
+from whet.config import Problem, RecipeError, load
 from whet.recipe import Recipe
 from whet.run_folder import check_free
 
 
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
     """Return a recipe by name or path, with ``overrides`` as on the command line (``"optimizer.lr=1e-6"``) and whole
-    ``sections`` as values: ``data=MyTasks()``, ``steps=5``. Raises ``RecipeError`` naming all that is wrong."""
+    ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raise ``RecipeError`` naming all that is wrong."""
     loaded = load(Recipe, recipe, overrides).value
-    return Recipe.model_validate({**dict(loaded), **sections}) if sections else loaded
+    try:
+        return Recipe.model_validate({**dict(loaded), **sections}) if sections else loaded
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        raise RecipeError([Problem(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None
 
 
 def start(
-    recipe: str | Path | Recipe = "quickstart",
-    *overrides: str,
-    folder: str | Path | None = None,
-    **sections: Any,
+    recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
 ) -> Path:
-    """Train from the beginning and return the run folder, with its report. ``recipe``, ``overrides`` and ``sections``
-    are those of ``read``; ``folder`` must be new, by default it is one under ``runs/``."""
+    """Train from the beginning and return the run folder, with its report in it. ``recipe``, ``overrides`` and
+    ``sections`` are those of ``read``; ``folder`` must be new, by default it is one under ``runs/``."""
     value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
     if folder is not None:
         check_free(Path(folder))
@@ -39,18 +42,18 @@ def start(
 
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
     chosen = run.new_folder(name=name) if folder is None else Path(folder)
-    return _finished(lambda: run.start(value, chosen))
+    return finished(lambda: run.start(value, chosen))
 
 
 def resume(folder: str | Path, *overrides: str) -> Path:
     """Go on with a run from its newest complete checkpoint and return its folder."""
     from whet import run
 
-    return _finished(lambda: run.resume(Path(folder), overrides))
+    return finished(lambda: run.resume(Path(folder), overrides))
 
 
-def _finished(train: Callable[[], Path]) -> Path:
-    """Train, then write the report and print the summary."""
+def finished(train: Callable[[], Path]) -> Path:
+    """Train, write the report of the run folder, and print what the run amounts to."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -60,10 +63,11 @@ def _finished(train: Callable[[], Path]) -> Path:
             folder = thread.submit(train).result()
 
     from whet.metrics.sinks.jsonl import FILE
-    from whet.show.report import write_report
-    from whet.show.summary import print_summary
 
     if (folder / FILE).exists():  # no report without the sink that it is made from
+        from whet.show.report import write_report
+        from whet.show.summary import print_summary
+
         write_report(folder)
         print_summary(folder)
     return folder

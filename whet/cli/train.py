@@ -17,6 +17,7 @@ def train(
     ] = None,
 ) -> None:
     """Train a model as a recipe says. For example: whet train quickstart steps=5"""
+    from whet.api import finished
     from whet.config import load
     from whet.recipe import Recipe
     from whet.run_folder import check_free
@@ -28,7 +29,7 @@ def train(
     from whet import run
 
     context.obj.run = folder or run.new_folder(name=loaded.path.stem)
-    _finish(run.start(loaded.value, context.obj.run))
+    print(f"finished: {finished(lambda: run.start(loaded.value, context.obj.run))}")
 
 
 def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None) -> None:
@@ -36,18 +37,6 @@ def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None
     context.obj.run = run_folder(run)
 
     from whet import run as runs
+    from whet.api import finished
 
-    _finish(runs.resume(context.obj.run, overrides or []))
-
-
-def _finish(folder: Path) -> None:
-    """Write the report of a run that ended well, and print its summary."""
-    from whet.metrics.sinks.jsonl import FILE
-
-    if (folder / FILE).exists():  # no report without the sink that it is made from
-        from whet.show.report import write_report
-        from whet.show.summary import print_summary
-
-        write_report(folder)
-        print_summary(folder)
-    print(f"finished: {folder}")
+    print(f"finished: {finished(lambda: runs.resume(context.obj.run, overrides or []))}")

@@ -1,0 +1,50 @@
+"""whet from Python: a recipe by name or as values, in scripts and in notebooks."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import whet
+from tests.toy import Lowercase, toy_recipe, write_recipe
+from whet.config import RecipeError
+
+
+@pytest.fixture
+def recipe(tiny_model: Path, tmp_path: Path) -> Path:
+    return write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1))
+
+
+def test_a_run_is_started_and_gone_on_with(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = whet.start(recipe, "rollouts.prompts_per_step=2", folder=tmp_path / "run", data=Lowercase())
+    assert (folder / "report.html").exists()
+    assert "1 steps" in capsys.readouterr().out
+    assert whet.resume(folder, "steps=2") == folder
+    assert "2 steps" in capsys.readouterr().out
+
+
+def test_a_notebook_has_a_loop_of_its_own(recipe: Path, tmp_path: Path) -> None:
+    async def cell() -> Path:
+        return whet.start(recipe, folder=tmp_path / "run")
+
+    assert (asyncio.run(cell()) / "report.html").exists()
+
+
+def test_sections_are_checked_as_a_recipe_is() -> None:
+    assert whet.read(steps=7).steps == 7
+    with pytest.raises(RecipeError, match="steps"):
+        whet.read(steps=0)
+    with pytest.raises(RecipeError, match="Did you mean 'steps'"):
+        whet.read("quickstart", "stepz=3")
+    with pytest.raises(RecipeError, match="given: data.type: unknown type 'no such tasks'"):
+        whet.read(data="no such tasks")
+
+
+def test_the_name_of_the_package_imports_nothing_heavy() -> None:
+    code = "import sys, whet; print(whet.__version__, sorted({'torch', 'pydantic'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{whet.__version__} []\n"
+    with pytest.raises(AttributeError, match="'whet' has no attribute 'strat'"):
+        whet.strat  # type: ignore[attr-defined]  # noqa: B018
