@@ -1,4 +1,4 @@
-"""What a generator is: tokens in, tokens out. It knows no messages, no rewards and no learner."""
+"""The interface of generators: tokens in, tokens out. It knows no messages, no rewards and no learner."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -104,7 +104,7 @@ class Engine(Protocol):
 
     @property
     def ranks(self) -> int:
-        """How many processes these are."""
+        """The number of these processes."""
         ...
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:

@@ -35,7 +35,7 @@ class Deployment:
 
 
 class GeneratorConfig(Config, ABC):
-    """What samples, and how. Derive your own generator's settings from it and name the class in ``generator.type``."""
+    """The settings of a generator. Derive those of your own from it and name the class in ``generator.type``."""
 
     in_process: ClassVar[bool] = False
     """Whether it computes in the run's own process, where weights are copied to it."""
@@ -55,7 +55,7 @@ class GeneratorConfig(Config, ABC):
 
     @property
     def ranks(self) -> int:
-        """Processes that share the model of one replica."""
+        """The number of processes that share the model of one replica."""
         return 1
 
     @property
@@ -106,7 +106,7 @@ class GeneratorConfig(Config, ABC):
 
 
 class RouterConfig(GeneratorConfig):
-    """Refuses what recipes used to say."""
+    """Refuses ``type: router``, for which a recipe sets ``replicas``."""
 
     @model_validator(mode="before")
     @classmethod

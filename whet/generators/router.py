@@ -42,7 +42,7 @@ class Router(Generic[M]):
             self.load[number] -= 1
 
     def _choose(self, prompt: tuple[int, ...], session: str) -> int:
-        """The session's replica; else the prompt's, where that is not too busy; else the least busy one."""
+        """Return the session's replica; else the prompt's, where that is not too busy; else the least busy one."""
         idle = min(range(len(self.replicas)), key=self.load.__getitem__)
         number = self._sessions.get(session) if session else None
         if number is None:
@@ -78,7 +78,7 @@ class Router(Generic[M]):
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing is cached under the new weights, so no request is drawn anywhere."""
+        """Forget where prompts are cached: under new weights they are nowhere."""
         self._sessions.clear()
         self._prompts.clear()
 
@@ -91,7 +91,7 @@ class Router(Generic[M]):
         await of_each(self.replicas, lambda replica, _: replica.wake())
 
     async def close(self) -> None:
-        """All replicas, also where one of them can't be closed in good order."""
+        """Close all replicas, also where one of them raises."""
         await of_each(self.replicas, lambda replica, _: replica.close())
 
 

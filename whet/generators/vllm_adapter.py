@@ -36,7 +36,7 @@ class VllmAdapter:
     # Loading
 
     def refuses(self, names: list[str]) -> list[str]:
-        """Of the tensors to come, the modules that vLLM does not apply LoRA to."""
+        """Return, of the tensors to come, the modules that vLLM does not apply LoRA to."""
         self._expected = names
         refused = [name for name in names if self._find(name) is None]
         return list(dict.fromkeys(name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in refused))
@@ -45,7 +45,7 @@ class VllmAdapter:
         self._came = {}
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Some of the tensors. vLLM scales them in place, so they are copied."""
+        """Take some of the tensors. They are copied, for vLLM scales them in place."""
         self._came |= {name: tensor.clone() for name, tensor in named}
 
     def finish(self) -> list[str]:
@@ -70,8 +70,8 @@ class VllmAdapter:
     # Reading back
 
     def shard(self, name: str, tensor: Tensor) -> Tensor | None:
-        """What this rank's layer is to hold for a tensor, [slot's rank, inputs] or [outputs, slot's rank]; None where
-        vLLM may cut or stack it in a way that is not known here."""
+        """Return what this rank's layer is to hold for a tensor, [slot's rank, inputs] or [outputs, slot's rank]; None
+        where vLLM may cut or stack it in a way that is not known here."""
         found = self._find(name)
         slot = self._slot(name)
         if found is None or slot is None:
@@ -88,11 +88,11 @@ class VllmAdapter:
         return whole
 
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
-        """What the layer multiplies with, in full."""
+        """Return what the layer multiplies with, in full."""
         return self._slot(name)
 
     def _slot(self, name: str) -> Tensor | None:
-        """Where a tensor lies in its layer; all zeros where no adapter is in place."""
+        """Return where a tensor lies in its layer; all zeros where no adapter is in place."""
         found = self._find(name)
         if found is None:
             return None
@@ -105,7 +105,7 @@ class VllmAdapter:
         return held[numbers.index(NUMBER)] if NUMBER in numbers else torch.zeros_like(held[0])
 
     def _find(self, name: str) -> tuple[Any, int | None, bool] | None:
-        """(vLLM's layer with LoRA, which of its fused matrices, whether it is A)."""
+        """Return (vLLM's layer with LoRA, which of its fused matrices, whether it is A)."""
         from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
         from vllm.lora.utils import parse_fine_tuned_lora_name
 

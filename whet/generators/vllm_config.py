@@ -19,7 +19,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmGeneratorConfig(GeneratorConfig):
-    """How a vLLM engine runs, in processes of its own on this machine."""
+    """The settings of a vLLM engine, which runs in processes of its own on this machine."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     prefill_tokens: int = Field(default=4096, ge=1)
@@ -59,7 +59,7 @@ class VllmGeneratorConfig(GeneratorConfig):
         return self
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
-        """What of the model the ranks of an engine can't share evenly."""
+        """Return what of the model the ranks of an engine can't share evenly."""
         text, ranks = model.get_text_config(), self.tensor
         heads = text.num_attention_heads
         shared = getattr(text, "num_key_value_heads", None) or heads

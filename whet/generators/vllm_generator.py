@@ -67,12 +67,12 @@ class VllmGenerator:
 
     @property
     def ranks(self) -> int:
-        """Processes that share the model's matrices."""
+        """The number of processes that share the model's matrices."""
         return self.config.tensor
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """The engine's name in messages."""
         return f"the vLLM engine (processes {', '.join(map(str, self.processes.ids)) or 'not started'})"
 
     # Sampling
@@ -111,7 +111,7 @@ class VllmGenerator:
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
 
     def _translate(self, params: SamplingParams, limit: int) -> Any:
-        """The same in vLLM's words. Nothing ends a completion but what ``params`` names."""
+        """Return the same in vLLM's words. Nothing ends a completion but what ``params`` names."""
         import vllm
         from vllm.sampling_params import RequestOutputKind
 
@@ -162,7 +162,7 @@ class VllmGenerator:
         )
 
     def _adapter(self) -> Any:
-        """What a request says of the adapter, which is in the engine's processes already: there is no file."""
+        """Return a request's reference to the adapter, which the engine's processes hold already: there is no file."""
         from vllm.lora.request import LoRARequest
 
         return LoRARequest("whet", NUMBER, "/published/without/files") if self.under_adapter else None

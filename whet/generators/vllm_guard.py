@@ -1,5 +1,5 @@
-"""Ends an engine's processes when the process that they belong to ends, however that happens: a small process of its
-own waits for it. (vLLM's own processes would stay, or wait for minutes, when their owner is killed.) Linux only.
+"""A small process that waits for the end of the process that an engine belongs to, however that happens, and then ends
+the engine's. (vLLM's own processes would stay, or wait for minutes, when their owner is killed.) Linux only.
 
     python -m whet.generators.vllm_guard OWNER MARK
 """
@@ -17,7 +17,7 @@ MARK = "WHET_ENGINE_MARK"
 
 
 def start_guard(mark: str) -> "subprocess.Popen[bytes]":
-    """A guard for this process. Kill it once the engine has ended."""
+    """Start a guard for this process. Kill it once the engine has ended."""
     command = [sys.executable, "-m", __name__, str(os.getpid()), mark]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -32,7 +32,7 @@ def _guard(owner: int, mark: str) -> None:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes of the engine."""
+    """Return the processes of the engine."""
     found = []
     for process in psutil.process_iter():
         try:

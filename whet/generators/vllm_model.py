@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class VllmModel:
-    """Of one worker, which is one rank of the engine."""
+    """The model of one worker, which is one rank of the engine."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -35,13 +35,13 @@ class VllmModel:
 
     @property
     def rank(self) -> int:
-        """Of those that share the matrices."""
+        """This rank's number among those that share the matrices."""
         return int(self._worker.rank)
 
     # Loading
 
     def begin(self) -> None:
-        """From here to ``finish`` the layers wait for a complete set of weights, whatever became of the last one."""
+        """Make the layers wait, until ``finish``, for a complete set of weights, whatever became of the last one."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -56,14 +56,14 @@ class VllmModel:
                 waiting.loaded_weights.clear()
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Some of the weights. Their memory may be written over once this returns."""
+        """Take some of the weights. Their memory may be written over once this returns."""
         named = list(named)
         with self._config(), torch.device(self._worker.device):
             self._loaded |= set(self.model.load_weights(named))  # type: ignore[operator]
         self._own_what_waits({tensor.untyped_storage().data_ptr() for _, tensor in named})
 
     def _own_what_waits(self, memory: set[int]) -> None:
-        """vLLM holds on to tensors whose layer is not complete yet; it gets copies of those that lie in ``memory``."""
+        """Give vLLM copies of the tensors in ``memory`` that it holds on to while their layer is not complete."""
         from torch.utils._pytree import tree_map_only
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -87,7 +87,7 @@ class VllmModel:
         return missing
 
     def adapter(self, rank: int, alpha: float) -> "VllmAdapter":
-        """LoRA over the weights that were loaded last."""
+        """Return LoRA over the weights that were loaded last."""
         from whet.generators.vllm_adapter import VllmAdapter
 
         return VllmAdapter(self, self._worker, rank, alpha)
@@ -109,8 +109,8 @@ class VllmModel:
     # Reading back
 
     def shard(self, name: str, tensor: Tensor) -> Tensor | None:
-        """What this rank holds of a tensor; None where that can't be told: experts, and layers whose weights vLLM cuts
-        in another way than its plain ones. Ask between ``begin`` and the tensor's ``load``."""
+        """Return what this rank holds of a tensor; None where that can't be told: experts, and layers that vLLM
+        cuts in another way than its plain ones. Ask between ``begin`` and the tensor's ``load``."""
         from vllm.model_executor.layers import linear
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -131,8 +131,8 @@ class VllmModel:
 
     @torch.no_grad()
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
-        """These columns of this rank's part of a matrix [rows, len(columns)], or its part of a vector, as the model
-        computes with them; None for what can't be told (experts, for example)."""
+        """Return these columns of this rank's part of a matrix [rows, len(columns)], or its part of a vector, as the
+        model computes with them; None for what can't be told (experts, for example)."""
         from vllm.model_executor.layers.linear import LinearBase
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -153,7 +153,7 @@ class VllmModel:
         return held.narrow(0, sum(sizes[:place]), sizes[place])
 
     def _product(self, module: Any, columns: list[int]) -> Tensor:
-        """[rows, len(columns)]. A product of one number with 1 and of the others with 0 is exact in every precision."""
+        """Return [rows, len(columns)]. One number times 1 plus others times 0 is exact in any precision."""
         if self._last is not None and self._last[:2] == (module, columns):
             return self._last[2]  # the parts of a fused matrix come one after the other
         width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
@@ -164,7 +164,7 @@ class VllmModel:
         return product.T
 
     def find(self, path: str) -> tuple[Any, int | None] | None:
-        """(module, which of its fused matrices); None for the whole of it."""
+        """Return (module, which of its fused matrices, None for all of it); None where there is no such module."""
         modules = self._modules
         if path in modules:
             return modules[path], None
@@ -177,13 +177,13 @@ class VllmModel:
 
 
 def _loads_itself(module: Any, held: Tensor) -> bool:
-    """Whether a parameter is cut as its layer's class does it; a model may have a loader of its own for it."""
+    """Return whether a parameter is cut as its layer's class does it; a model may have a loader of its own for it."""
     loader = inspect.unwrap(getattr(held, "weight_loader", _loads_itself))
     return getattr(loader, "__self__", None) is module
 
 
 def _with_lora(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """(parent, name in it, layer) of each layer that vLLM has wrapped for LoRA."""
+    """Return (parent, name in it, layer) of each layer that vLLM has wrapped for LoRA."""
     from vllm.lora.layers import BaseLayerWithLoRA
 
     return [
@@ -212,8 +212,8 @@ def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, 
 
 
 def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
-    """A rank's rows of a matrix, or of its bias, that is cut by rows; of several fused ones (``place`` None) those of
-    each, one after the other. None where the sizes don't fit."""
+    """Return a rank's rows of a matrix, or of its bias, that is cut by rows; of several fused ones (``place`` None)
+    those of each, one after the other. None where the sizes don't fit."""
     sizes: list[int] = module.output_partition_sizes  # this rank's rows of each
     rows, whole = [], 0
     for number in range(len(sizes)) if place is None else (place,):

@@ -35,7 +35,7 @@ _PATIENCE = 5.0  # seconds that processes have to end by themselves
 
 
 class VllmProcesses:
-    """Of one engine, which is started once."""
+    """The processes of one engine, which is started once."""
 
     def __init__(self, config: VllmGeneratorConfig, deployment: Deployment) -> None:
         self.config, self.deployment = config, deployment
@@ -47,7 +47,7 @@ class VllmProcesses:
 
     @property
     def frees_memory(self) -> bool:
-        """Whether the engine can let go of a GPU's memory (vLLM's sleep mode; it has nothing like it on CPUs)."""
+        """True where the engine can let go of a GPU's memory (vLLM's sleep mode; it has nothing like it on CPUs)."""
         return self.deployment.sleeps and torch.cuda.is_available()
 
     async def start(self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None") -> "AsyncLLM":
@@ -61,8 +61,8 @@ class VllmProcesses:
         return engine
 
     def _import(self) -> None:
-        """A call of its own: while it is imported, vLLM keeps an exception whose traceback holds the frames of whoever
-        imported it, and what these hold, for ever."""
+        """Import vLLM, in a call of its own: while it is imported, vLLM keeps an exception whose traceback
+        holds the frames of whoever imported it, and what these hold, for ever."""
         with environment(self.environment()):
             import vllm.engine.arg_utils
             import vllm.v1.engine.async_llm  # noqa: F401
@@ -153,7 +153,7 @@ class VllmProcesses:
 
 
 def _write(folder: Path, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None") -> None:
-    """What vLLM reads a model from: config and tokenizer, no weights."""
+    """Write what vLLM reads a model from: config and tokenizer, no weights."""
     model.save_pretrained(folder)
     facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not facts.get("architectures"):

@@ -1,5 +1,5 @@
-"""What a vLLM worker process can do beyond vLLM: run an object of ours beside the model, on request. vLLM mixes
-``VllmWorker`` into its own worker class."""
+"""An extension of vLLM's workers: it runs an object of ours beside the model, on request. vLLM mixes ``VllmWorker``
+into its own worker class."""
 
 import importlib
 from pathlib import Path
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class VllmWorker:
-    """Called by name through the engine (``VllmGenerator.call``)."""
+    """The methods that ``VllmGenerator.call`` calls by name, through the engine."""
 
     distributed_init_method: str  # vLLM's: the file through which its ranks met, or an address
 
     def whet_call(self, target: str, method: str, *args: Any) -> tuple[Any, str | None]:
         """Call ``method`` of the object that ``module:Class`` makes of the model; it lives as long as the worker.
-        (answer, None) or (None, what failed): an exception of one rank would leave vLLM with the answers of the others
-        for those of the next call."""
+        Return (answer, None) or (None, what failed): an exception of one rank would leave vLLM with the answers of
+        the others for those of the next call."""
         try:
             return self._whet_answer(target, method, args), None
         except Exception as error:

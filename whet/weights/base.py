@@ -1,4 +1,4 @@
-"""What brings the weights of a learner to a generator, whatever lies between them."""
+"""The interface of what brings the weights of a learner to a generator, whatever lies between them."""
 
 from typing import Any, Protocol
 
@@ -20,5 +20,5 @@ class WeightSync(Protocol):
         ...
 
     async def load(self, weights: NamedTensors, generator: Refittable[Any], version: int) -> Metrics:
-        """The same from weights that this process holds; without a learner there is no probe."""
+        """Publish weights that this process holds; without a learner there is no probe."""
         ...

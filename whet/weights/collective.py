@@ -24,10 +24,10 @@ _BUFFERS = 2
 
 
 class Broadcast:
-    """One end of the wire. The sender has rank 0."""
+    """One end of a broadcast. The sender has rank 0."""
 
     def __init__(self, store: dist.Store, host: str, rank: int, ranks: int, backend: str, deadline: float) -> None:
-        """Returns when all have come to ``store``, which is at ``host``."""
+        """Return when all have come to ``store``, which is at ``host``."""
         self._timeout = timedelta(seconds=deadline)
         self.device = torch.device("cuda" if backend == "nccl" else "cpu")
         self._group: Any
@@ -39,11 +39,11 @@ class Broadcast:
         self._group = kind(store, rank, ranks, options)
 
     def start(self, tensor: Tensor) -> Any:
-        """Send or receive a tensor; for ``finish``."""
+        """Begin to send or receive a tensor; ``finish`` waits for it."""
         return self._group.broadcast(tensor, 0)
 
     def finish(self, work: Any) -> None:
-        """Wait for it."""
+        """Wait for what was begun. Raises ``RefitError`` when another end is gone, ``DeadlineError`` when it hangs."""
         begun, seconds = time.monotonic(), self._timeout.total_seconds()
         try:
             work.wait(self._timeout)
@@ -71,7 +71,7 @@ class Broadcast:
         return views(memory, manifest[bucket])
 
     def close(self) -> None:
-        """Also in the midst of a broadcast."""
+        """Leave the group, also in the midst of a broadcast."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()

@@ -1,4 +1,4 @@
-"""How new weights reach the generator and how their arrival is proven."""
+"""The settings of the way of new weights to the generator, and of the proofs that they arrived."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]
 
 
 class RefitConfig(Config):
-    """How weights are cut into buckets, and the proofs that run after every publication, wherever the generator is; a
+    """The size of buckets of weights, and the proofs that run after every publication, wherever the generator is; a
     mismatch stops the run and names the tensors."""
 
     bucket_mb: float = Field(64, gt=0)

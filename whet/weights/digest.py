@@ -22,18 +22,18 @@ _ROWS_ACCELERATOR = 8192
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """A 64-bit number for each tensor. Equal on every device and in every process for equal type, shape and bits."""
+    """Return a 64-bit number for each tensor, equal on any device and in any process for equal type, shape, bits."""
     return {name: tensor_digest(tensor) for name, tensor in named}
 
 
 def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
-    """The names whose digests differ, or that only one side has; in order of ``one``, then of ``other``."""
+    """Return the names whose digests differ, or that only one side has; in order of ``one``, then of ``other``."""
     return [name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)]
 
 
 @torch.no_grad()
 def tensor_digest(tensor: Tensor) -> int:
-    """The digest of one tensor. Strided tensors are digested as if contiguous."""
+    """Return the digest of one tensor. Strided tensors are digested as if contiguous."""
     content = hashlib.blake2b(f"{tensor.dtype} {list(tensor.shape)}\n".encode(), digest_size=8)
     for lanes in _lanes(tensor.detach()):
         content.update(_row_sums(lanes).cpu().numpy().tobytes())

@@ -52,7 +52,7 @@ class DiskReader:
         return list(load_file(_file(self._folder, bucket)).items())
 
     def close(self) -> None:
-        """The files are the learner's."""
+        """Do nothing: the files are the learner's."""
 
 
 def _file(folder: Path, bucket: int) -> Path:
@@ -60,7 +60,7 @@ def _file(folder: Path, bucket: int) -> Path:
 
 
 def _unshared(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The format holds no tensor twice: a tied head is written as a copy."""
+    """Return the tensors, a tied head as a copy: the format holds no tensor twice."""
     seen: set[int] = set()
     found = {}
     for name, tensor in named:

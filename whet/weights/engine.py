@@ -86,7 +86,7 @@ class EngineSync:
             source.close()
 
     def _adapter(self, learner: Learner) -> Adapter | None:
-        """Of LoRA that travels alone."""
+        """Return rank and alpha of LoRA that travels alone; None where merged weights do."""
         if self.config.lora == "merged":
             return None
         lora = learner.facts.model.lora

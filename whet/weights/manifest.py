@@ -1,4 +1,4 @@
-"""How the tensors of a model are packed into buckets, the same on both ends of a refit."""
+"""The layout of a model's tensors in buckets, the same on both ends of a refit."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The bytes that it takes."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return dtype.itemsize * torch.Size(self.shape).numel()
 

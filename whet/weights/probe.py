@@ -21,8 +21,9 @@ async def compare_decoding(
     dtype: torch.dtype,
     distribution: Distribution | None = None,
 ) -> Metrics:
-    """``decoded`` are the generator's log-probs of ``tokens`` after ``prompt``, under ``distribution`` (by default the
-    model's own). ``dtype`` is what the generator computes in. Raises ``RefitError`` beyond the config's tolerance."""
+    """Compare log-probs. ``decoded`` are the generator's of ``tokens`` after ``prompt``, under ``distribution`` (by
+    default the model's own). ``dtype`` is what the generator computes in. Raises ``RefitError`` beyond the
+    config's tolerance."""
     batch = await compute(_batch, prompt, tokens, distribution or Distribution())
     scored = (await learner.score(batch, {"logprobs"}))["logprobs"]
     mean, largest = await compute(_difference, batch, scored, decoded)
@@ -43,6 +44,6 @@ def _batch(prompt: list[int], tokens: list[int], distribution: Distribution) -> 
 
 
 def _difference(batch: Batch, scored: Tensor, decoded: list[float]) -> tuple[float, float]:
-    """Mean and largest absolute difference of log-probs."""
+    """Return the mean and the largest absolute difference of log-probs."""
     difference = (torch.tensor(decoded, dtype=torch.float64) - scored[batch.trained].double()).abs()
     return float(difference.mean()), float(difference.max())

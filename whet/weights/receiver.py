@@ -17,7 +17,7 @@ from whet.weights.transport import Reader, connect
 
 
 class Loadable(Protocol):
-    """What can be loaded anew, by Hugging Face names or, of LoRA's tensors, by PEFT's."""
+    """A model that can be loaded anew, by Hugging Face names or, of LoRA's tensors, by PEFT's."""
 
     def begin(self) -> None: ...
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
@@ -52,12 +52,12 @@ class RankModel(Loadable, Protocol):
 
     @property
     def rank(self) -> int:
-        """Which of the processes that share the model this one is, from 0."""
+        """This process's number among those that share the model, from 0."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that it computes on."""
         ...
 
     def adapter(self, rank: int, alpha: float) -> LoadableAdapter:
@@ -66,7 +66,7 @@ class RankModel(Loadable, Protocol):
 
 
 class Report(TypedDict):
-    """What one rank says at the end."""
+    """The report of one rank at the end."""
 
     digests: dict[str, int]  # of what came, by name
     missing: list[str]  # the engine's own names of what nothing came for

@@ -62,7 +62,7 @@ class Sender:
         return next(self._buckets, None)
 
     def end(self) -> None:
-        """The receivers have taken everything."""
+        """Let go of what the receivers have taken."""
         self._buckets = iter(())
         if self._writer is not None:
             self._writer.taken()
@@ -101,7 +101,7 @@ class Sender:
         tensors: Iterator[tuple[str, Tensor]],
         digests: dict[str, int],
     ) -> Iterator[tuple[str, Tensor]]:
-        """The bucket's tensors as they are to arrive, each made when it is asked for."""
+        """Yield the bucket's tensors as they are to arrive, each made when it is asked for."""
         for entry in entries:
             self._gathering = True
             name, tensor = next(tensors)

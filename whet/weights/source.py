@@ -1,4 +1,4 @@
-"""What a learner is asked for when its weights go to a generator, and what it answers. Plain data, so that a learner in
+"""The messages between a learner and the way of its weights to a generator. Plain data, so that a learner in
 another process understands it."""
 
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ Content = Literal["merged", "base", "adapter"]
 
 @dataclass(slots=True, frozen=True)
 class WeightRequest:
-    """Which weights are wanted, and how."""
+    """A request for weights: which, and how they come."""
 
     dtype: torch.dtype  # they are cast to it
     bucket_bytes: int  # they come so many at a time, counted before and after the cast; a larger tensor comes alone
@@ -32,13 +32,13 @@ class WeightRequest:
 
     @property
     def every_rank(self) -> bool:
-        """Whether every rank of a learner writes, for whoever reads on its device, or the first one alone."""
+        """True where every rank of a learner writes, for whoever reads on its device, False for the first one alone."""
         return self.transport == "cuda_ipc"
 
 
 @dataclass(slots=True, frozen=True)
 class Handshake:
-    """What receivers have to know before the first bucket."""
+    """The answer to a request: what receivers have to know before the first bucket."""
 
     machine: str  # where the sender is
     manifest: Manifest | None  # None where it is as they know it

@@ -1,5 +1,5 @@
-"""What carries buckets of weights from a learner to engines: a writer at the learner's end, a reader in each process of
-the engines."""
+"""Transports, which carry buckets of weights from a learner to engines: a writer at the learner's end, a reader in each
+process of the engines."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,7 +27,7 @@ class Writer(Protocol):
         ...
 
     def taken(self) -> None:
-        """All readers have taken everything."""
+        """Let go of what is there: all readers have taken it."""
         ...
 
     def close(self) -> None:
