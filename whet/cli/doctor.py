@@ -66,8 +66,8 @@ def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Find
     except WhetError as error:
         yield checks.Finding("agreement", f"can't be measured: {error}", "broken")
         return
-    said = f"mean exp|lp_learner - lp_generator| {found.error:.4f} over {found.tokens} sampled tokens"
-    yield checks.Finding("agreement", said, "good" if found.agrees else "broken", found.cause or "")
+    difference = f"mean exp|lp_learner - lp_generator| {found.error:.4f} over {found.tokens} sampled tokens"
+    yield checks.Finding("agreement", difference, "good" if found.agrees else "broken", found.cause or "")
     if found.agrees and not found.stopped:
         advice = "is the chat template the model's own, and sampling.max_new_tokens enough?"
         yield checks.Finding("answers", "none ended by itself", "advice", advice)

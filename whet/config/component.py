@@ -1,7 +1,7 @@
 """Fields whose class is chosen by ``type:``, a built-in name or the dotted path of a user's own class.
 
 A mapping such as ``{type: gsm8k, limit: 10}`` or a bare name comes in; an instance of the named ``Config`` comes out.
-Only the chosen class is imported. It doesn't know YAML, files or what the component does.
+Only the chosen class is imported. Knows no YAML and no files.
 
     data: Annotated[TaskSet, Component({"gsm8k": "whet.environments.gsm8k:GSM8K"})]
 """
@@ -24,7 +24,7 @@ from whet.config.nearest import did_you_mean
 
 
 class ComponentError(ValueError):
-    """The name given as ``type`` leads to no usable class."""
+    """The name given as ``type`` does not lead to a usable class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +37,14 @@ class Component:
     """
 
     registry: Mapping[str, str]  # built-in name -> "module:Class", or "module:VALUE" of a preset
-    base: str | None = None  # "module:Class" checked instead of the annotated type, where importing that would be heavy
 
     @property
     def names(self) -> str:
         return ", ".join(self.registry) or "none"
 
     def resolve(self, name: str, base: object = Config) -> tuple[type[Config], Config | None]:
-        """Return the class called ``name``, and the value if it is a preset's name. Raises ComponentError saying why
-        there is none of this ``base``."""
+        """Return the class called ``name``, and the value if it names a preset. Raises ComponentError where it doesn't
+        lead to a class derived from ``base``."""
         dotted = self.registry.get(name, name)
         if dotted == name and "." not in name and ":" not in name:
             raise ComponentError(
@@ -64,7 +63,7 @@ class Component:
         return found, preset
 
     def name_of(self, cls: type) -> str:
-        """Return what to write as ``type`` for a class."""
+        """Return the ``type`` of a class: its built-in name, or its path."""
         path = component_path(cls)
         return next((name for name, target in self.registry.items() if target == path), path)
 
@@ -78,27 +77,25 @@ class Component:
         return {"component": self.names}
 
     def _validate(self, source: object, value: object, info: ValidationInfo) -> Config:
-        base = import_path(self.base) if self.base else source
         if isinstance(value, Config):
-            _check_base(type(value), base)
+            _check_base(type(value), source)
             return value
         settings = dict(value) if isinstance(value, Mapping) else {"type": value}
         name = settings.pop("type", None)
         if not isinstance(name, str):
             raise PydanticCustomError("component", "'type' is missing; known: {names}", {"names": self.names})
         try:
-            cls, preset = self.resolve(name, base)
+            cls, preset = self.resolve(name, source)
         except ComponentError as error:
             reason = PydanticCustomError("component", "{reason}", {"reason": str(error)})
             details = InitErrorDetails(type=reason, loc=("type",), input=name)
             raise ValidationError.from_exception_data("component", [details]) from None
-        if preset is None:
-            return cls.from_values(settings) if info.mode == "json" else cls.model_validate(settings)
         if info.mode == "json":
-            chosen = cls.from_values(preset.model_dump(mode="json") | settings)
+            chosen = cls.from_values((preset.model_dump(mode="json") if preset is not None else {}) | settings)
         else:
-            chosen = cls.model_validate(dict(preset) | settings)
-        chosen._preset = name
+            chosen = cls.model_validate(({} if preset is None else dict(preset)) | settings)
+        if preset is not None:
+            chosen._preset = name
         return chosen
 
     def _serialise(self, value: object, info: SerializationInfo) -> object:
@@ -113,7 +110,7 @@ def component_path(cls: type) -> str:
 
 
 def import_path(path: str) -> Any:
-    """Return what ``"module:name"`` or ``"module.name"`` names, in installed packages or the current folder.
+    """Import ``"module:name"`` or ``"module.name"`` from installed packages or the current folder.
 
     Raises ComponentError with the file and line when the module itself fails.
     """

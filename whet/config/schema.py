@@ -31,19 +31,17 @@ class Place:
         return any(isinstance(member, Component) for member in _members(self.annotation))
 
     def models(self, node: Node) -> dict[type[Config], Node]:
-        """Return the classes whose fields are the keys of ``node``, with the defaults of these; a component's class is
-        the one that it names."""
-        found: dict[type[Config], Config | None] = {}
+        """Return the classes whose fields are the keys of ``node``, each with its defaults; a component's class is the
+        one that it names."""
+        found: dict[type[Config], Node] = {}
         for member in _members(self.annotation):
-            if isinstance(member, Component):
+            preset = None
+            if isinstance(member, Component) and node.kind is not None:
                 with suppress(ComponentError):
-                    found |= [member.resolve(node.kind)] if node.kind is not None else []
-            elif isinstance(member, type) and issubclass(member, Config):
-                found[member] = None
-        return {
-            model: from_plain(model.defaults() if preset is None else preset.model_dump(mode="json"))
-            for model, preset in found.items()
-        }
+                    member, preset = member.resolve(node.kind)
+            if isinstance(member, type) and issubclass(member, Config):
+                found[member] = from_plain(preset.model_dump(mode="json") if preset is not None else member.defaults())
+        return found
 
     def child(self, node: Node, key: str) -> "Place | None":
         """Return the declaration of the value under ``key`` of ``node``, None for an unknown key."""

@@ -1,4 +1,4 @@
-"""A recipe's plan: who the ranks are, what each of them holds in each phase, what a refit moves, and what looks wrong.
+"""A recipe's plan: its ranks, what each of them holds in each phase, what a refit moves, and warnings.
 
 Nothing is started and no weight is read: the model's config file is enough.
 """
@@ -29,22 +29,22 @@ _TRACED = 16384  # tokens; what a longer micro-batch keeps grows in proportion
 
 @dataclass(slots=True)
 class Plan:
-    """What ``whet plan`` prints. Bytes, except where said."""
+    """The output of ``whet plan``. Sizes are in bytes, unless a comment says otherwise."""
 
     ranks: int  # of each learner
     layout: list[str]  # one line for each dimension that is larger than 1
     models: dict[str, ModelSize]  # by role
     tokens: int  # of the fullest micro-batch
-    processes: dict[str, Memory]  # what one of each kind holds
-    refit: int  # that one publication of weights moves
+    processes: dict[str, Memory]  # the memory of one process of each kind
+    refit: int  # moved by one publication of weights
     refit_tensors: int
-    first_refit: int | None = None  # that the first one moves, where it is more
+    first_refit: int | None = None  # moved by the first publication, where it is more
     warnings: list[str] = field(default_factory=list)
 
 
 def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> Plan:
-    """``runtime``: bytes of a process that has only imported torch and transformers. ``available``: bytes of one
-    device, for the warning that a rank doesn't fit."""
+    """Plan a recipe. ``runtime``: bytes of a process that has only imported torch and transformers. ``available``:
+    bytes of one device, for the warning that a rank doesn't fit."""
     parallel = recipe.parallel
     lengths, _ = _micro_batches(recipe)
     here = Memory({"runtime": runtime})
@@ -64,7 +64,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> P
 
 
 def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, Memory]]:
-    """What each kind of rank of a role's learner holds; nothing where its model can't be laid out so, which is said."""
+    """Yield the memory of each kind of rank of a role's learner. Warns where its model can't be laid out so."""
     algorithm, learner, parallel = recipe.algorithm, recipe.learner, recipe.parallel
     own = algorithm.roles[role]
     trains, value, model = own.loss is not None, own.head == "value", own.model_beside(recipe.model)
@@ -102,7 +102,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, 
 
 
 def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
-    """The engines, and what a refit moves."""
+    """Add the engines to the plan, and what a refit moves."""
     config, size, weights = recipe.generator, plan.models["policy"], recipe.weights
     number, bucket = BYTES[config.dtype], int(weights.bucket_mb * 2**20)
     if isinstance(config, TorchGeneratorConfig):
@@ -136,8 +136,8 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
 
 
 def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
-    """The sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and how many
-    micro-batches each shard of the data has."""
+    """Return the sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and the
+    number of micro-batches of each shard of the data."""
     most = recipe.learner.max_tokens
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
         rows = recipe.rows
@@ -155,7 +155,7 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
 
 @cache
 def _activations(model: "ModelConfig", learner: "LearnerConfig", lengths: tuple[int, ...]) -> tuple[int, int]:
-    """Bytes that a micro-batch keeps for its backward pass: of all layers, and of one."""
+    """Return the bytes that a micro-batch keeps for its backward pass, of all layers and of one layer."""
     config = load_model_config(model)
     some = list(lengths[: max(1, _TRACED // lengths[0])])
     kept = activation_bytes(config, some, precision=learner.precision, checkpointing=learner.activation_checkpointing)
@@ -164,8 +164,8 @@ def _activations(model: "ModelConfig", learner: "LearnerConfig", lengths: tuple[
 
 
 def _layout(parallel: "ParallelConfig") -> list[str]:
-    """The dimensions from the slowest to the fastest numbered, with what their ranks share."""
-    said = {
+    """List the dimensions, from the slowest to the fastest varying, with what their ranks share."""
+    meanings = {
         "replicas": "copies of the sharded model, with data of their own",
         "fsdp": "ranks that each hold a part of every parameter, with data of their own",
         "context": "ranks that share the tokens of a micro-batch",
@@ -173,7 +173,7 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
         "tensor": "ranks that share every matrix",
         "expert": "neighbours among the ranks of one copy, which share the experts of every layer",
     }
-    return [f"{name} {size}: {said[name]}" for name in said if (size := getattr(parallel, name)) > 1]
+    return [f"{name} {size}: {text}" for name, text in meanings.items() if (size := getattr(parallel, name)) > 1]
 
 
 def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:

@@ -45,8 +45,8 @@ class Dashboard:
         with self._lock:
             self._last.update(values)
             found = numbers(values)
-            told = {n for n, value in values.items() if not isinstance(value, str) and not n.startswith("run/")}
-            self._broken = (self._broken - values.keys()) | (told - found.keys())
+            given = {n for n, value in values.items() if not isinstance(value, str) and not n.startswith("run/")}
+            self._broken = (self._broken - values.keys()) | (given - found.keys())
             for name in found.keys() & {*ENTRIES, "evaluation/accuracy"}:
                 xs, ys = self._history.setdefault(name, ([], []))
                 xs.append(step)

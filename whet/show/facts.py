@@ -80,8 +80,9 @@ class Measured:
             return None
         n = int(line.get("evaluation/n") or 0)
         low, high = wilson(min(n, max(0.0, accuracy * n)), n)
-        told = line.get("evaluation/low"), line.get("evaluation/high")
-        return cls(line["step"], accuracy, n, low if told[0] is None else told[0], high if told[1] is None else told[1])
+        if line.get("evaluation/low") is not None and line.get("evaluation/high") is not None:
+            low, high = line["evaluation/low"], line["evaluation/high"]
+        return cls(line["step"], accuracy, n, low, high)
 
     @property
     def interval(self) -> str:

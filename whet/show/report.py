@@ -35,8 +35,8 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
         raise DataError(f"no metrics in {run_folder / FILE}: the run has done no step, or writes no jsonl")
     recipe_file = run_folder / "recipe.yaml"
     recipe = recipe_file.read_text("utf-8", "replace") if recipe_file.exists() else ""
-    told = {key: value for line in lines for key, value in line.items() if key.startswith("run/")}
-    facts, summary = RunFacts.of(run_folder, _parsed(recipe), told), Summary.of(lines)
+    reported = {key: value for line in lines for key, value in line.items() if key.startswith("run/")}
+    facts, summary = RunFacts.of(run_folder, _parsed(recipe), reported), Summary.of(lines)
     train = [line for line in lines if line.get("kind", "train") == "train"]
     evaluations = [line for line in lines if line.get("kind") == "evaluation"]
     style, script = ((_ASSETS / name).read_text("utf-8") for name in ("report.css", "report.js"))

@@ -61,10 +61,10 @@ def _tokens(record: RolloutRecord) -> Iterator[tuple[str, str, str]]:
     for i, (piece, token, difference) in enumerate(zip(record.texts, record.tokens, record.differences, strict=True)):
         if i == MOST_TOKENS:
             return
-        told = [_number(values[i]) if i < len(values) else "" for values in (record.logprobs, learner)]
+        logprobs = [_number(values[i]) if i < len(values) else "" for values in (record.logprobs, learner)]
         depth = level(difference)
         colour = f"{'u' if (difference or 0) > 0 else 'd'}{depth}" if depth else ""
-        yield colour, "|".join([str(token), *told]), piece[:_PIECE]
+        yield colour, "|".join([str(token), *logprobs]), piece[:_PIECE]
 
 
 def _number(value: float | None) -> str:

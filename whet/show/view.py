@@ -81,9 +81,9 @@ def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | 
 
 def render(record: RolloutRecord) -> RenderableType:
     """Draw one rollout: head, prompt, and the answer with each token coloured by learner - sampler log-prob."""
-    said = verdict(record)
-    style = {"correct": "bold green", "wrong": "bold red", "": ""}[said]
-    head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), (said, style))
+    grade = verdict(record)
+    style = {"correct": "bold green", "wrong": "bold red", "": ""}[grade]
+    head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), (grade, style))
     rows = [row for rows in rollout_rows(record) for row in rows]
     line = Text("   ".join(f"{visible(name)} {value}" for name, value in rows), style="dim")
     if record.status != Status.COMPLETED:

@@ -57,9 +57,9 @@ const cards = document.getElementById("cards");
 if (cards) {
   const probability = (logprob) => logprob + "  (" + (100 * Math.exp(+logprob)).toPrecision(3) + "%)";
   cards.addEventListener("pointermove", (event) => {
-    const told = event.target.dataset && event.target.dataset.t;
-    if (!told) return hide();
-    const [id, sampler, learner] = told.split("|");
+    const token = event.target.dataset && event.target.dataset.t;
+    if (!token) return hide();
+    const [id, sampler, learner] = token.split("|");
     tip.textContent =
       "token " + id + "  " + JSON.stringify(event.target.textContent) +
       (sampler ? "\nsampler " + probability(sampler) : "") +
