@@ -1,5 +1,5 @@
-"""SIGTERM and SIGHUP, as clusters send them before they take a machine away: the run goes on to the end of its step,
-saves, and ends. Another one of them ends it at once."""
+"""Handling of SIGTERM and SIGHUP, which clusters send before they take a machine away: the run finishes its step,
+saves, and ends. A second signal ends it at once."""
 
 import asyncio
 import logging
@@ -28,15 +28,15 @@ class Stopped(WhetError):
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether somebody asked the run to end, to be looked at between two steps."""
+    """The signal that asked the run to end, if one came. The run looks at it between steps."""
 
     by: signal.Signals | None = None
 
 
 @contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """Inside, in the event loop of the main thread, the signals become a request. One that is ignored (``nohup``) stays
-    ignored."""
+    """Turn the signals into a request, inside, where the event loop runs in the main thread. A signal that is ignored
+    (``nohup``) stays ignored."""
     request, loop = StopRequest(), asyncio.get_running_loop()
     before = {one: signal.getsignal(one) for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN}
     if threading.current_thread() is not threading.main_thread():

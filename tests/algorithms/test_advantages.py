@@ -259,7 +259,7 @@ def test_an_untrained_answer_counts_in_its_groups_baseline() -> None:
 def test_a_missing_component_is_named() -> None:
     with pytest.raises(DataError, match=r"'colour'.*correct, format, constant"):
         GDPOAdvantage(components={"correct": 1.0, "colour": 1.0})(make(0))
-    with pytest.raises(DataError, match=r"there: none$"):
+    with pytest.raises(DataError, match=r"scores are: none$"):
         GDPOAdvantage(components={"colour": 1.0})(Batch.from_groups([group_of([1.0])]))
     with pytest.raises(ValidationError):
         GDPOAdvantage(components={})

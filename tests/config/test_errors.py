@@ -19,6 +19,7 @@ CASES = {
         "losses:\n  - clip\n  - type: pair\n    hihg: 1",
         "r.yaml:4: losses.1.hihg: unknown key.",
     ),
+    "key of a section": ("lr: 1", "r.yaml:1: lr: unknown key. Did you mean 'optimizer.lr'?"),
     "key of another case": ("optimizer: {LR: 1}", "Did you mean 'lr'?"),
     "text for an integer": ("steps: abc", "r.yaml:1: steps: expected a whole number, got text 'abc'"),
     "a number of a thousand digits": ("steps: 1" + "0" * 1000, "steps: expected a whole number, got text '1000"),

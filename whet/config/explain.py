@@ -51,7 +51,8 @@ def explain(loaded: Loaded[Config], key: str) -> str:
         summary = (model.__doc__ or "").strip().partition("\n\n")[0]
         rows[model.__name__] = " ".join(summary.split()) or f"settings: {', '.join(model.model_fields)}"
     width = max(map(len, rows))
-    return f"{key}\n" + "".join(f"  {name:<{width}}  {text}\n" for name, text in rows.items() if text)
+    lines = "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items() if text).split("\n")
+    return "\n".join([key, *map(str.rstrip, lines), ""])
 
 
 def _inline(node: Node) -> str:

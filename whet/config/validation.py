@@ -49,7 +49,8 @@ def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
     """Return the message about an unknown key."""
     around = find_place(root, tree, path[:-1])
     known = around.known_keys(tree.find(path[:-1])[0]) if around else []
-    hint = did_you_mean(path[-1], known)
+    below = (dotted(leaf) for leaf in tree.leaves() if leaf[-1] == path[-1] and leaf != path)
+    hint = did_you_mean(path[-1], known) or next((f" Did you mean {name!r}?" for name in below), "")
     if path[-1] == "extends":
         hint = " 'extends' stands only at the top of a file."
     return f"unknown key.{hint} Known: {', '.join(known) or 'none'}"
