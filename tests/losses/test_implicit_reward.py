@@ -74,7 +74,7 @@ def test_a_score_that_no_answer_carries_is_named() -> None:
     with pytest.raises(DataError, match=r"'colour'.*correct, format, constant"):
         ImplicitReward(outcome="colour")(output, batch)
     batch.scores = {}
-    with pytest.raises(DataError, match=r"there: none$"):
+    with pytest.raises(DataError, match=r"scores are: none$"):
         ImplicitReward(outcome="colour")(output, batch)
 
 
