@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from tests.contracts.cluster_contract import Counter, CounterConfig
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 from whet.cluster.host import Host, interface_to
 
 NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -32,6 +32,6 @@ def test_a_worker_gets_the_interface_where_none_is_chosen(monkeypatch: pytest.Mo
         monkeypatch.delenv(name)
         if chosen:
             monkeypatch.setenv(name, chosen)
-    Host().build(Counter, CounterConfig(), Seat(rendezvous="127.0.0.1:1"))
+    Host().build(Counter, CounterConfig(), RankInfo(rendezvous="127.0.0.1:1"))
     lo = interface_to("127.0.0.1")
     assert [os.environ[name] for name in NAMES] == ([chosen, chosen] if chosen else [lo, f"={lo}"])

@@ -7,21 +7,21 @@ import threading
 from datetime import timedelta
 
 from tests.contracts.cluster_contract import Counter, CounterConfig
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 
 
 class Choir(Counter):
     """Workers that sum over their ranks through torch.distributed."""
 
-    def __init__(self, config: CounterConfig, seat: Seat) -> None:
+    def __init__(self, config: CounterConfig, info: RankInfo) -> None:
         import torch.distributed
 
-        super().__init__(config, seat)
+        super().__init__(config, info)
         torch.distributed.init_process_group(
             "gloo",
-            init_method=f"tcp://{seat.rendezvous}",
-            rank=seat.rank,
-            world_size=seat.ranks,
+            init_method=f"tcp://{info.rendezvous}",
+            rank=info.rank,
+            world_size=info.ranks,
             timeout=timedelta(seconds=60),
         )
 
@@ -29,13 +29,13 @@ class Choir(Counter):
         """Of ``number`` plus the rank, over all ranks."""
         import torch
 
-        tensor = torch.tensor(number + self.seat.rank)
+        tensor = torch.tensor(number + self.info.rank)
         torch.distributed.all_reduce(tensor)
         return float(tensor)
 
     def total_unless(self, rank: int, how: str) -> float:
         """The same, but one rank does not take part: it ``dies``, ``freezes`` or ``fails``."""
-        if self.seat.rank == rank:
+        if self.info.rank == rank:
             if how == "fails":
                 raise Stubborn("out of", "luck")
             os.kill(os.getpid(), signal.SIGKILL if how == "dies" else signal.SIGSTOP)
@@ -46,7 +46,7 @@ class Talker(Counter):
     """Says things about its process."""
 
     def warn(self) -> None:
-        logging.getLogger("whet.somewhere").warning("%s is %d", "it", self.seat.rank)
+        logging.getLogger("whet.somewhere").warning("%s is %d", "it", self.info.rank)
 
     def environment(self, name: str) -> str | None:
         return os.environ.get(name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whet.cluster.base import Cluster, Placement, Seat
+from whet.cluster.base import Cluster, Placement, RankInfo
 from whet.config import Config
 from whet.errors import DeadlineError, WhetError
 
@@ -33,11 +33,11 @@ class CounterConfig(Config):
 class Counter:
     """A worker of the tests. It notices when two of its methods run at once."""
 
-    def __init__(self, config: CounterConfig, seat: Seat) -> None:
+    def __init__(self, config: CounterConfig, info: RankInfo) -> None:
         if config.broken:
             raise WhetError("the counter is broken; mend it")
         self.count = config.start
-        self.seat = seat
+        self.info = info
         self.inside = False
 
     def add(self, number: int, seconds: float = 0.0) -> int:
@@ -49,16 +49,16 @@ class Counter:
         return self.count
 
     def where(self) -> tuple[int, int, int, int]:
-        return (self.seat.rank, self.seat.ranks, self.seat.shard, self.seat.shards)
+        return (self.info.rank, self.info.ranks, self.info.shard, self.info.shards)
 
     def thread(self) -> tuple[int, int]:
         return os.getpid(), threading.get_ident()
 
     def got(self, shard: Any, *rest: Any) -> tuple[Any, ...]:
-        return (self.seat.rank, shard, *rest)
+        return (self.info.rank, shard, *rest)
 
     def fail(self, rank: int) -> None:
-        if self.seat.rank == rank:
+        if self.info.rank == rank:
             raise WhetError(f"rank {rank} ran out of luck; try again")
 
     def close(self) -> None:

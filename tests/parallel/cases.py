@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.groups import group
 from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy, published
-from tests.parallel.ranks import seat_of
+from tests.parallel.ranks import info_of
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.learner.base import LearnerFacts, Top
@@ -99,7 +99,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
         steps=10,
         seed=3,
     )
-    worker = LearnerWorker(config, seat_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
+    worker = LearnerWorker(config, info_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
     if case.lora and case.trains:  # B is zero at first: then A would get no gradient
         with torch.no_grad():
             for name, parameter in worker.module.by_name():
@@ -128,8 +128,8 @@ def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
 
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
     """All of a batch on one rank, its shard on one of many."""
-    unit, seat = LOSSES[case.loss].unit, worker.seat
-    return pack(batch_of(step, case.distribution, case.groups), seat.shards, case.max_tokens, unit)[seat.shard]
+    unit, info = LOSSES[case.loss].unit, worker.info
+    return pack(batch_of(step, case.distribution, case.groups), info.shards, case.max_tokens, unit)[info.shard]
 
 
 def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:

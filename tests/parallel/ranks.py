@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.parallel.cases"])
@@ -65,8 +65,8 @@ def _one(file: Path, function: Callable[..., Any], rendezvous: str, rank: int, a
     staging.rename(file)
 
 
-def seat_of(rendezvous: str, rank: int, ranks: int, ranks_per_shard: int) -> Seat:
-    return Seat(rank, ranks, rank // ranks_per_shard, ranks // ranks_per_shard, rendezvous)
+def info_of(rendezvous: str, rank: int, ranks: int, ranks_per_shard: int) -> RankInfo:
+    return RankInfo(rank, ranks, rank // ranks_per_shard, ranks // ranks_per_shard, rendezvous)
 
 
 def free_port() -> int:

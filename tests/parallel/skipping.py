@@ -14,7 +14,7 @@ from whet.packing import MicroBatch
 def poisoned(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
     """This shard's micro-batches; those of the last shard have weights that are not finite."""
     micro = micro_batches(case, worker, step)
-    if worker.seat.shard == worker.seat.shards - 1:
+    if worker.info.shard == worker.info.shards - 1:
         micro[0].batch.weight *= float("nan")
     return micro
 

@@ -27,7 +27,7 @@ from tests.parallel.cases import (
     train_all,
 )
 from tests.parallel.comparing import check, far, some, worst_error
-from tests.parallel.ranks import on_ranks, seat_of
+from tests.parallel.ranks import info_of, on_ranks
 from tests.parallel.saving import assert_same_files, folders, go_on, refuse, save_twice
 from tests.parallel.skipping import assert_skipped, skip
 from whet.batch import Batch, ModelOutput
@@ -254,7 +254,7 @@ def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, 
         optimizer=OptimizerConfig(lr=1e-2),
         steps=10,
     )
-    worker = LearnerWorker(config, seat_of(rendezvous, rank, sizes.ranks, sizes.ranks_per_shard))
+    worker = LearnerWorker(config, info_of(rendezvous, rank, sizes.ranks, sizes.ranks_per_shard))
     batches = [pack(batch_of(step, Distribution()), 1, 40)[0] for step in range(2)]
     norms = [worker.update(micro, PolicyGradient()).gradient_norm for micro in batches]
     updated = {name: t.clone() for name, t in published(worker).items()}

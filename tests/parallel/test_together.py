@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.learner.parts import PolicyGradient
 from tests.parallel.cases import Case, build, refused
-from tests.parallel.ranks import free_port, on_ranks, seat_of
+from tests.parallel.ranks import free_port, info_of, on_ranks
 from tests.parallel.skipping import assert_skipped, poisoned, skip
 from whet.cluster.local import LocalCluster
 from whet.errors import WhetError
@@ -76,7 +76,7 @@ def test_what_cannot_be_spread_is_refused_on_every_rank(models, tmp_path):
 
 
 def one_fails(rendezvous: str, rank: int) -> str:
-    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 30.0)
+    ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 30.0)
     try:
         with ranks.together("counting"):
             if rank == 1:
@@ -92,7 +92,7 @@ def test_what_fails_on_one_rank_fails_on_all_with_its_name(models):
 
 def listening(rendezvous: str, rank: int) -> list[str]:
     """The addresses at which this process listens while ranks are together."""
-    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 30.0)
+    ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 30.0)
     ranks.sum(torch.ones(1))
     found = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
     ranks.sum(torch.ones(1))  # nobody leaves before the other has looked
@@ -113,7 +113,7 @@ def test_two_ranks_with_one_gpu_are_refused():
 
 def one_leaves_a_mesh(rendezvous: str, rank: int) -> float:
     """The groups of a mesh have the deadline too."""
-    ranks = join(ParallelConfig(fsdp=2, tensor=2), seat_of(rendezvous, rank, 4, 2), CPU, 1.0)
+    ranks = join(ParallelConfig(fsdp=2, tensor=2), info_of(rendezvous, rank, 4, 2), CPU, 1.0)
     begun = time.monotonic()
     if rank == 0:
         for group in (ranks.data.get_group(), ranks.tensor.get_group()):
@@ -130,7 +130,7 @@ def test_a_rank_does_not_wait_for_ever_for_those_of_its_mesh():
 
 
 def one_leaves(rendezvous: str, rank: int) -> float:
-    ranks = join(ParallelConfig(fsdp=2), seat_of(rendezvous, rank, 2, 1), CPU, 1.0)
+    ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 1.0)
     begun = time.monotonic()
     if rank == 0:
         with pytest.raises(RuntimeError):
@@ -146,13 +146,13 @@ def test_a_rank_does_not_wait_for_ever_for_another(models):
 
 def test_a_rank_that_nobody_meets_says_so():
     with pytest.raises(WhetError, match=r"rank 0 did not meet the other 1 ranks at 127.0.0.1:\d+ within 1 s"):
-        join(ParallelConfig(fsdp=2), seat_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
+        join(ParallelConfig(fsdp=2), info_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
 
 
 def test_sizes_must_be_those_of_the_seat(models):
     config = WorkerConfig(model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2, tensor=2))
     with pytest.raises(WhetError, match="2 fsdp x 1 context x 1 pipeline x 2 tensor are 4 ranks, 2 to a shard"):
-        LearnerWorker(config, seat_of("127.0.0.1:1", 0, 2, 1))
+        LearnerWorker(config, info_of("127.0.0.1:1", 0, 2, 1))
 
 
 def test_several_ranks_in_one_process_are_refused(models):
@@ -168,7 +168,7 @@ def test_several_ranks_in_one_process_are_refused(models):
 def test_a_rank_speaks_for_its_shard_of_the_data():
     def ranks(rank: int) -> Ranks:
         made = object.__new__(Ranks)
-        made.config, made.seat = ParallelConfig(fsdp=2, tensor=2), seat_of("", rank, 4, 2)
+        made.config, made.info = ParallelConfig(fsdp=2, tensor=2), info_of("", rank, 4, 2)
         return made
 
     assert [ranks(rank).speaks_for_shard for rank in range(4)] == [True, False, True, False]

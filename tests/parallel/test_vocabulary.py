@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.parallel.cases import CPU
-from tests.parallel.ranks import on_ranks, seat_of
+from tests.parallel.ranks import info_of, on_ranks
 from whet.models.head import Head
 from whet.models.shards import Vocabulary
 from whet.parallel.config import ParallelConfig
@@ -48,7 +48,7 @@ def everything(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
 
 
 def spread(rendezvous: str, rank: int, ranks: int) -> list[dict[str, Tensor]]:
-    join(ParallelConfig(tensor=ranks), seat_of(rendezvous, rank, ranks, ranks), CPU, 60.0)
+    join(ParallelConfig(tensor=ranks), info_of(rendezvous, rank, ranks, ranks), CPU, 60.0)
     vocabulary = SpreadVocabulary(init_device_mesh("cpu", (ranks,)), WORDS)
     return everything(vocabulary, slice(vocabulary.start, vocabulary.start + vocabulary.piece))
 

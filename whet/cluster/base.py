@@ -1,7 +1,7 @@
 """Where workers run. A cluster launches a worker class on some ranks; a worker group calls its methods on all of them.
 
 Knows no model and no algorithm: what travels is a method's name, its arguments and its results. A worker is any class
-that is built as ``worker(config, seat)`` and whose methods are plain functions (no coroutines); a ``close`` method, if
+that is built as ``worker(config, info)`` and whose methods are plain functions (no coroutines); a ``close`` method, if
 it has one, is called at the end. One contract suite, tests/contracts/cluster_contract.py, runs on every cluster.
 """
 
@@ -14,7 +14,7 @@ from whet.errors import WhetError
 
 @dataclass(slots=True, frozen=True)
 class Placement:
-    """How many workers, and how they share the work."""
+    """The number of workers, and how they share the work."""
 
     ranks: int = 1
     ranks_per_shard: int = 1  # ranks that hold parts of one model replica: they get the same shard of the data
@@ -34,8 +34,8 @@ class Placement:
 
 
 @dataclass(slots=True, frozen=True)
-class Seat:
-    """Which of the workers of a group this one is."""
+class RankInfo:
+    """The place of one worker among those of its group."""
 
     rank: int = 0
     ranks: int = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from logging.handlers import QueueHandler
 from typing import Any
 
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 from whet.cluster.group import RemoteTraceback, call_method
 from whet.cluster.rendezvous import LOOPBACK, own_address
 from whet.config import Config
@@ -66,15 +66,15 @@ class Host:
         except Exception as error:
             return pickle.dumps(failed(error, reply.log))
 
-    def build(self, worker: type, config: Config, seat: Seat) -> Reply:
+    def build(self, worker: type, config: Config, info: RankInfo) -> Reply:
         """Make the worker."""
         keep_freed_memory()
-        if name := interface_to(seat.rendezvous.rpartition(":")[0]):  # gloo would ask the machine's name for an address
+        if name := interface_to(info.rendezvous.rpartition(":")[0]):  # gloo would ask the machine's name for an address
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # exactly this one
 
         def build() -> None:
-            self._worker = worker(config, replace(seat, remote=True))
+            self._worker = worker(config, replace(info, remote=True))
 
         return _answer(build)
 

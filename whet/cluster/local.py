@@ -7,7 +7,7 @@ from typing import Any
 
 from whet.cluster.base import Placement, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup, call_method
-from whet.cluster.rendezvous import LOOPBACK, Reservation, seats
+from whet.cluster.rendezvous import LOOPBACK, Reservation, rank_infos
 from whet.config import Config
 from whet.processes.compute import COMPUTE
 
@@ -17,7 +17,7 @@ class LocalCluster:
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         meeting = Reservation(LOOPBACK)
-        links = [_Object(partial(worker, config, seat), meeting) for seat in seats(placement, meeting.address)]
+        links = [_Object(partial(worker, config, info), meeting) for info in rank_infos(placement, meeting.address)]
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:

@@ -6,10 +6,10 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
-from whet.cluster.base import Placement, Seat, WorkerGroup
+from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup
 from whet.cluster.host import Host, Reply
-from whet.cluster.rendezvous import LOOPBACK, Reservation, seats
+from whet.cluster.rendezvous import LOOPBACK, Reservation, rank_infos
 from whet.config import Config
 from whet.errors import WhetError, WorkerError
 from whet.processes.child import Child, ChildDied
@@ -30,10 +30,10 @@ class ProcessCluster:
             )
         meeting = Reservation(LOOPBACK)
         links = []
-        for seat in seats(placement, meeting.address):
-            own = None if self.cores is None else part(self.cores, seat.rank, placement.ranks)
+        for info in rank_infos(placement, meeting.address):
+            own = None if self.cores is None else part(self.cores, info.rank, placement.ranks)
             child = Child(f"{Host.__module__}:Host", environment=_threads(own, placement.ranks), cores=own)
-            links.append(_Process(child, (worker, config, seat), meeting))
+            links.append(_Process(child, (worker, config, info), meeting))
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:
@@ -45,7 +45,7 @@ class _Process:
 
     thread = None
 
-    def __init__(self, child: Child, start: tuple[type, Config, Seat], meeting: Reservation) -> None:
+    def __init__(self, child: Child, start: tuple[type, Config, RankInfo], meeting: Reservation) -> None:
         self._child, self._start, self._rank = child, pickle.dumps(start), start[2].rank
         self._meeting = meeting  # reserved while the worker lives
         self.where = f"pid {child.process.pid} on this machine"

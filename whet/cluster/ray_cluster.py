@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from whet.cluster.base import Placement, Seat, WorkerGroup
+from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
 from whet.cluster.host import Reply
 from whet.cluster.ray_actor import Home, RayHost
 from whet.cluster.ray_connection import connect
-from whet.cluster.rendezvous import seats
+from whet.cluster.rendezvous import rank_infos
 from whet.config import Config
 from whet.errors import DeadlineError, WhetError, WorkerError
 from whet.processes.cores import part
@@ -102,10 +102,10 @@ class _Team:
         self._failure: BaseException | None = None
         self._ended = False
         self._group: Any = None  # Ray's placement group
-        self.members: list[tuple[Any, Home, Seat]] = []  # by rank, once they are known
+        self.members: list[tuple[Any, Home, RankInfo]] = []  # by rank, once they are known
 
-    def member(self, rank: int) -> tuple[Any, Home, Seat]:
-        """The actor of a rank, where it runs, and its seat. Its worker is still to be built."""
+    def member(self, rank: int) -> tuple[Any, Home, RankInfo]:
+        """The actor of a rank, where it runs, and its rank's info. Its worker is still to be built."""
         with self._lock:
             if not self.members and self._failure is None:
                 try:
@@ -120,10 +120,10 @@ class _Team:
         """A promise of the reply to building the worker of a rank."""
         import ray
 
-        actor, home, seat = self.member(rank)
+        actor, home, info = self.member(rank)
         fellows = [other for _, other, _ in self.members if other.node == home.node]
         divided = str(max(1, home.cores // len(fellows))) if len(fellows) > 1 else None
-        worker = ray.cloudpickle.dumps((self._worker, self._config, seat))
+        worker = ray.cloudpickle.dumps((self._worker, self._config, info))
         if self._cores is not None and home.node == ray.get_runtime_context().get_node_id():
             own = part(self._cores, fellows.index(home), len(fellows))
             return actor.start.remote(worker, str(len(own)), own)
@@ -142,7 +142,7 @@ class _Team:
                 ray.kill(actor)
             remove_placement_group(group)
 
-    def _start(self) -> list[tuple[Any, Home, Seat]]:
+    def _start(self) -> list[tuple[Any, Home, RankInfo]]:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -178,8 +178,8 @@ class _Team:
                 f"the actors of {self._worker.__name__} were not up within cluster.start_deadline="
                 f"{self._settings.start_deadline:g} s; see Ray's logs, or raise it where a runtime_env takes long"
             ) from None
-        seated = seats(self._placement, meeting)
-        return [(actors[index], homes[index], seat) for index, seat in zip(order, seated, strict=True)]
+        infos = rank_infos(self._placement, meeting)
+        return [(actors[index], homes[index], info) for index, info in zip(order, infos, strict=True)]
 
     def _resources(self, there: dict[str, float]) -> dict[str, float]:
         """What one rank takes."""

@@ -2,7 +2,7 @@
 
 import socket
 
-from whet.cluster.base import Placement, Seat
+from whet.cluster.base import Placement, RankInfo
 
 LOOPBACK = "127.0.0.1"
 
@@ -32,9 +32,9 @@ class Reservation:
         self._socket.close()
 
 
-def seats(placement: Placement, rendezvous: str) -> list[Seat]:
-    """The seat of each rank."""
+def rank_infos(placement: Placement, rendezvous: str) -> list[RankInfo]:
+    """Return the info of each rank."""
     return [
-        Seat(rank, placement.ranks, rank // placement.ranks_per_shard, placement.shards, rendezvous)
+        RankInfo(rank, placement.ranks, rank // placement.ranks_per_shard, placement.shards, rendezvous)
         for rank in range(placement.ranks)
     ]

@@ -36,9 +36,9 @@ class SkippedStep:
     def dump(self, dumps: Path, loss: Loss, ranks: Ranks | None) -> Path:
         """Write the micro-batches of this rank's shard into a new folder of ``dumps``; returns it. Of several ranks all
         call it together."""
-        seat = None if ranks is None or ranks.seat.shards == 1 else ranks.seat
+        info = None if ranks is None or ranks.info.shards == 1 else ranks.info
         name = f"step-{self.progress.step:06d}-{self.progress.skipped:03d}"
-        folder = dumps / (name if seat is None else f"{name}-shard-{seat.shard}")
+        folder = dumps / (name if info is None else f"{name}-shard-{info.shard}")
         not_finite = first_not_finite(self.gradients)
         if ranks is not None:
             not_finite = next(filter(None, ranks.all(not_finite)), None)

@@ -158,7 +158,7 @@ class LearnerState:
     def _write_facts(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the facts, which come last: where they are, all is there."""
         with together(self._ranks, "saving"):
-            if self._ranks is None or self._ranks.seat.rank == 0:
+            if self._ranks is None or self._ranks.info.rank == 0:
                 write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1))
 
     def _check_there(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from whet.batch import Batch, ModelOutput, Output
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.config import Config
 from whet.errors import WhetError
@@ -77,12 +77,12 @@ class RankUpdate:
 class LearnerWorker:
     """A model that scores and, with an optimizer, learns."""
 
-    def __init__(self, config: WorkerConfig, seat: Seat | None = None) -> None:
-        self.config, self.seat = config, seat or Seat()
-        self.device = _device(self.seat)
+    def __init__(self, config: WorkerConfig, info: RankInfo | None = None) -> None:
+        self.config, self.info = config, info or RankInfo()
+        self.device = _device(self.info)
         self.ranks: Ranks | None = None
-        if max(self.seat.ranks, config.parallel.ranks) > 1:
-            self.ranks = join(config.parallel, self.seat, self.device, config.learner.deadline)
+        if max(self.info.ranks, config.parallel.ranks) > 1:
+            self.ranks = join(config.parallel, self.info, self.device, config.learner.deadline)
         self.trains = config.optimizer is not None
         self.module = self._build(train=self.trains)
         self.reference: LearnerModel | None = None  # loaded when first asked for
@@ -96,8 +96,8 @@ class LearnerWorker:
             partial(requested_weights, self.module, self.device, self.ranks),
             self.ranks,
             self.device,
-            self.seat.remote,
-            self.seat.rendezvous.rpartition(":")[0] or LOOPBACK,
+            self.info.remote,
+            self.info.rendezvous.rpartition(":")[0] or LOOPBACK,
         )
 
     @property
@@ -119,7 +119,7 @@ class LearnerWorker:
             self.config.learner.precision,
             self.progress.matmul_precision,
             str(self.device),
-            self.seat.ranks,
+            self.info.ranks,
             supports_forest(hf),
             int(hf.get_text_config().vocab_size),
             self.progress.step,
@@ -234,7 +234,7 @@ class LearnerWorker:
             loss, norm = torch.stack([total.double(), gradient_norm(self.module.parameters()).double()]).tolist()
             return loss, loss, norm
         gradients = [parameter.grad for parameter in self.module.counted() if parameter.grad is not None]
-        squares = squared_norm(gradients, self.seat.ranks // self.config.parallel.pipeline).to(self.device)
+        squares = squared_norm(gradients, self.info.ranks // self.config.parallel.pipeline).to(self.device)
         loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
         return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
 
@@ -307,14 +307,14 @@ class LearnerWorker:
         with torch.random.fork_rng() if drops else nullcontext():
             if drops:
                 stage = [] if self.module.pipeline is None else [self.module.pipeline.own[0].index]
-                torch.manual_seed(derive_seed("dropout", self.config.seed, self.seat.shard, self.progress.step, *stage))
+                torch.manual_seed(derive_seed("dropout", self.config.seed, self.info.shard, self.progress.step, *stage))
             yield
 
 
-def _device(seat: Seat) -> torch.device:
+def _device(info: RankInfo) -> torch.device:
     """Return a GPU of its own, where there are any; a cluster may have hidden the others' from this process."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", seat.rank % torch.cuda.device_count())
+    device = torch.device("cuda", info.rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 from whet.errors import WhetError
 from whet.parallel.config import ParallelConfig
 
@@ -30,7 +30,7 @@ class Ranks:
     """The ranks of one learner, as one of them sees them."""
 
     config: ParallelConfig
-    seat: Seat
+    info: RankInfo
     device: torch.device
     parameters: DeviceMesh  # [replicas,] shards (fsdp x context) [, tensor]: how parameters are laid out
     context: dist.ProcessGroup  # the ranks that share a micro-batch's tokens
@@ -64,7 +64,7 @@ class Ranks:
     @property
     def speaks_for_shard(self) -> bool:
         """True on the first of the ranks that work on the same data."""
-        return self.seat.rank % self.config.ranks_per_shard == 0
+        return self.info.rank % self.config.ranks_per_shard == 0
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks; the same bits on each of them."""
@@ -74,7 +74,7 @@ class Ranks:
 
     def all(self, value: T) -> list[T]:
         """Return every rank's value, by rank."""
-        held: list[T] = [value] * self.seat.ranks
+        held: list[T] = [value] * self.info.ranks
         dist.all_gather_object(held, value, self.messages)
         return held
 
@@ -113,36 +113,36 @@ def together(ranks: Ranks | None, doing: str) -> AbstractContextManager[None]:
     return nullcontext() if ranks is None else ranks.together(doing)
 
 
-def join(config: ParallelConfig, seat: Seat, device: torch.device, deadline: float) -> Ranks:
-    """Meet the other ranks at ``seat.rendezvous``. A process whose group is there already (several learners in the same
+def join(config: ParallelConfig, info: RankInfo, device: torch.device, deadline: float) -> Ranks:
+    """Meet the other ranks at ``info.rendezvous``. A process whose group is there already (several learners in the same
     processes) stays in it. Collectives that take longer than ``deadline`` seconds raise.
 
-    Raises ``WhetError`` where the sizes are not those of the seat, nobody else comes, or two ranks have one GPU.
+    Raises ``WhetError`` where the sizes are not those of ``info``, nobody else comes, or two ranks have one GPU.
     """
-    if config.ranks != seat.ranks or config.ranks_per_shard * seat.shards != seat.ranks:
+    if config.ranks != info.ranks or config.ranks_per_shard * info.shards != info.ranks:
         raise WhetError(
             f"parallel: {config.replicas} replicas x {config.fsdp} fsdp x {config.context} context x "
             f"{config.pipeline} pipeline x {config.tensor} tensor are {config.ranks} ranks, {config.ranks_per_shard} "
-            f"to a shard of the data, but the learner was placed on {seat.ranks} ranks with {seat.shards} shards"
+            f"to a shard of the data, but the learner was placed on {info.ranks} ranks with {info.shards} shards"
         )
     timeout, owns = timedelta(seconds=deadline), not dist.is_initialized()
     if owns:
-        _meet(seat, device, timeout)
-    elif dist.get_world_size() != seat.ranks:
-        raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {seat.ranks}")
+        _meet(info, device, timeout)
+    elif dist.get_world_size() != info.ranks:
+        raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {info.ranks}")
     messages = dist.new_group(backend="gloo", timeout=timeout)
     if device.type == "cuda":
-        devices = [""] * seat.ranks
+        devices = [""] * info.ranks
         dist.all_gather_object(devices, device_id(device), messages)
         check_devices(devices)
     background = dist.new_group(backend="gloo", timeout=timeout)
-    return arrange(Ranks, config, seat, device, messages, background, owns, timeout)
+    return arrange(Ranks, config, info, device, messages, background, owns, timeout)
 
 
 def arrange(
     kind: type[R],
     config: ParallelConfig,
-    seat: Seat,
+    info: RankInfo,
     device: torch.device,
     messages: dist.ProcessGroup,
     background: dist.ProcessGroup,
@@ -159,7 +159,7 @@ def arrange(
     for group in working.get_all_groups():
         _set_pg_timeout(timeout, group)
     groups = (working.get_group("context"), working.get_group("pipeline"), messages, background)
-    return kind(config, seat, device, parameters, *groups, owns, timeout)
+    return kind(config, info, device, parameters, *groups, owns, timeout)
 
 
 def _mesh(where: str, ranks: Tensor, names: tuple[str, ...], timeout: timedelta) -> DeviceMesh:
@@ -189,21 +189,21 @@ def check_devices(devices: Sequence[str]) -> None:
             )
 
 
-def _meet(seat: Seat, device: torch.device, timeout: timedelta) -> None:
-    host, _, port = seat.rendezvous.rpartition(":")
+def _meet(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
+    host, _, port = info.rendezvous.rpartition(":")
     if not host or not port.isdecimal():
         raise WhetError(
-            f"a learner of {seat.ranks} ranks needs a process for each and a place to meet, but its seat names "
-            f"{seat.rendezvous or 'none'}; use a cluster of processes, or set every size of parallel to 1"
+            f"a learner of {info.ranks} ranks needs a process for each and a place to meet, but it was given "
+            f"{info.rendezvous or 'none'}; use a cluster of processes, or set every size of parallel to 1"
         )
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
-        listening = _listen(host, int(port)) if seat.rank == 0 else None
-        store = dist.TCPStore(host, int(port), seat.ranks, seat.rank == 0, timeout, master_listen_fd=listening)
-        dist.init_process_group(backend, store=store, rank=seat.rank, world_size=seat.ranks, timeout=timeout)
+        listening = _listen(host, int(port)) if info.rank == 0 else None
+        store = dist.TCPStore(host, int(port), info.ranks, info.rank == 0, timeout, master_listen_fd=listening)
+        dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.ranks, timeout=timeout)
     except (dist.DistError, OSError) as error:
         raise WhetError(
-            f"rank {seat.rank} did not meet the other {seat.ranks - 1} ranks at {seat.rendezvous} within "
+            f"rank {info.rank} did not meet the other {info.ranks - 1} ranks at {info.rendezvous} within "
             f"{timeout.total_seconds():.0f} s: {error}"
         ) from error
 

@@ -38,7 +38,7 @@ def parallelize(
     """
     source: Root | None = None
     with ranks.together("loading the model"):
-        if ranks.seat.rank == 0:
+        if ranks.info.rank == 0:
             source = build(torch.device("cpu"))
         root = build(torch.device("meta"))
         model = root.get_submodule("model")

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from whet.cluster.base import Seat
+from whet.cluster.base import RankInfo
 from whet.errors import WhetError
 from whet.learner.config import Precision
 from whet.learner.model import build_whole
@@ -66,12 +66,12 @@ def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
     try:
         each = config.ranks_per_shard
-        seat = Seat(rank or 1, config.ranks, rank // each, config.ranks // each)  # the first would read the weights
+        info = RankInfo(rank or 1, config.ranks, rank // each, config.ranks // each)  # the first would read the weights
         everybody = dist.group.WORLD
         assert everybody is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Set timeout is now only supported")
-            yield arrange(_Alone, config, seat, torch.device("meta"), everybody, everybody, True, timedelta(minutes=1))
+            yield arrange(_Alone, config, info, torch.device("meta"), everybody, everybody, True, timedelta(minutes=1))
     finally:
         dist.destroy_process_group()
 

@@ -35,7 +35,7 @@ class Sender:
     ) -> None:
         self._weights, self._ranks, self._leaves, self._host = weights, ranks, leaves, host
         self._device = device or torch.device("cpu")
-        self._first = ranks is None or ranks.seat.rank == 0
+        self._first = ranks is None or ranks.info.rank == 0
         self._writer: Writer | None = None  # where this rank writes
         self._manifest: Manifest = ()  # that the receivers know
         self._buckets: Iterator[Bucket] = iter(())
