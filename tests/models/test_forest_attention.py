@@ -22,6 +22,7 @@ from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models import dense_attention, forest_attention
+from whet.models.dense_attention import AttentionSettings
 from whet.models.dense_attention import dense_attention as dense
 from whet.models.forest_attention import ForestLayout, decoder_of, forest_hidden, supports_forest, use_forest_attention
 from whet.types import Group, Span, Task, Trajectory
@@ -178,7 +179,7 @@ def test_dense_attention_has_the_gradients_that_numbers_say(
     mask[0, 0, 0, 2:] = mask[1, 0, 1, :3] = float("-inf")
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> Tensor:
-        return dense(query, key, value, mask, scale=0.7, softcap=softcap, sinks=sinks)
+        return dense(query, key, value, mask, AttentionSettings(0.7, softcap=softcap, sinks=sinks))
 
     assert torch.autograd.gradcheck(attend, (query, key, value, sinks))
 

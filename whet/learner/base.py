@@ -20,7 +20,7 @@ class LearnerFacts:
     """The facts of a learner once it is built; the same on all of its ranks."""
 
     model: ModelConfig  # what it was loaded from
-    head: Head  # what it says about tokens: their log-probs, or a critic's values
+    head: Head  # its outputs: log-probs of tokens, or a critic's values
     parameters: int
     trained_parameters: int
     precision: Precision
@@ -71,7 +71,7 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
     names of the plain Hugging Face model; see ``Content``) and shares its devices (awake for scores and updates)."""
 
     async def release_reference(self) -> None:
-        """Let go of the reference model. Asked for ``reference_logprobs`` again, the learner loads it again."""
+        """Drop the reference model. The learner loads it again when ``reference_logprobs`` are next asked for."""
         ...
 
     async def update(self, batch: Batch, loss: Loss) -> Update:

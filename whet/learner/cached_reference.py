@@ -1,8 +1,8 @@
 """Reference log-probs that are computed once and kept in a file, so that no reference model stays in memory.
 
 The reference never changes, so its log-probs are a function of a sequence's tokens alone. They are kept by a hash of
-the tokens and of which of them train: a row whose text or rendering has changed isn't found, and is computed anew.
-Conditions say under what they were computed: where these differ, the whole file is.
+the tokens and of which of them train: a row whose text or rendering has changed isn't found, and is computed anew. The
+conditions under which they were computed are kept too: where these differ, the whole file is computed anew.
 """
 
 import hashlib

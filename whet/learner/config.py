@@ -12,13 +12,13 @@ from whet.parallel.config import ParallelConfig
 Precision = Literal["float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
 Head = Literal["language", "value"]
-"""What a model says about tokens: their log-probs, or a critic's values."""
+"""A model's outputs: log-probs of tokens, or a critic's values."""
 
 OUTPUTS: dict[Head, frozenset[Output]] = {
     "language": frozenset({"logprobs", "entropy", "topk", "topk_ids"}),
     "value": frozenset({"values"}),
 }
-"""What a model says, by head."""
+"""The columns that a model can give, by head."""
 
 
 class LearnerConfig(Config):

@@ -85,7 +85,7 @@ class WorkerLearner:
         await self._group.call("state.begin_save", folder)
 
     async def finish_save(self) -> None:
-        """See ``Learner``. Asks the workers now and then, because one that waits could do nothing else."""
+        """See ``Learner``. Polls the workers, because one that waits could do nothing else."""
         deadline = self._config.learner.deadline
         try:
             async with asyncio.timeout(deadline):

@@ -150,6 +150,6 @@ def build_whole(
         return LearnerModel(model, None, precision)
     output = model.get_output_embeddings()
     if output.weight is not model.get_input_embeddings().weight:
-        output.requires_grad_(False)  # nobody reads its logits
+        output.requires_grad_(False)  # its logits are not used
     head = ValueHead(model.config.get_text_config().hidden_size, seed=seed, device=device)
     return LearnerModel(model, head.to(dtype).requires_grad_(train), precision)

@@ -47,7 +47,7 @@ def forward_backward(
     outputs: Set[Output],
     loss: Callable[[int, ModelOutput], Tensor],
 ) -> None:
-    """Add up gradients. ``loss`` is asked, where the head is, about each batch by its number."""
+    """Add up gradients. ``loss(number, output)`` is called for each batch where the head is."""
 
     def run(number: int, batch: Batch, stage_input: StageInput | None = None) -> Tensor:
         output = model(batch, outputs, stage_input=stage_input)

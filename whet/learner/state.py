@@ -71,7 +71,7 @@ class LearnerState:
         weights, moments = (
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()} for some in self._tensors()
         )
-        # The writing threads of several ranks speak in a group of their own: their messages would mix with training's.
+        # Writing threads have a process group of their own: their messages would mix with those of training.
         group = None if self._ranks is None else self._ranks.background
         written = self._writer.submit(self._write, folder, weights, moments, group)
         self._saving = _Saving(folder, asdict(self.progress), written)

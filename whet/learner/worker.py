@@ -54,7 +54,7 @@ class WorkerConfig(Config):
     optimizer: OptimizerConfig | None = None
     """None: the model is frozen and only scores."""
     head: Head = "language"
-    """What the learner says about tokens: their log-probs, or a critic's values."""
+    """Its outputs: log-probs of tokens, or a critic's values."""
     steps: int = Field(0, ge=0)
     """Optimizer steps of the whole run: where a schedule ends."""
     seed: int = 0
@@ -133,9 +133,9 @@ class LearnerWorker:
     ) -> list[dict[str, Tensor]]:
         """Return the columns of each micro-batch, [n] or [n, K], on the CPU, in float32 or wider."""
         head, own = self.config.head, OUTPUTS[self.config.head] & columns
-        known = OUTPUTS[head] | ({"reference_logprobs"} if head == "language" else set[str]())
-        if columns - known:
-            raise WhetError(f"a learner with a {head} head scores {sorted(known)}, not {sorted(columns - known)}")
+        possible = OUTPUTS[head] | ({"reference_logprobs"} if head == "language" else set[str]())
+        if columns - possible:
+            raise WhetError(f"a learner with a {head} head scores {sorted(possible)}, not {sorted(columns - possible)}")
         if "topk_ids" in columns and top is None:
             raise WhetError("the most likely tokens were asked for, but not how many; give top")
         self.model.eval()

@@ -1,7 +1,7 @@
-"""Attention over cached keys and values, for sampling. Flows through: queries, keys and values of model layers.
+"""Attention over cached keys and values, for sampling.
 
 transformers calls :func:`attention` in every layer (registered under ``NAME``); the keyword ``whet_cache`` given to the
-model says what the tokens of this forward are: :class:`Prefill` for packed prompts, :class:`DecodeCache` for one new
+model tells what the tokens of this forward are: :class:`Prefill` for packed prompts, :class:`DecodeCache` for one new
 token of each row. A row is one completion under way. Its keys lie in two places: its prompt in a *tile* shared with
 other rows of the same prompt, its own tokens in the row's part of the cache. The softmax runs over both.
 
@@ -17,27 +17,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from whet.models.dense_attention import dense_attention
+from whet.models.dense_attention import AttentionSettings, dense_attention, score_dtype
 
 NAME = "whet_decode"
 BLOCK = 64
 ROWS = 16  # the number of rows of a forward is a multiple of this
 
 
-@dataclass(slots=True, frozen=True)
-class Style:
-    """The settings of one layer's attention."""
-
-    scaling: float
-    window: int | None = None  # a query sees this many keys, itself included
-    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    sinks: Tensor | None = None  # [heads]: an extra score per head that takes mass and carries no value
-
-
 class Cache(Protocol):
     """The protocol of ``whet_cache``."""
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         """query [1, heads, N, D], key and value [1, kv_heads, N, D or Dv] -> [1, N, heads, Dv]."""
         ...
 
@@ -58,8 +48,8 @@ def attention(
     """Compute one attention layer of an engine model; transformers calls this."""
     if whet_cache is None:
         raise RuntimeError(f"a model with attention {NAME!r} was called without whet_cache")
-    style = Style(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux)
-    return whet_cache.attend(module.layer_idx, query, key, value, style), None  # type: ignore[arg-type]
+    settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
+    return whet_cache.attend(module.layer_idx, query, key, value, settings), None  # type: ignore[arg-type]
 
 
 def register() -> None:
@@ -69,22 +59,17 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
 
 
-def _softmax(scores: Tensor, style: Style, bias: Tensor | None) -> Tensor:
+def _softmax(scores: Tensor, settings: AttentionSettings, bias: Tensor) -> Tensor:
     """Return the probabilities of scores [..., heads, queries, keys] in float32 or float64; ``heads`` is the axis of
-    ``style.sinks``."""
-    if style.softcap is not None:
-        scores = torch.tanh(scores * (style.scaling / style.softcap)) * style.softcap
-        scores = scores if bias is None else scores + bias
+    ``settings.sinks``."""
+    if settings.softcap is not None:
+        scores = torch.tanh(scores * (settings.scale / settings.softcap)) * settings.softcap + bias
     else:
-        scores = scores * style.scaling if bias is None else torch.add(bias, scores, alpha=style.scaling)
-    if style.sinks is None:
+        scores = torch.add(bias, scores, alpha=settings.scale)
+    if settings.sinks is None:
         return torch.softmax(scores, dim=-1)
-    sinks = style.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    sinks = settings.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
     return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 @dataclass(slots=True)
@@ -105,7 +90,7 @@ class Prefill:
     def __init__(self, lengths: list[int]) -> None:
         self.prefixes = [Prefix(length) for length in lengths]
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
         start = 0
         for prefix in self.prefixes:
@@ -113,31 +98,29 @@ class Prefill:
                 raise RuntimeError(f"attention layer {layer} was called as number {len(prefix.keys)}")
             part = slice(start, start + prefix.length)
             q, k, v = query[:, :, part], key[:, :, part], value[:, :, part]
-            out[:, part] = _causal(q, k, v, style).transpose(1, 2)
+            out[:, part] = _causal(q, k, v, settings).transpose(1, 2)
             prefix.keys.append(k[0].clone(memory_format=torch.contiguous_format))
             prefix.values.append(v[0].clone(memory_format=torch.contiguous_format))
             start += prefix.length
         return out
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, style: Style) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Tensor:
     """Return plain causal attention of one prompt, [1, heads, L, D] -> [1, heads, L, Dv]."""
     length = q.shape[2]
-    if style.softcap is None and style.sinks is None:
-        windowed = style.window is not None and length > style.window
-        mask = _visible(0, length, length, style.window, q.device) if windowed else None
+    if settings.softcap is None and settings.sinks is None:
+        windowed = settings.window is not None and length > settings.window
+        mask = _visible(0, length, length, settings.window, q.device) if windowed else None
         return nn.functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=style.scaling, enable_gqa=q.shape[1] != k.shape[1]
+            q, k, v, mask, is_causal=mask is None, scale=settings.scale, enable_gqa=q.shape[1] != k.shape[1]
         )
     queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
     outs = []
     for start in range(0, length, 512):  # bounds the memory of the scores
         part = queries[:, start : start + 512]
-        visible = _visible(start, start + part.shape[1], length, style.window, q.device)[None, None]
-        bias = torch.zeros(visible.shape, dtype=_wide(q.dtype), device=q.device).masked_fill_(~visible, float("-inf"))
-        outs.append(
-            dense_attention(part, keys, values, bias, scale=style.scaling, softcap=style.softcap, sinks=style.sinks)
-        )
+        visible = _visible(start, start + part.shape[1], length, settings.window, q.device)[None, None]
+        bias = torch.zeros(visible.shape, dtype=score_dtype(q.dtype), device=q.device)
+        outs.append(dense_attention(part, keys, values, bias.masked_fill_(~visible, float("-inf")), settings))
     return torch.cat(outs, dim=1).transpose(1, 2)
 
 
@@ -356,7 +339,7 @@ class DecodeCache:
             self._biases[window] = bias
         return bias
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, style: Style) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         rows, span = self.padded, self.span
         own_keys, own_values = self.keys[layer], self.values[layer]
         own_keys[self._rows, :, self._lengths] = key[0].transpose(0, 1)
@@ -367,7 +350,7 @@ class DecodeCache:
 
         shape = (rows, kv_heads, group, self._prompt_span + span)
         if (scores := self._scores.get(shape)) is None:  # every layer's finite scores overwrite the last layer's
-            scores = self._scores[shape] = torch.zeros(shape, dtype=_wide(q.dtype), device=q.device)
+            scores = self._scores[shape] = torch.zeros(shape, dtype=score_dtype(q.dtype), device=q.device)
         own = torch.bmm(q.flatten(0, 1), own_keys[:rows].flatten(0, 1).transpose(1, 2))
         scores[..., self._prompt_span :] = own.view(rows, kv_heads, group, span)
         for tiles in self.tiles.values():
@@ -377,8 +360,8 @@ class DecodeCache:
             else:
                 scores[tiles.row_index, :, :, : tiles.length] = seen.to(scores.dtype)
 
-        bias = self._bias(style.window, scores.dtype)
-        p = _softmax(scores.view(rows, heads, 1, -1), style, bias).view(shape).to(own_values.dtype)
+        bias = self._bias(settings.window, scores.dtype)
+        p = _softmax(scores.view(rows, heads, 1, -1), settings, bias).view(shape).to(own_values.dtype)
         own_p = p[..., self._prompt_span :].reshape(rows * kv_heads, group, span)
         out = torch.bmm(own_p, own_values[:rows].flatten(0, 1)).view(rows, kv_heads, group, -1)
         for tiles in self.tiles.values():

@@ -6,6 +6,7 @@ that lacks: soft caps (Gemma 2) and sinks (gpt-oss). Scores are computed again i
 the passes is linear in tokens. Knows no forest: a mask says which key each query sees.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,22 +15,35 @@ from torch import Tensor
 _SCORES = 1 << 18  # scores that exist at once, unless one row has more: they should stay in the processor's cache
 
 
-def dense_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+@dataclass(slots=True, frozen=True)
+class AttentionSettings:
+    """The settings of one layer's attention."""
+
+    scale: float
+    window: int | None = None  # a query sees this many keys, itself included
+    softcap: float | None = None  # scores become softcap * tanh(score / softcap)
+    sinks: Tensor | None = None  # [heads]: logits that take part in the softmax and have no value
+
+    @classmethod
+    def of_layer(
+        cls, query: Tensor, scaling: float | None, window: int | None, softcap: float | None, sinks: Tensor | None
+    ) -> "AttentionSettings":
+        """Return what a layer of transformers asks for. ``scaling`` None: 1 / sqrt(head size)."""
+        return cls(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap, sinks)
+
+
+def score_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that scores of queries of ``dtype`` have: float64 for float64, otherwise float32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def dense_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, settings: AttentionSettings) -> Tensor:
     """Return the attention's output, [C, L, heads, size] -> [C, L, heads, value size].
 
-    ``mask`` [1 or C, 1, L, K] is added to the scaled (and capped) scores, in float32 (float64 for float64 inputs).
-    ``sinks`` [heads] are logits that take part in the softmax and have no value.
+    ``mask`` [1 or C, 1, L, K], of type ``score_dtype``, is added to the scaled (and capped) scores. It tells what a
+    query sees; ``settings.window`` is not looked at.
     """
-    result: Tensor = _Dense.apply(query, key, value, mask, sinks, scale, softcap)
+    result: Tensor = _Dense.apply(query, key, value, mask, settings.sinks, settings)
     return result
 
 
@@ -42,16 +56,15 @@ class _Dense(torch.autograd.Function):
         value: Tensor,
         mask: Tensor,
         sinks: Tensor | None,
-        scale: float,
-        softcap: float | None,
+        settings: AttentionSettings,
     ) -> Tensor:
-        ctx.scale, ctx.softcap = scale, softcap
+        ctx.settings = settings
         kv_heads = key.shape[2]
         result = query.new_empty(*query.shape[:3], value.shape[3])
         with torch.autocast(query.device.type, enabled=False):
             for part in _parts(query, key):
                 q, k, v = _fold(query[part], kv_heads), _fold(key[part], kv_heads), _fold(value[part], kv_heads)
-                shares, _, _ = _shares(q, k, _rows(mask, part), sinks, scale, softcap, len(query[part]))
+                shares, _, _ = _shares(q, k, _rows(mask, part), sinks, settings, len(query[part]))
                 _unfold_into(result[part], shares.to(v.dtype) @ v)
         ctx.save_for_backward(query, key, value, mask, sinks, result)
         return result
@@ -67,19 +80,19 @@ class _Dense(torch.autograd.Function):
                 rows = len(query[part])
                 q, k, v = _fold(query[part], kv_heads), _fold(key[part], kv_heads), _fold(value[part], kv_heads)
                 out, d_out = _fold(result[part], kv_heads), _fold(d_result[part], kv_heads)
-                shares, capped, of_sink = _shares(q, k, _rows(mask, part), sinks, ctx.scale, ctx.softcap, rows)
+                shares, capped, of_sink = _shares(q, k, _rows(mask, part), sinks, ctx.settings, rows)
                 _unfold_into(d_value[part], shares.to(v.dtype).transpose(1, 2) @ d_out)
                 inner = (d_out.to(shares.dtype) * out).sum(-1, keepdim=True)
                 d_scores = (d_out @ v.transpose(1, 2)).to(shares.dtype).sub_(inner).mul_(shares)
                 if capped is not None:
                     d_scores.mul_(capped.square_().neg_().add_(1.0))
-                d_scores = d_scores.mul_(ctx.scale).to(q.dtype)
+                d_scores = d_scores.mul_(ctx.settings.scale).to(q.dtype)
                 _unfold_into(d_query[part], d_scores @ k)
                 _unfold_into(d_key[part], d_scores.transpose(1, 2) @ q)
                 if d_sinks is not None and of_sink is not None:
                     per_head = (of_sink * inner).view(rows, d_sinks.numel(), -1).sum((0, 2))
                     d_sinks -= per_head.to(d_sinks.dtype)
-        return d_query, d_key, d_value, None, d_sinks, None, None
+        return d_query, d_key, d_value, None, d_sinks, None
 
 
 def _parts(query: Tensor, key: Tensor) -> list[slice]:
@@ -111,15 +124,15 @@ def _unfold_into(place: Tensor, x: Tensor) -> None:
 
 
 def _shares(
-    q: Tensor, k: Tensor, mask: Tensor, sinks: Tensor | None, scale: float, softcap: float | None, rows: int
+    q: Tensor, k: Tensor, mask: Tensor, sinks: Tensor | None, settings: AttentionSettings, rows: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return attention probabilities [C * kv heads, group * L, K], tanh of the capped scores, and the sinks'
     probabilities."""
-    scores = (q @ k.transpose(1, 2)).to(mask.dtype).mul_(scale)
+    scores = (q @ k.transpose(1, 2)).to(mask.dtype).mul_(settings.scale)
     capped = None
-    if softcap is not None:
-        capped = scores.div_(softcap).tanh_()
-        scores = capped * softcap
+    if settings.softcap is not None:
+        capped = scores.div_(settings.softcap).tanh_()
+        scores = capped * settings.softcap
     by_head = scores.view(rows, -1, mask.shape[2], mask.shape[3])
     by_head.add_(mask)
     if sinks is None:

@@ -49,7 +49,7 @@ def _difference(model: "PreTrainedModel", forest: bool) -> str:
         if forest:
             use_forest_attention(model)
         found = forest_hidden(model, batch)[batch.trained]
-    except Exception as error:  # of an architecture that nobody has looked at
+    except Exception as error:  # of an architecture that was never tried
         return f"it can't be run on tokens alone ({type(error).__name__}: {error})"
     if float((found - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max()):
         return ""

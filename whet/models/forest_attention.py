@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from whet.batch import Batch
 from whet.errors import WhetError
-from whet.models.dense_attention import dense_attention
+from whet.models.dense_attention import AttentionSettings, dense_attention, score_dtype
 from whet.models.shards import Tokens
 from whet.models.stages import StageInput, stage_decoder
 
@@ -222,7 +222,7 @@ def forest_attention(
         keys, values = layout.tokens.gather(torch.cat([keys, values], 1)).split([keys.shape[1], values.shape[1]], 1)
     queries, keys, values = layout.query(_rows(query)), layout.key(keys), layout.key(values)
 
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
     results, q, k = [], 0, 0
     for index, block in enumerate(layout.blocks):
         q_end, k_end = q + block.rows * block.queries, k + block.rows * block.keys
@@ -231,7 +231,7 @@ def forest_attention(
                 queries[q:q_end].view(block.rows, block.queries, query.shape[1], -1),
                 keys[k:k_end].view(block.rows, block.keys, key.shape[1], -1),
                 values[k:k_end].view(block.rows, block.keys, value.shape[1], -1),
-                layout, index, sliding_window, scale, dropout, softcap, s_aux,
+                layout, index, settings, dropout,
             ).reshape(q_end - q, -1)
         )  # fmt: skip
         q, k = q_end, k_end
@@ -250,35 +250,27 @@ def _attend(
     value: Tensor,
     layout: ForestLayout,
     index: int,
-    window: int | None,
-    scale: float,
+    settings: AttentionSettings,
     dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
 ) -> Tensor:
     """Attend in one block, [C, L, heads, size] -> the same."""
-    special = softcap is not None or sinks is not None
+    special = settings.softcap is not None or settings.sinks is not None
     if special and dropout > 0.0:
         raise WhetError(
             "attention dropout together with soft caps or sinks is not supported; set attention_dropout to 0"
         )
-    narrow = query.device.type == "cpu" and query.dtype == torch.bfloat16 and dropout == 0.0
-    if special or (narrow and key.shape[1] <= _DENSE_KEYS):
-        wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-        mask = layout.mask(index, window, wide, always=True)
+    short = query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[1] <= _DENSE_KEYS
+    if special or (short and dropout == 0.0):
+        mask = layout.mask(index, settings.window, score_dtype(query.dtype), always=True)
         assert mask is not None
-        return dense_attention(query, key, value, mask, scale=scale, softcap=softcap, sinks=sinks)
-    mask = layout.mask(index, window, query.dtype)
+        return dense_attention(query, key, value, mask, settings)
+    mask = layout.mask(index, settings.window, query.dtype)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     repeats = query.shape[1] // key.shape[1]
-    if repeats > 1 and mask is not None and query.device.type != "cpu":
-        key, value = (
-            key.repeat_interleave(repeats, 1),
-            value.repeat_interleave(repeats, 1),
-        )  # or no fast kernel takes it
-        repeats = 1
+    if repeats > 1 and mask is not None and query.device.type != "cpu":  # or no fast kernel takes it
+        key, value, repeats = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1), 1
     return F.scaled_dot_product_attention(
-        query, key, value, mask, dropout, is_causal=mask is None, scale=scale, enable_gqa=repeats > 1
+        query, key, value, mask, dropout, is_causal=mask is None, scale=settings.scale, enable_gqa=repeats > 1
     ).transpose(1, 2)
 
 
@@ -348,10 +340,10 @@ def forest_hidden(
 ) -> Tensor:
     """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
-    ``tokens`` says how the batch is spread over ranks; each of them gets all hidden states. With ``stage_input`` only
-    that stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next
-    one, padding included, [1, n, H]. A model without forest attention runs its sequences as padded rows; its batch must
-    have no shared segment and can't be spread.
+    ``tokens`` is the batch's layout over ranks; each of them gets all hidden states. With ``stage_input`` only that
+    stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
+    padding included, [1, n, H]. A model without forest attention runs its sequences as padded rows; its batch must have
+    no shared segment and can't be spread.
     """
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden

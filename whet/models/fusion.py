@@ -67,7 +67,7 @@ class Product:
             if not self.waiting:
                 self.source = None
             return part
-        if self._addresses() != self.addresses:  # somebody gave a layer new storage (a cast, another device)
+        if self._addresses() != self.addresses:  # a layer got new storage (a cast, another device)
             self.refresh()
             return nn.functional.linear(x, self.linears[index].weight, self.linears[index].bias)
         whole = self._whole(x, written)

@@ -133,7 +133,7 @@ def head_of(model: nn.Module) -> Head:
 def check_head(model: "PreTrainedModel") -> None:
     """Compare the head found by ``head_of`` with the model's own logits on three tokens.
 
-    Raises ``WhetError`` when they differ: an architecture may do something to its logits that its config doesn't say.
+    Raises ``WhetError`` when they differ: an architecture may do something to its logits that is not in its config.
     """
     head = head_of(model)
     tokens = torch.tensor([[1, 2, 3]], device=head.weight.device) % head.weight.shape[0]

@@ -122,10 +122,10 @@ class RewardModel:
 
 @cache
 def load(model: str, revision: str | None, device: str, dtype: str, threads: int) -> RewardModel:
-    """The process's reward model, loaded when first asked for."""
+    """Return the process's reward model, loaded at the first call."""
     return RewardModel(model, revision, device, dtype, threads)
 
 
 def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str]:
-    """The scores that the model of these settings, those of ``load``, gives."""
+    """Return the scores that the model of these settings, those of ``load``, gives."""
     return load(*settings).scores(conversations)

@@ -53,7 +53,7 @@ class Ranks:
 
     def experts(self, parts: int) -> DeviceMesh:
         """[replicas,] copies [, expert]: how experts that ``parts`` neighbours share are laid out; the ``copies`` are
-        what is left of the ranks of a replica. Every rank must ask when one asks first."""
+        what is left of the ranks of a replica. Every rank must call this when one calls it first."""
         if parts not in self._experts:
             config, names = self.config, ("replicas", "copies", "expert", "pipeline")
             ranks = torch.arange(config.ranks).view(config.replicas, -1, config.pipeline, config.tensor).mT
@@ -95,12 +95,12 @@ class Ranks:
             yield
         except Exception as caught:
             error = caught
-        said = self.all(None if error is None else f"{type(error).__name__}: {error}")
+        errors = self.all(None if error is None else f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
-        for rank, words in enumerate(said):
-            if words is not None:
-                raise WhetError(f"rank {rank} failed while {doing}: {words}")
+        for rank, message in enumerate(errors):
+            if message is not None:
+                raise WhetError(f"rank {rank} failed while {doing}: {message}")
 
     def leave(self) -> None:
         """Let go of the process group, if it was made here."""

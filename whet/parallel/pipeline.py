@@ -23,7 +23,7 @@ from whet.parallel.parameters import local
 
 T = TypeVar("T")
 Work = Callable[[int, StageInput], Tensor]
-"""What one stage does with micro-batch number so-and-so: hidden states, or at the last stage a loss, []."""
+"""(number of the micro-batch, input of the stage) -> hidden states, or at the last stage a loss, []."""
 
 _CPU = torch.device("cpu")
 
@@ -77,7 +77,7 @@ class Pipeline:
             else:
                 schedule.eval(number=numbers, target=numbers, return_outputs=False)
         except RuntimeError as error:
-            if isinstance(error.__cause__, WhetError):  # torch says around it what it was doing
+            if isinstance(error.__cause__, WhetError):  # torch wraps it in a text about its schedule
                 raise error.__cause__ from None
             raise
         finally:
@@ -116,16 +116,16 @@ class Pipeline:
 
     def sum(self, counts: tuple[int, int]) -> tuple[int, int]:
         """Sum over the ranks of the pipeline."""
-        said = [counts] * self.group.size()
-        dist.all_gather_object(said, counts, self.group)
-        return sum(one for one, _ in said), sum(other for _, other in said)
+        gathered = [counts] * self.group.size()
+        dist.all_gather_object(gathered, counts, self.group)
+        return sum(one for one, _ in gathered), sum(other for _, other in gathered)
 
     def sum_tied(self) -> None:
         """Sum, after the backward passes of a step, the two gradients of tied embeddings: one is at the first stage,
         one at the last."""
         if self._tied is None or not self._tied.requires_grad:
             return
-        if self._tied.grad is None:  # a critic's, whose head nobody reads
+        if self._tied.grad is None:  # a critic's, whose head is not used
             self._tied.grad = torch.zeros_like(self._tied)
         own = local(self._tied.grad)
         mine = own.to(self.device).contiguous()
@@ -163,10 +163,10 @@ class Pipeline:
         remaining = iter(weights) if mine else iter(())
         while True:
             found = next(remaining, None)
-            said = self._from(rank, None if found is None else (found[0], found[1].shape, found[1].dtype))
-            if said is None:
+            header = self._from(rank, None if found is None else (found[0], found[1].shape, found[1].dtype))
+            if header is None:
                 return
-            name, shape, dtype = said
+            name, shape, dtype = header
             tensor = torch.empty(shape, dtype=dtype, device=self.device)
             if found is not None:
                 tensor = found[1].detach().to(self.device).contiguous()

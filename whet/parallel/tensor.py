@@ -40,7 +40,7 @@ class _Replicated(ParallelStyle):
 def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
     """Cut ``model`` in place. Raises ``WhetError`` where its architecture, or its sizes, can't be cut."""
     decoder = decoder_of(model)
-    plan, apart = _plan(model, mesh.size()), routed(model)
+    plan, uncut = _plan(model, mesh.size()), routed(model)
     stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()  # how hidden states lie between matrices
     styles: dict[str, ParallelStyle] = {}
     takes_hidden: set[str] = set()
@@ -56,7 +56,7 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
         elif isinstance(module, nn.Embedding):
             styles[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
     for name, module in decoder.named_modules():
-        if name not in styles and name not in apart and any(True for _ in module.parameters(recurse=False)):
+        if name not in styles and name not in uncut and any(True for _ in module.parameters(recurse=False)):
             if isinstance(module, nn.Linear):
                 raise WhetError(f"{type(decoder).__name__}: its plan of tensor parallelism does not name {name}")
             if sequence_parallel:  # a norm of hidden states
