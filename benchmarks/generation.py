@@ -95,17 +95,14 @@ class VllmProcess:
 def products(generator: TorchGenerator, rows: int) -> tuple[float, float]:
     """Seconds per decode step spent in linear layers alone, and their GFLOP/s."""
     model = generator.engine.model
-    groups = [
-        (p.linears, torch.randn(1, rows, p.linears[0].in_features, dtype=model.dtype))
-        for p in generator.engine.products
-    ]
-    flops = sum(2 * rows * linear.weight.numel() for linears, _ in groups for linear in linears)
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    inputs = {width: torch.randn(1, rows, width, dtype=model.dtype) for width in {x.in_features for x in linears}}
+    flops = sum(2 * rows * linear.weight.numel() for linear in linears)
     best = float("inf")
     for _ in range(4):
         started = time.perf_counter()
-        for linears, x in groups:
-            for linear in linears:
-                linear(x)
+        for linear in linears:
+            linear(inputs[linear.in_features])
         best = min(best, time.perf_counter() - started)
     return best, flops / best / 1e9
 

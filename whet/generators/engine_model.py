@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from whet.errors import ConfigError, RefitError
-from whet.models import decode_attention, fusion
+from whet.models import decode_attention
 from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
 from whet.models.forest_attention import supports_forest
+from whet.models.packed_linear import pack_linears
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -105,9 +106,9 @@ class OpenEngine(Loading):
 
 
 class EngineModel:
-    """Runs prefill and decode steps of ``model``, which it takes over: attention is swapped, sibling layers joined."""
+    """Runs prefill and decode steps of ``model``, which it takes over: attention is swapped, linear layers packed."""
 
-    def __init__(self, model: "PreTrainedModel", fuse: bool = True) -> None:
+    def __init__(self, model: "PreTrainedModel", pack: bool = True) -> None:
         _check_supported(model)
         decode_attention.register()
         model.set_attn_implementation(decode_attention.NAME)
@@ -115,7 +116,7 @@ class EngineModel:
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.device = model.get_input_embeddings().weight.device
         self.vocab: int = model.get_input_embeddings().num_embeddings
-        self.products = fusion.fuse(model) if fuse else []
+        self.linears = pack_linears(model) if pack else []
 
     def open(self) -> OpenEngine:
         """Return the model, to take new weights."""
@@ -123,8 +124,8 @@ class EngineModel:
 
     def weights_changed(self) -> None:
         """Call after weights were written, in whatever way: nothing derived from the old ones is used again."""
-        for product in self.products:
-            product.refresh()
+        for linear in self.linears:
+            linear.refresh()
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Prefix, Tensor]]:

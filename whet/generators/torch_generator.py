@@ -46,7 +46,7 @@ class TorchGenerator:
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer
-        self.engine = EngineModel(model, config.fuse)
+        self.engine = EngineModel(model, config.packed_weights)
         self.cores = cores
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
         self._lock = threading.Lock()  # guards the fields below
