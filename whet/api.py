@@ -23,10 +23,14 @@ def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) ->
     ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raise ``RecipeError`` naming all that is wrong."""
     loaded = load(Recipe, recipe, overrides).value
     try:
-        return Recipe.model_validate({**dict(loaded), **sections}) if sections else loaded
+        value = Recipe.model_validate({**dict(loaded), **sections})
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise RecipeError([Problem(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None
+    unread = {key: why for key, why in value.unread().items() if key.partition(".")[0] in sections}
+    if unread:
+        raise RecipeError([Problem(key, "given", why) for key, why in unread.items()])
+    return value
 
 
 def start(

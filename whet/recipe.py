@@ -111,8 +111,6 @@ class Recipe(Config):
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
         if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.max_tokens is None:
             yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
-        for setting in unread(self):
-            yield f"{setting} is read by nobody: this run learns from rows and samples nothing; leave it out"
 
     def _check_episodes(self, samples: int) -> None:
         episodes = self.rollouts.prompts_per_step * samples
@@ -168,6 +166,11 @@ class Recipe(Config):
         if not isinstance(self.data, Rows):
             raise ConfigError(f"this recipe answers the tasks of {_called(type(self.data))}, and here rows are needed")
         return self.data
+
+    def unread(self) -> dict[str, str]:
+        return dict.fromkeys(
+            unread(self), "nobody reads it: this run learns from rows and samples nothing; leave it out"
+        )
 
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""

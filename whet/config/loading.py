@@ -19,6 +19,7 @@ from whet.config.nearest import did_you_mean
 from whet.config.problems import Problem, RecipeError
 from whet.config.schema import UNRULED, Place, lay
 from whet.config.tree import DEFAULT, Node, dotted, from_plain
+from whet.config.tree import Path as TreePath
 from whet.config.validation import problems_of
 from whet.config.yaml_text import parse_yaml
 
@@ -54,6 +55,9 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
     assert tree is not None
     try:
         value = root.from_values(tree.plain())
+        if inherited := _unread(value, tree, _shown(path, search), problems):
+            tree = tree.without(inherited)
+            value = root.from_values(tree.plain())
     except ValidationError as error:
         raise RecipeError([*problems, *problems_of(error, root, tree)]) from None
     except PydanticSerializationError:
@@ -61,6 +65,20 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
     if problems:
         raise RecipeError(problems)
     return Loaded(value, _origins(value, tree), path)
+
+
+def _unread(value: Config, tree: Node, file: str, problems: list[Problem]) -> list[TreePath]:
+    """Return what nobody reads and a parent set: a recipe that extends another one doesn't choose all it gets. What the
+    named file or an override sets is a problem."""
+    inherited = []
+    for key, why in value.unread().items():
+        path = tuple(key.split("."))
+        where = tree.find(path)[0].where
+        if where.startswith(("override ", f"{file}:")):
+            problems.append(Problem(key, where, why))
+        else:
+            inherited.append(path)
+    return inherited
 
 
 def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:

@@ -1,6 +1,6 @@
 """Unchecked settings: a tree of plain values, each with the file and line, or the override, that it came from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,16 @@ class Node:
         if isinstance(self.value, dict):
             return {key: item.plain() for key, item in self.value.items()}
         return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
+
+    def without(self, paths: Iterable[Path]) -> "Node":
+        """Return the tree without the values at some paths."""
+        children = dict(self.children())
+        for key, *rest in paths:
+            if rest and key in children:
+                children[key] = children[key].without([tuple(rest)])
+            else:
+                children.pop(key, None)
+        return Node(children, self.where)
 
     def leaves(self, path: Path = ()) -> Iterator[Path]:
         """Yield the path of every scalar, empty list and empty mapping."""
