@@ -4,7 +4,7 @@ path. Knows no algorithm.
 
 Who waits for what: the generators are paused before they are written to and go on only after digest and probe agree."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ from whet.weights.config import RefitConfig
 from whet.weights.digest import differing, digest
 from whet.weights.local import LocalSource
 from whet.weights.probe import compare_decoding
-from whet.weights.source import Bucket, NamedTensors, WeightRequest, WeightSource
+from whet.weights.source import NamedTensors, WeightRequest, WeightSource
 
 
 class InProcessSync:
@@ -52,12 +52,13 @@ class InProcessSync:
 
     async def _write(self, source: WeightSource, models: Sequence[OpenModel], dtype: torch.dtype) -> None:
         sent: dict[str, int] = {}
-        request = WeightRequest(dtype, int(self.config.bucket_mb * 2**20), self.config.digest)
-        async for bucket in _buckets(source, request):
+        await source.begin_weights(WeightRequest(dtype, int(self.config.bucket_mb * 2**20), self.config.digest))
+        while (bucket := await source.next_weights()) is not None:
             sent |= bucket.digests
             for model in models:
                 await compute(model.load, bucket.tensors)
             bucket.tensors.clear()  # before the next one is made
+        await source.end_weights()
         await of_each(models, lambda model, _: compute(self._check, model, sent))
 
     def _check(self, model: OpenModel, sent: dict[str, int]) -> None:
@@ -70,10 +71,3 @@ class InProcessSync:
                 f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy",
                 wrong,
             )
-
-
-async def _buckets(source: WeightSource, request: WeightRequest) -> AsyncIterator[Bucket]:
-    await source.begin_weights(request)
-    while (bucket := await source.next_weights()) is not None:
-        yield bucket
-    await source.end_weights()
