@@ -205,7 +205,7 @@ def test_finished_rollouts_that_ran_ahead_are_in_the_state(tiny_model: Path) -> 
             await rollouts.next_groups()
             await asyncio.gather(*(ticket.job for ticket in rollouts._tickets if ticket.job))
             state = json.loads(json.dumps(rollouts.state()))
-            expected = [ticket.job.result() for ticket in rollouts._tickets if ticket.job]
+            expected = [ticket.group for ticket in rollouts._tickets if ticket.group]
         async with source(tiny_model, max_staleness=1) as resumed:
             resumed.load_state(state, version=0)
             assert await resumed.next_groups() == expected

@@ -170,10 +170,9 @@ class _Rank:
     """One worker, and the thread that its calls wait for."""
 
     def __init__(self, name: str, link: Link) -> None:
-        self.doing: str | None = "its construction"  # the method that runs now
         self._link, self._thread = link, link.thread or JobThread(name)
         self._failure: BaseException | None = None  # what building it raised, or what says that it is gone
-        self._unfinished: set[Future[Any]] = set()
+        self._unfinished: dict[Future[Any], str] = {}  # calls in their order, and their methods
         self._submit(self._build, "its construction")
 
     @property
@@ -185,6 +184,11 @@ class _Rank:
         """What a call made now would wait for."""
         return self.doing or self._thread.doing
 
+    @property
+    def doing(self) -> str | None:
+        """The method that this worker runs now, or begins with."""
+        return next(iter(self._unfinished.copy().values()), None)
+
     def submit(self, call: Call) -> Future[Any]:
         return self._submit(partial(self._call, call), call.method)
 
@@ -194,12 +198,12 @@ class _Rank:
         if self._link.thread is None:
             self._thread.end()
         else:
-            self._thread.give_up(tuple(self._unfinished))
+            self._thread.give_up(self._unfinished.copy())
 
     def _submit(self, work: Callable[[], Any], name: str) -> Future[Any]:
         future = self._thread.submit(work, name=name)
-        self._unfinished.add(future)
-        future.add_done_callback(self._unfinished.discard)
+        self._unfinished[future] = name
+        future.add_done_callback(self._unfinished.pop)
         return future
 
     def _build(self) -> None:
@@ -207,21 +211,17 @@ class _Rank:
             self._link.build()
         except BaseException as error:
             self._failure = error
-        self.doing = None
 
     def _call(self, call: Call) -> Any:
         if self._failure is not None:
             if call.method == "close":
                 return None
             raise self._failure
-        self.doing = call.method
         try:
             return self._link.call(call)
         except WorkerError as error:
             self._failure = error
             raise
-        finally:
-            self.doing = None
 
 
 def call_method(worker: Any, method: str, args: tuple[Any, ...]) -> Any:

@@ -110,7 +110,7 @@ def _as_text(text: str) -> RuntimeError:
 def _records() -> Iterator[list[logging.LogRecord]]:
     """What ``whet`` logs meanwhile, as plain data."""
     records: list[logging.LogRecord] = []
-    handler = QueueHandler(_Appending(records))  # type: ignore[arg-type]
+    handler = _Collecting(records)  # type: ignore[arg-type]
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
@@ -120,11 +120,11 @@ def _records() -> Iterator[list[logging.LogRecord]]:
         logger.removeHandler(handler)
 
 
-class _Appending:
-    """A queue for ``QueueHandler``, which makes records plain."""
+class _Collecting(QueueHandler):
+    """Makes records plain; the queue is a list."""
 
-    def __init__(self, records: list[logging.LogRecord]) -> None:
-        self.put_nowait = records.append
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self.queue.append(record)  # type: ignore[attr-defined]
 
 
 def interface_to(host: str) -> str | None:

@@ -56,8 +56,8 @@ class Devices:
 
     @asynccontextmanager
     async def lent_to(self, name: str) -> AsyncIterator[None]:
-        """The devices belong to ``name`` inside. Raises ``KeyError`` for a stranger, ``DeadlineError`` when the other
-        one does not let go of them, fall asleep or wake in time."""
+        """The devices belong to ``name`` inside. Raises ``KeyError`` for an unknown tenant, ``DeadlineError`` when the
+        other one does not let go of them, fall asleep or wake in time."""
         if not self.shared:
             yield
             return

@@ -73,7 +73,8 @@ class RewardedEnvironments(Environments):
         self.judge = Judge(tasks.model, tasks.revision, tasks.process)
 
     def make(self, task: Task) -> Environment:
-        return JudgedEpisode(self, self.inner.make(task) if self.tasks.taskset.grades else _Ungraded(task))
+        environments = self.inner if self.tasks.taskset.grades else _Ungraded()
+        return JudgedEpisode(self, environments.make(task))
 
     async def close(self) -> None:
         self.judge.close()
@@ -112,17 +113,8 @@ class JudgedEpisode:
         await self.inner.close()
 
 
-class _Ungraded:
-    """One turn, and nobody but the reward model to say what it was worth."""
+class _Ungraded(Environments):
+    """Nobody but the reward model says what an answer is worth."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    async def start(self) -> Observation:
-        return Observation(list(self.task.prompt))
-
-    async def step(self, reply: Message) -> Step:
-        return Step()
-
-    async def close(self) -> None:
-        """Nothing is held."""
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return {"reward": 0.0}

@@ -67,8 +67,8 @@ class _Ticket:
     number: int
     task: int  # index into the task set
     version: int  # weights when it was issued
-    job: "asyncio.Task[Group | None] | None" = None
-    group: Group | None = None
+    job: "asyncio.Task[None] | None" = None
+    group: Group | None = None  # once it is sampled
 
 
 @dataclass(slots=True)
@@ -182,17 +182,9 @@ class RolloutSource:
         with its group if that is finished. Tickets under way are sampled again, under the same seeds."""
         pending = []
         for ticket in self._tickets:
-            job = ticket.job
-            done = job is not None and job.done() and not job.cancelled() and job.exception() is None
-            group = ticket.group or (job.result() if done and job is not None else None)
-            pending.append(
-                {
-                    "number": ticket.number,
-                    "task": ticket.task,
-                    "version": ticket.version,
-                    "trajectories": [asdict(t) for t in group.trajectories] if group else None,
-                }
-            )
+            trajectories = None if ticket.group is None else [asdict(t) for t in ticket.group.trajectories]
+            saved = {"number": ticket.number, "task": ticket.task, "version": ticket.version}
+            pending.append(saved | {"trajectories": trajectories})
         name, position = self._position
         return {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
 
@@ -236,11 +228,9 @@ class RolloutSource:
         return ("order", self.order) if self.curriculum is None else ("curriculum", self.curriculum)
 
     async def _finish(self, ticket: _Ticket) -> Group:
-        if ticket.group is not None:
-            return ticket.group
-        assert ticket.job is not None
         try:
-            group = await asyncio.wait_for(asyncio.shield(ticket.job), self.config.deadline)
+            if ticket.job is not None:
+                await asyncio.wait_for(asyncio.shield(ticket.job), self.config.deadline)
         except TimeoutError:
             place = self.environments.blocked_at()
             hint = "an environment or the generator hangs, or the deadline is too short"
@@ -250,10 +240,10 @@ class RolloutSource:
                 f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; "
                 + hint
             ) from None
-        assert group is not None
-        return group
+        assert ticket.group is not None
+        return ticket.group
 
-    async def _run_group(self, ticket: _Ticket) -> Group:
+    async def _run_group(self, ticket: _Ticket) -> None:
         task, uid = self.tasks[ticket.task], self._uid(ticket)
         trajectories = await asyncio.gather(*(self._episode(task, uid, i) for i in range(self.group_size)))
         group = Group(uid, task, list(trajectories))
@@ -270,7 +260,7 @@ class RolloutSource:
                     raise
                 why = f"score_group: {described(error)}"
                 group.trajectories = [Trajectory([], status=Status.FAILED, error=why)]
-        return group
+        ticket.group = group
 
     async def _episode(self, task: Task, uid: str, sample: int) -> Trajectory:
         async with self._slots:
@@ -289,9 +279,7 @@ class RolloutSource:
     def _filter(self, group: Group) -> Group | None:
         kept: Group | None = group
         for keep in self.filters:
-            if kept is None:
-                break
-            kept = keep(kept)
+            kept = kept and keep(kept)
         return kept
 
     def _count(self, group: Group) -> None:
