@@ -11,7 +11,7 @@ from tests.contracts.cluster_contract import ClusterContract, Counter, CounterCo
 from tests.contracts.fault_contract import FaultContract
 from whet.cluster.base import Cluster, Placement
 from whet.cluster.config import RayClusterConfig
-from whet.cluster.ray_cluster import Books, RayCluster
+from whet.cluster.ray_cluster import Claims, RayCluster
 from whet.errors import WhetError
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
@@ -65,13 +65,13 @@ async def test_a_group_that_would_wait_for_another_of_the_same_run_is_refused_at
 
 
 def test_what_a_run_holds_is_counted_until_it_is_given_back() -> None:
-    books, there = Books(), {"CPU": 4.0, "GPU": 2.0}
-    assert books.enter("policy", "the policy", {"CPU": 2.0, "GPU": 1.0}, there) is None
-    assert books.enter("critic", "the critic", {"CPU": 1.0, "GPU": 1.0}, there) is None
-    assert books.enter("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) == (
+    claims, there = Claims(), {"CPU": 4.0, "GPU": 2.0}
+    assert claims.claim("policy", "the policy", {"CPU": 2.0, "GPU": 1.0}, there) is None
+    assert claims.claim("critic", "the critic", {"CPU": 1.0, "GPU": 1.0}, there) is None
+    assert claims.claim("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) == (
         "the cluster has 4 CPU and 2 GPU, of which the policy hold 2 CPU and 1 GPU, the critic hold 1 CPU and 1 GPU"
     )
-    books.strike("judge")
-    books.strike("critic")
-    assert books.enter("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) is None
-    assert books.enter("elsewhere", "it", {"TPU": 1.0}, there) is not None
+    claims.release("judge")
+    claims.release("critic")
+    assert claims.claim("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) is None
+    assert claims.claim("elsewhere", "it", {"TPU": 1.0}, there) is not None

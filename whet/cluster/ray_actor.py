@@ -11,11 +11,11 @@ from whet.processes.cores import bind, cores
 
 
 @dataclass(slots=True, frozen=True)
-class Home:
+class Location:
     """Where an actor runs."""
 
     node: str  # Ray's id of the node
-    address: str  # of the node, for its fellows
+    address: str  # of the node, for its neighbours
     pid: int
     cores: int  # of the node
 
@@ -23,11 +23,11 @@ class Home:
 class RayHost(Host):
     """Methods for the far side of ``RayCluster``."""
 
-    def home(self) -> Home:
+    def home(self) -> Location:
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return Home(node, ray.util.get_node_ip_address(), os.getpid(), cores())
+        return Location(node, ray.util.get_node_ip_address(), os.getpid(), cores())
 
     def reserve(self) -> str:
         """``host:port`` on this node, kept free while this actor lives."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
 from whet.cluster.host import Reply
-from whet.cluster.ray_actor import Home, RayHost
+from whet.cluster.ray_actor import Location, RayHost
 from whet.cluster.ray_connection import connect
 from whet.cluster.rendezvous import rank_infos
 from whet.config import Config
@@ -38,12 +38,12 @@ class RayCluster:
         """``cores``: those of this machine that the workers here divide."""
         self.config, self.cores = config, cores
         self._connected = False
-        self._books = Books()
+        self._claims = Claims()
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         self._connected |= connect(self.config.address)
-        team = _Team(self.config, self._books, worker, config, placement, self.cores)
-        return LinkedGroup(worker, placement, [_Actor(team, rank) for rank in range(placement.ranks)])
+        group = _ActorGroup(self.config, self._claims, worker, config, placement, self.cores)
+        return LinkedGroup(worker, placement, [_Actor(group, rank) for rank in range(placement.ranks)])
 
     async def close(self) -> None:
         """Leave the Ray cluster; one that was started here ends."""
@@ -54,14 +54,14 @@ class RayCluster:
             await asyncio.to_thread(ray.shutdown)
 
 
-class Books:
+class Claims:
     """What the groups of a run hold of its cluster. One that waits for another of the same run would wait forever."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: dict[object, tuple[str, dict[str, float]]] = {}
 
-    def enter(self, holder: object, name: str, wanted: Mapping[str, float], there: Mapping[str, float]) -> str | None:
+    def claim(self, holder: object, name: str, wanted: Mapping[str, float], there: Mapping[str, float]) -> str | None:
         """Set ``wanted`` (by kind of resource) aside for a holder called ``name``. Returns what is in the way where
         all that is held would be more than what is ``there``."""
         with self._lock:
@@ -74,7 +74,7 @@ class Books:
         holders = ", ".join(f"{name} hold {_listed(held)}" for name, held in others)
         return f"{has}, of which {holders}" if holders else has
 
-    def strike(self, holder: object) -> None:
+    def release(self, holder: object) -> None:
         """Its resources are free, or about to be."""
         with self._lock:
             self._held.pop(holder, None)
@@ -84,48 +84,48 @@ def _listed(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{number:g} {kind}" for kind, number in resources.items())
 
 
-class _Team:
+class _ActorGroup:
     """The actors of one group."""
 
     def __init__(
         self,
         settings: "RayClusterConfig",
-        books: Books,
+        claims: Claims,
         worker: type,
         config: Config,
         placement: Placement,
         cores: Sequence[int] | None = None,
     ) -> None:
-        self._books, self._cores = books, cores
+        self._claims, self._cores = claims, cores
         self._settings, self._worker, self._config, self._placement = settings, worker, config, placement
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._ended = False
         self._group: Any = None  # Ray's placement group
-        self.members: list[tuple[Any, Home, RankInfo]] = []  # by rank, once they are known
+        self.actors: list[tuple[Any, Location, RankInfo]] = []  # by rank, once they are known
 
-    def member(self, rank: int) -> tuple[Any, Home, RankInfo]:
+    def placed(self, rank: int) -> tuple[Any, Location, RankInfo]:
         """The actor of a rank, where it runs, and its rank's info. Its worker is still to be built."""
         with self._lock:
-            if not self.members and self._failure is None:
+            if not self.actors and self._failure is None:
                 try:
-                    self.members = self._start()
+                    self.actors = self._start()
                 except BaseException as error:
                     self._failure = WorkerError("the group was closed while it was built") if self._ended else error
             if self._failure is not None:
                 raise self._failure
-            return self.members[rank]
+            return self.actors[rank]
 
     def build(self, rank: int) -> Any:
         """A promise of the reply to building the worker of a rank."""
         import ray
 
-        actor, home, info = self.member(rank)
-        fellows = [other for _, other, _ in self.members if other.node == home.node]
-        divided = str(max(1, home.cores // len(fellows))) if len(fellows) > 1 else None
+        actor, home, info = self.placed(rank)
+        neighbours = [other for _, other, _ in self.actors if other.node == home.node]
+        divided = str(max(1, home.cores // len(neighbours))) if len(neighbours) > 1 else None
         worker = ray.cloudpickle.dumps((self._worker, self._config, info))
         if self._cores is not None and home.node == ray.get_runtime_context().get_node_id():
-            own = part(self._cores, fellows.index(home), len(fellows))
+            own = part(self._cores, neighbours.index(home), len(neighbours))
             return actor.start.remote(worker, str(len(own)), own)
         return actor.start.remote(worker, os.environ.get("OMP_NUM_THREADS", divided))
 
@@ -135,14 +135,14 @@ class _Team:
         from ray.util.placement_group import remove_placement_group
 
         self._ended = True
-        self._books.strike(self)
+        self._claims.release(self)
         group, self._group = self._group, None
         if group is not None and ray.is_initialized():
-            for actor, _, _ in self.members:
+            for actor, _, _ in self.actors:
                 ray.kill(actor)
             remove_placement_group(group)
 
-    def _start(self) -> list[tuple[Any, Home, RankInfo]]:
+    def _start(self) -> list[tuple[Any, Location, RankInfo]]:
         import ray
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -150,7 +150,7 @@ class _Team:
         end = time.monotonic() + self._settings.start_deadline
         there = ray.cluster_resources()
         each = self._resources(there)
-        problem = self._enter_in_books(each, there)
+        problem = self._claim(each, there)
         bundles = self._bundles(each, ray.nodes())
         self._group = group = placement_group(bundles, strategy=self._settings.strategy.upper())
         self._wait_for_room(group, problem, end)
@@ -196,15 +196,15 @@ class _Team:
             return [together] * self._placement.shards
         return [each] * self._placement.ranks
 
-    def _enter_in_books(self, each: dict[str, float], there: dict[str, float]) -> str:
+    def _claim(self, each: dict[str, float], there: dict[str, float]) -> str:
         """What to say while there is no room. Raises ``WhetError`` where there never will be."""
         ranks = self._placement.ranks
         name = f"{ranks} ranks of {self._worker.__name__}"
-        in_the_way = self._books.enter(self, name, {kind: ranks * number for kind, number in each.items()}, there)
+        in_the_way = self._claims.claim(self, name, {kind: ranks * number for kind, number in each.items()}, there)
         has = in_the_way or f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in each})}"
         problem = f"{name} need {_listed(each)} each, but {has}"
         if in_the_way and self._settings.address is None:  # one that others made may grow
-            self._books.strike(self)
+            self._claims.release(self)
             raise WhetError(f"{problem}; {_HINT}")
         return problem
 
@@ -226,27 +226,27 @@ class _Actor:
 
     thread = None
 
-    def __init__(self, team: _Team, rank: int) -> None:
-        self._team, self._rank = team, rank
+    def __init__(self, group: _ActorGroup, rank: int) -> None:
+        self._group, self._rank = group, rank
 
     @property
     def where(self) -> str:
-        if not self._team.members:
+        if not self._group.actors:
             return "no actor yet"
-        _, home, _ = self._team.members[self._rank]
+        _, home, _ = self._group.actors[self._rank]
         return f"pid {home.pid} on node {home.address}"
 
     def build(self) -> None:
-        self._result(self._team.build(self._rank))
+        self._result(self._group.build(self._rank))
 
     def call(self, call: Call) -> Any:
         import ray
 
-        actor, _, _ = self._team.members[self._rank]
+        actor, _, _ = self._group.actors[self._rank]
         return self._result(actor.answer.remote(call.packed(lambda *request: ray.put(request))))
 
     def end(self) -> None:
-        self._team.end()
+        self._group.end()
 
     def _result(self, promise: Any) -> Any:
         import ray
