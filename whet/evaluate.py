@@ -115,7 +115,7 @@ async def evaluate_tasks(
     where the task set has no such score, when its reward is positive. Raises ``DataError`` for an episode that fails
     for good, because a missing answer must not count as a wrong one."""
     if not tasks:
-        raise DataError("the task set has no tasks to evaluate on")
+        raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
 
     samples, slots = config.samples, asyncio.Semaphore(config.concurrency)
 

@@ -121,7 +121,8 @@ def test_without_a_real_terminal_a_step_is_one_plain_line(tmp_path, monkeypatch,
     writer.write(1, train_values(1))
     writer.write(1, evaluation_values(0.25) | {"evaluation/low": 0.2, "evaluation/high": 0.3}, "evaluation")
     writer.close()
-    first, second = out.getvalue().splitlines()
+    facts, first, second = out.getvalue().splitlines()
+    assert facts == f"{tmp_path.name}: cpu"
     assert first.startswith("step 1/20  reward 0.1  accuracy 10.0%")
     assert "800 tokens/s" in first
     assert second.startswith("step 1/20  evaluation: accuracy 25.0% (n=200, 95% 20.0 to 30.0%)")

@@ -94,6 +94,7 @@ def test_numbers_are_short():
 
 def test_the_summary_gives_accuracy_with_its_interval_and_commands_that_can_be_pasted(run_folder):
     spaced = run_folder.rename(run_folder.with_name("a run"))
+    (spaced / "report.html").touch()
     console = Console(file=io.StringIO(), width=100)
     print_summary(spaced, console)
     text = console.file.getvalue()
@@ -102,6 +103,7 @@ def test_the_summary_gives_accuracy_with_its_interval_and_commands_that_can_be_p
         "20.0% of 200   95%: 15.0 to 26.1%",
         "60.0% of 200   95%: 53.1 to 66.5%",
         "+40.0 points",
+        "report.html",
     ):
         assert words in text
     for verb in ("resume", "eval", "view", "export"):

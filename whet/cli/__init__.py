@@ -15,9 +15,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if threading.current_thread() is threading.main_thread():
-    _before = signal.signal(
-        signal.SIGINT, _stop
-    )  # while what follows is imported, nothing else could say it in one line
+    # During the imports below, nothing else could answer an interrupt in one line.
+    _before = signal.signal(signal.SIGINT, _stop)
     from whet.cli.main import main
 
     signal.signal(signal.SIGINT, _before)

@@ -46,10 +46,11 @@ def _device_memory() -> float:
 
 def _print(plan: "Plan") -> None:
     from whet.files import in_words
+    from whet.show.catalog import show
 
     for role, size in plan.models.items():
-        experts = f", {size.experts / 1e9:.2f} B of them in experts" if size.experts else ""
-        print(f"{role}: {size.parameters / 1e9:.3f} B parameters{experts}, {size.layers} layers")
+        experts = f", {show(size.experts, 'count')} of them in experts" if size.experts else ""
+        print(f"{role}: {show(size.parameters, 'count')} parameters{experts}, {size.layers} layers")
     each = "" if len(plan.models) == 1 else " each"
     print(f"learner: {plan.ranks} rank{'s' * (plan.ranks > 1)}{each}")
     for line in plan.layout:

@@ -63,7 +63,7 @@ class ConsoleWriter(Sink):
         elif any(not name.startswith(("run/", "time/")) for name in values):
             line = plain_line(step, self.dashboard.facts.steps, values, kind)
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-        elif "run/model" in values:
+        elif any(name.startswith("run/") for name in values):
             facts = self.dashboard.facts
             self._console.print(f"{facts.name}: {facts.line()}", markup=False, highlight=False, soft_wrap=True)
 
