@@ -9,7 +9,8 @@ from whet.parallel.config import ParallelConfig
 from whet.plan.layout import Held, Stage
 from whet.plan.model import ModelSize
 
-_WIDE = {"float32": 4, "bfloat16": 4, "float64": 8}  # bytes of a number that the learner keeps: bfloat16 only computes
+# Bytes per number of weights and moments; bfloat16 is for computing only.
+_MASTER = {"float32": 4, "bfloat16": 4, "float64": 8}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 _BACKWARD = 2  # times one layer's activations is what its backward pass works with: measured
 _BLOCK = 64  # tokens; the generator's cache grows by so many
@@ -56,34 +57,35 @@ def learner_memory(
     stage: Stage | None = None,
     activations: int = 0,
     layer: int = 0,
-    travelling: int = 0,
+    hidden_states: int = 0,
     reference: int = 0,
-    saves_behind: bool = False,
+    asynchronous: bool = False,
 ) -> Memory:
     """Return the memory of one rank of a learner, at a ``stage`` of its pipeline. ``activations`` are the bytes of a
-    whole micro-batch in the whole model, ``layer`` those in one layer; ``travelling`` counts the numbers in the hidden
-    states of all micro-batches of a step; ``reference`` is the bytes of frozen weights held beside."""
-    wide, narrow, stage = _WIDE[config.precision], BYTES[config.precision], stage or Stage()
-    always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * wide}
-    if saves_behind:
-        always["copy that is saved (CPU)"] = 3 * held.trained * wide
+    whole micro-batch in the whole model, ``layer`` those in one layer; ``hidden_states`` counts the numbers in those of
+    all micro-batches of a step; ``reference`` is the bytes of frozen weights held beside; ``asynchronous``: checkpoints
+    are saved from a copy."""
+    master, computing, stage = _MASTER[config.precision], BYTES[config.precision], stage or Stage()
+    always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * master}
+    if asynchronous:
+        always["copy that is saved (CPU)"] = 3 * held.trained * master
     learn: dict[str, int] = {}
     matrix = size.vocabulary * size.hidden // parallel.tensor
     if held.trained:
         sharing = parallel.context * (parallel.tensor if parallel.sequence_parallel else 1)  # a micro-batch's tokens
         learn = {
-            "gradients": held.trained * wide,
+            "gradients": held.trained * master,
             "activations": int(activations * stage.share) // sharing,
             "a layer's backward pass": _BACKWARD * layer // sharing,
-            "head": matrix * stage.last * wide,  # its gradient, before it is added
-            "hidden states between stages": stage.borders * travelling // sharing * wide,
+            "head": matrix * stage.last * master,  # its gradient, before it is added
+            "hidden states between stages": stage.borders * hidden_states // sharing * master,
         }
     if parallel.ranks > 1:  # FSDP puts a layer together before it computes, also over one rank of a stage
         plain = size.largest_layer - size.largest_experts
-        learn["gathered layers"] = 2 * narrow * (plain // parallel.tensor + size.largest_experts // parallel.expert)
+        learn["gathered layers"] = 2 * computing * (plain // parallel.tensor + size.largest_experts // parallel.expert)
         if held.trained:  # they stay until their gradients are summed at the end of the backward pass
             whole = stage.first and stage.last
-            learn["gathered embeddings"] = wide * (size.embedding // parallel.tensor if whole else matrix)
+            learn["gathered embeddings"] = master * (size.embedding // parallel.tensor if whole else matrix)
             learn["gathered embeddings"] *= stage.first or stage.last
     return Memory(_there(always), {"learn": _there(learn)} if learn else {})
 

@@ -94,9 +94,9 @@ def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, 
                 stage=stage,
                 activations=activations,
                 layer=layer,
-                travelling=micro_batches * sum(lengths) * size.hidden,
+                hidden_states=micro_batches * sum(lengths) * size.hidden,
                 reference=frozen.weights,
-                saves_behind=recipe.checkpoints.asynchronous and trains,
+                asynchronous=recipe.checkpoints.asynchronous and trains,
             ),
         )
 
