@@ -1,5 +1,9 @@
-"""The loop. Groups come from a source and become one batch; the learners update on it; the new weights are published
-and the permits return. Every algorithm runs through here, in step or asynchronously."""
+"""The loop, for every algorithm, in step or asynchronously.
+
+source ──groups──► batch ──prepare──► minibatches ──update──► learners ──publish──► generator
+  ▲                columns, advantages   weighed                          proven      │
+  └──────────────────── episodes, as many steps ahead as permits allow ◄──────────────┘
+"""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,10 @@
-"""The interface of what brings the weights of a learner to a generator, whatever lies between them."""
+"""The interface of what brings the weights of a learner to a generator, whatever lies between them.
+
+in this process    learner ──tensor by tensor──► the generator's model                           (in_process)
+to an engine       learner's ranks ──sender──► buckets ──transport──► receiver ──► engine's ranks    (engine)
+                                               shared memory, disk, collective, CUDA IPC
+then, either way   digests of all tensors equal ──► log-probs of a few tokens equal ──► sampling goes on
+"""
 
 from typing import Any, Protocol
 
