@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.batch import Batch
-from whet.checkpoint.behind import Behind
+from whet.checkpoint.background import BackgroundSave
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.lock import run_lock
 from whet.checkpoint.manifest import CheckpointError
@@ -109,7 +109,7 @@ class Run:
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
-    behind: Behind = field(default_factory=Behind)  # the checkpoint that is being written
+    saving: BackgroundSave = field(default_factory=BackgroundSave)  # the checkpoint that is being written
     stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
 
     @property
@@ -154,7 +154,7 @@ class Run:
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it. Raises
         ``Stopped`` after that where a signal asked for it."""
-        self.behind.check()
+        self.saving.check()
         self.place.check()
         times = self._log(step, batch)
         await compute(self.feed.record, self.folder, step, groups, batch)
@@ -168,7 +168,7 @@ class Run:
                 await self.save(step, metric)
         if stopping or step == steps:
             async with self.phase("checkpoint"):
-                await self.behind.finish()
+                await self.saving.finish()
         for name, seconds in self.clock.lap().items():  # what was done since belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         self.sinks.write(step, times)
@@ -183,14 +183,14 @@ class Run:
         self.place.check()
         state = {"step": step, "source": self.source.state()}
         if self.recipe.checkpoints.asynchronous:
-            await self.behind.begin(
+            await self.saving.begin(
                 step, lambda copied: self.store.save(step, partial(self._write, copied), state, metric)
             )
         else:
             await self.store.save(step, partial(self._write, None), state, metric)
 
     async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
-        """Into the folder of a checkpoint; with ``copied``, which is set once training may go on, behind its back."""
+        """Write into the folder of a checkpoint; with ``copied``, which is set once training may go on, meanwhile."""
         learners = {role: self.learners[role] for role in self.recipe.algorithm.losses}
         for role, learner in learners.items():
             (folder / role).mkdir()
@@ -273,7 +273,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool, stop: StopReque
             share_prompts=all(learner.facts.forest for learner in learners.values()),
             stop=stop or StopRequest(),
         )
-        closing.closes("the checkpoint that is being written", run.behind.close)
+        closing.closes("the checkpoint that is being written", run.saving.close)
         store.clean()
         checkpoint = store.load_latest() if resuming else None
         if resuming and checkpoint is None:

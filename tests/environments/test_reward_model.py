@@ -17,8 +17,8 @@ from tests.checkpoint.test_export_reward_model import make_run
 from tests.tiny import tiny_llama
 from whet.checkpoint.export import export
 from whet.environments.base import Observation, Step, TaskSet
-from whet.environments.judge import Judge, JudgeProcess
 from whet.environments.reward_model import RewardModelTasks
+from whet.environments.reward_model_process import RewardModelClient, RewardModelProcess
 from whet.errors import DataError, WhetError
 from whet.processes.child import Child
 from whet.types import Group, Message, Task
@@ -44,114 +44,116 @@ ANSWERS = ["5", "five " * 30, "\\boxed{5}", *(f"it is {i}, " * (i + 1) for i in 
 
 
 def expected(model: Path, answers: list[str]) -> list[float]:
-    judge = AutoModelForSequenceClassification.from_pretrained(model)
+    classifier = AutoModelForSequenceClassification.from_pretrained(model)
     tokenizer = AutoTokenizer.from_pretrained(model)
     with torch.no_grad():
         rows = [tokenizer.apply_chat_template(talk(a), return_tensors="pt", return_dict=True) for a in answers]
-        return [judge(**row).logits.item() for row in rows]
+        return [classifier(**row).logits.item() for row in rows]
 
 
-def with_judge(model: Path | str, calls: Callable[[Judge], Awaitable[T]], **settings: Any) -> tuple[T, Judge]:
-    """The result of ``calls(judge)`` and the judge, closed."""
-    judge = Judge(str(model), None, JudgeProcess(**settings))
+def with_client(
+    model: Path | str, calls: Callable[[RewardModelClient], Awaitable[T]], **settings: Any
+) -> tuple[T, RewardModelClient]:
+    """The result of ``calls(client)`` and the client, closed."""
+    client = RewardModelClient(str(model), None, RewardModelProcess(**settings))
     try:
-        return asyncio.run(calls(judge)), judge  # type: ignore[arg-type]
+        return asyncio.run(calls(client)), client  # type: ignore[arg-type]
     finally:
-        judge.close()
+        client.close()
 
 
-def pid_of(judge: Judge) -> int:
-    (child,) = judge.pool.children
+def pid_of(client: RewardModelClient) -> int:
+    (child,) = client.pool.children
     return child.process.pid
 
 
-async def all_at_once(judge: Judge) -> list[float]:
-    return await asyncio.gather(*(judge.score(talk(answer)) for answer in ANSWERS))
+async def all_at_once(client: RewardModelClient) -> list[float]:
+    return await asyncio.gather(*(client.score(talk(answer)) for answer in ANSWERS))
 
 
 def test_scores_are_those_of_transformers_however_they_are_batched(model: Path) -> None:
     alone = expected(model, ANSWERS)
     assert max(alone) - min(alone) > 0.1
     for size, most in ((16, 4), (4, 12), (1, 23)):
-        scores, judge = with_judge(model, all_at_once, batch_size=size)
+        scores, client = with_client(model, all_at_once, batch_size=size)
         assert scores == pytest.approx(alone, abs=TOLERANCE), size
-        assert len(ANSWERS) / size <= judge.batches <= most, "what waits is scored together"
-        assert judge.pool.restarts == 0
+        assert len(ANSWERS) / size <= client.batches <= most, "what waits is scored together"
+        assert client.pool.restarts == 0
 
 
 def test_in_batches_of_one_scores_are_the_same_to_the_last_bit(model: Path) -> None:
-    async def one_by_one(judge: Judge) -> list[float]:
-        return [await judge.score(talk(answer)) for answer in reversed(ANSWERS)]
+    async def one_by_one(client: RewardModelClient) -> list[float]:
+        return [await client.score(talk(answer)) for answer in reversed(ANSWERS)]
 
-    assert with_judge(model, all_at_once, batch_size=1)[0] == with_judge(model, one_by_one, batch_size=1)[0][::-1]
+    assert with_client(model, all_at_once, batch_size=1)[0] == with_client(model, one_by_one, batch_size=1)[0][::-1]
 
 
 def test_a_process_that_dies_is_replaced_loudly_and_costs_nobody_a_reward(
     model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def calls(judge: Judge) -> list[float]:
-        first = await judge.score(talk("5"))
-        os.kill(pid_of(judge), signal.SIGKILL)
-        return [first, await judge.score(talk("5"))]
+    async def calls(client: RewardModelClient) -> list[float]:
+        first = await client.score(talk("5"))
+        os.kill(pid_of(client), signal.SIGKILL)
+        return [first, await client.score(talk("5"))]
 
     with caplog.at_level(logging.WARNING, "whet"):
-        (before, after), judge = with_judge(model, calls)
+        (before, after), client = with_client(model, calls)
     assert before == after
-    assert judge.pool.restarts == 1
+    assert client.pool.restarts == 1
     assert "the process of the reward model" in caplog.text
     assert "was lost 1 times and started again" in caplog.text
 
 
 def test_a_process_that_is_too_slow_twice_is_an_error_and_never_a_reward(model: Path) -> None:
-    async def calls(judge: Judge) -> list[Any]:
-        return await asyncio.gather(*(judge.score(talk(a)) for a in ANSWERS[:3]), return_exceptions=True)
+    async def calls(client: RewardModelClient) -> list[Any]:
+        return await asyncio.gather(*(client.score(talk(a)) for a in ANSWERS[:3]), return_exceptions=True)
 
-    results, judge = with_judge(model, calls, deadline_s=1e-4)
+    results, client = with_client(model, calls, deadline_s=1e-4)
     assert all(isinstance(result, WhetError) and not isinstance(result, DataError) for result in results)
     assert "failed twice" in str(results[0])
-    assert judge.pool.restarts >= 2
+    assert client.pool.restarts >= 2
 
 
 def test_what_is_no_reward_model_is_refused_before_it_scores(model: Path, tmp_path: Path) -> None:
     from tests.toy import save_tiny_model
 
-    for path, why in ((save_tiny_model(tmp_path / "policy"), r"is no reward model: it lacks score\.weight"),
+    for path, why in ((save_tiny_model(tmp_path / "policy"), r"is not a reward model: it lacks score\.weight"),
                       (tmp_path / "nothing", "there is no such folder")):  # fmt: skip
         with pytest.raises(WhetError, match=why):
-            with_judge(path, lambda judge: judge.score(talk("5")))
+            with_client(path, lambda client: client.score(talk("5")))
     with pytest.raises(WhetError, match=r"could not start: no reply within 0\.001 s"):
-        with_judge(model, lambda judge: judge.score(talk("5")), start_s=0.001)
+        with_client(model, lambda client: client.score(talk("5")), start_s=0.001)
 
 
 def test_one_conversation_that_is_too_long_does_not_spoil_the_batch(model: Path) -> None:
-    async def calls(judge: Judge) -> list[Any]:
+    async def calls(client: RewardModelClient) -> list[Any]:
         answers = ["5", "x" * 600, "6"]
-        return await asyncio.gather(*(judge.score(talk(answer)) for answer in answers), return_exceptions=True)
+        return await asyncio.gather(*(client.score(talk(answer)) for answer in answers), return_exceptions=True)
 
-    (first, long, last), _ = with_judge(model, calls)
+    (first, long, last), _ = with_client(model, calls)
     assert isinstance(long, DataError)
     assert "reads at most 512" in str(long)
     assert [first, last] == pytest.approx(expected(model, ["5", "6"]), abs=TOLERANCE)
 
 
 def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:
-    async def calls(judge: Judge) -> tuple[int, list[Any]]:
-        await judge.score(talk("5"))
-        pid = pid_of(judge)
+    async def calls(client: RewardModelClient) -> tuple[int, list[Any]]:
+        await client.score(talk("5"))
+        pid = pid_of(client)
         os.kill(pid, signal.SIGSTOP)  # it hangs
-        waiting = [asyncio.create_task(judge.score(talk(answer))) for answer in ANSWERS]
+        waiting = [asyncio.create_task(client.score(talk(answer))) for answer in ANSWERS]
         await asyncio.sleep(0.2)
-        await asyncio.to_thread(judge.close)
+        await asyncio.to_thread(client.close)
         return pid, await asyncio.gather(*waiting, return_exceptions=True)
 
-    (pid, results), _ = with_judge(model, calls)
+    (pid, results), _ = with_client(model, calls)
     assert all(isinstance(result, WhetError) for result in results)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of_the_model(model: Path) -> None:
-    from whet.models.judge import RewardModel
+    from whet.models.reward_model import RewardModel
 
     served = RewardModel(str(model), None, "cpu", "float32", 1)
     served.tokenizer.chat_template = "{% if messages[1]['content'] == '5' %}{{ 1 + 'a' }}{% endif %}a fine text"
@@ -161,43 +163,43 @@ def test_a_conversation_that_a_template_fails_on_is_bad_data_and_not_an_error_of
 
 
 def test_a_reply_of_the_wrong_length_is_told_to_all_who_wait(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def calls(judge: Judge) -> list[Any]:
-        await judge.score(talk("5"))
+    async def calls(client: RewardModelClient) -> list[Any]:
+        await client.score(talk("5"))
 
         async def call(*_: Any) -> list[float]:
             return [1.0] * 9
 
-        monkeypatch.setattr(judge.pool, "call", call)
-        waiting = asyncio.gather(*(judge.score(talk(answer)) for answer in ("5", "6")), return_exceptions=True)
+        monkeypatch.setattr(client.pool, "call", call)
+        waiting = asyncio.gather(*(client.score(talk(answer)) for answer in ("5", "6")), return_exceptions=True)
         return await asyncio.wait_for(waiting, 20)
 
-    results, _ = with_judge(model, calls)
+    results, _ = with_client(model, calls)
     assert ["gave 9 scores for" in str(result) for result in results] == [True, True]
 
 
-def test_a_judge_that_is_closed_while_it_starts_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judge = Judge(str(model), None, JudgeProcess())
+def test_a_client_that_is_closed_while_it_starts_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = RewardModelClient(str(model), None, RewardModelProcess())
     started = []
 
     def starting(*arguments: Any, **settings: Any) -> Child:
         child = Child(*arguments, **settings)
         started.append(child)
-        closing = threading.Thread(target=judge.close)
+        closing = threading.Thread(target=client.close)
         closing.start()
-        while not judge.pool.closed:
+        while not client.pool.closed:
             closing.join(0.01)
         return child
 
     monkeypatch.setattr("whet.processes.pool.Child", starting)
     with pytest.raises(WhetError, match="pool of worker processes was closed"):
-        asyncio.run(judge.score(talk("5")))
+        asyncio.run(client.score(talk("5")))
     assert not started[0].alive
 
 
 def test_callers_that_give_up_leave_the_scores_of_others_alone(model: Path) -> None:
-    async def calls(judge: Judge) -> list[float]:
-        await judge.score(talk("5"))
-        asked = [asyncio.create_task(judge.score(talk(answer))) for answer in ANSWERS[:6]]
+    async def calls(client: RewardModelClient) -> list[float]:
+        await client.score(talk("5"))
+        asked = [asyncio.create_task(client.score(talk(answer))) for answer in ANSWERS[:6]]
         await asyncio.sleep(0)
         for given_up in (asked[0], asked[3]):  # the one that has the turn, and one that waits
             given_up.cancel()
@@ -205,7 +207,7 @@ def test_callers_that_give_up_leave_the_scores_of_others_alone(model: Path) -> N
         assert [isinstance(one, asyncio.CancelledError) for one in found] == [i in (0, 3) for i in range(6)]
         return [one for one in found if isinstance(one, float)]
 
-    scores, _ = with_judge(model, calls, batch_size=2)
+    scores, _ = with_client(model, calls, batch_size=2)
     wanted = [answer for index, answer in enumerate(ANSWERS[:6]) if index not in (0, 3)]
     assert scores == pytest.approx(expected(model, wanted), abs=TOLERANCE)
 
@@ -301,7 +303,7 @@ def test_rewards_of_several_turns_add_up_to_the_score_of_the_whole(model: Path) 
     taskset = tasks(model, "TwoTurns", grade_weight=0.5)
     steps = play(taskset, "yes", "quite")
     whole = [*talk("yes"), *talk("quite", "sure?")]
-    score = with_judge(model, lambda judge: judge.score(whole))[0]
+    score = with_client(model, lambda client: client.score(whole))[0]
     assert [step.done for step in steps] == [False, True]
     assert sum(step.reward for step in steps) == pytest.approx(score + 0.5, abs=1e-4)
     assert steps[-1].scores["reward_model"] == pytest.approx(score, abs=TOLERANCE)

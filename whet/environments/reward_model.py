@@ -13,8 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from whet.config import Component
 from whet.environments.base import Environment, Environments, Observation, Step, TaskSet, finite
-from whet.environments.judge import Judge, JudgeProcess
 from whet.environments.registry import TASK_SETS
+from whet.environments.reward_model_process import RewardModelClient, RewardModelProcess
 from whet.types import Message, Task
 
 
@@ -34,7 +34,7 @@ class RewardModelTasks(TaskSet):
     """Scaled scores beyond plus or minus this are cut off: far out, a reward model knows nothing."""
     grade_weight: float = 0.0
     """Adds this times the task set's own reward."""
-    process: JudgeProcess = JudgeProcess()
+    process: RewardModelProcess = RewardModelProcess()
     """How the reward model runs."""
 
     @field_validator("model")
@@ -70,23 +70,23 @@ class RewardedEnvironments(Environments):
 
     def __init__(self, tasks: RewardModelTasks) -> None:
         self.tasks, self.inner = tasks, tasks.taskset.open()
-        self.judge = Judge(tasks.model, tasks.revision, tasks.process)
+        self.model = RewardModelClient(tasks.model, tasks.revision, tasks.process)
 
     def make(self, task: Task) -> Environment:
         environments = self.inner if self.tasks.taskset.grades else _Ungraded()
-        return JudgedEpisode(self, environments.make(task))
+        return RewardedEpisode(self, environments.make(task))
 
     async def close(self) -> None:
-        self.judge.close()
+        self.model.close()
         await self.inner.close()
 
 
-class JudgedEpisode:
-    """An episode of the task set. The conversation is judged after every reply and the difference is paid, so that the
+class RewardedEpisode:
+    """An episode of the task set. The conversation is scored after every reply and the difference is paid, so that the
     rewards add up to what the conversation is worth, wherever it ends."""
 
     def __init__(self, environments: RewardedEnvironments, inner: Environment) -> None:
-        self.judge, self.tasks, self.inner = environments.judge, environments.tasks, inner
+        self.model, self.tasks, self.inner = environments.model, environments.tasks, inner
         self.seen = Observation([])
         self.paid = self.graded = 0.0
 
@@ -98,7 +98,7 @@ class JudgedEpisode:
     async def step(self, reply: Message) -> Step:
         step = await self.inner.step(reply)
         self.seen.messages.append(reply)
-        score = await self.judge.score(self.seen.messages, self.seen.tools)
+        score = await self.model.score(self.seen.messages, self.seen.tools)
         self.seen.messages += step.messages
         value = self.tasks.paid(score)
         reward = value - self.paid + self.tasks.grade_weight * step.reward

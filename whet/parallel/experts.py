@@ -101,12 +101,13 @@ class AllToAll:
     def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         tokens, choices = chosen.shape
         order = chosen.flatten().argsort(stable=True)  # by expert, hence by the rank that has it
-        wanted = torch.bincount(chosen.flatten(), minlength=self.experts).view(self.group.size(), -1)
-        asked = torch.empty_like(wanted)  # of each rank (a row) for each expert that is here
-        dist.all_to_all_single(asked, wanted, group=self.group)
-        sent, received = wanted.sum(1).tolist(), asked.sum(1).tolist()
+        send = torch.bincount(chosen.flatten(), minlength=self.experts).view(self.group.size(), -1)
+        receive = torch.empty_like(send)  # [ranks, experts here] tokens, as ``send`` [ranks, experts there]
+        dist.all_to_all_single(receive, send, group=self.group)
+        sent, received = send.sum(1).tolist(), receive.sum(1).tolist()
         rows = _Move.apply(hidden[order // choices], sent, received, self.group)
-        own = torch.arange(asked.shape[1], device=asked.device).repeat(len(asked)).repeat_interleave(asked.flatten())
+        here = torch.arange(receive.shape[1], device=receive.device)
+        own = here.repeat(len(receive)).repeat_interleave(receive.flatten())
         rows = compute(rows, own[:, None], rows.new_ones(len(own), 1))
         rows = _Move.apply(rows, received, sent, self.group)
         back = torch.empty_like(order)

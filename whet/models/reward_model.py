@@ -1,5 +1,6 @@
-"""A reward model: conversations come in, scores go out. Runs in a process of its own, which ``whet.environments.judge``
-starts without torch. Answers to one prompt are one forest, so that the prompt is computed once. Knows no reward.
+"""A reward model: conversations come in, scores go out. Runs in a process of its own, which
+``whet.environments.reward_model_process`` starts without torch. Answers to one prompt are one forest, so that the
+prompt is computed once. Knows no reward.
 """
 
 import json
@@ -40,12 +41,12 @@ class RewardModel:
             raise WhetError(f"{folder} can't be loaded as a sequence classifier: {error}") from error
         if info["missing_keys"]:
             raise WhetError(
-                f"{folder} is no reward model: it lacks {', '.join(sorted(info['missing_keys'])[:3])}. "
+                f"{folder} is not a reward model: it lacks {', '.join(sorted(info['missing_keys'])[:3])}. "
                 "Name the folder that `whet export` wrote from a reward model's run"
             )
         head = getattr(self.model, "score", None)
         if type(head) is not torch.nn.Linear or head.out_features != 1:
-            raise WhetError(f"{folder} is no reward model: its head must be one linear map, 'score', to one number")
+            raise WhetError(f"{folder} is not a reward model: its head must be one linear map, 'score', to one number")
         if not self.tokenizer.chat_template:
             raise WhetError(f"{folder}: the tokenizer has no chat template, so conversations can't be written for it")
         self.control = ControlTokens(self.tokenizer, self.tokenizer.chat_template)

@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 _CLOSING = 30.0  # seconds that a save still has when the run ends because of something else
 
 
-class Behind:
-    """The background save of a run, if one is under way."""
+class BackgroundSave:
+    """The save of a run that is under way, if there is one."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None

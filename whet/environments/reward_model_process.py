@@ -6,8 +6,8 @@ devices, and filters wait for the rewards; a learner gets the devices only when 
 
 Who waits for whom: one caller of ``score`` at a time has the turn and waits for the batch that begins with its own
 conversation; the others wait for their turn, and find their score or have the next batch. A process that dies or is
-too slow is replaced, and its batch is tried once more; after that its callers are told. Nobody is ever told a score
-that the model didn't give.
+too slow is replaced, and its batch is tried once more; after that its callers get the error. No caller ever gets a
+score that the model didn't give.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from whet.processes.pool import CallCrash, CallTimeout, Pool, WorkerLimits
 from whet.types import Message
 
 log = logging.getLogger(__name__)
-MODULE = "whet.models.judge"  # by name, because it imports torch
+MODULE = "whet.models.reward_model"  # by name, because it imports torch
 
 
-class JudgeProcess(Config):
-    """How a reward model runs."""
+class RewardModelProcess(Config):
+    """The settings of a reward model's process."""
 
     threads: int = Field(1, ge=1)
     """Of the process; the learner keeps the other cores."""
@@ -43,15 +43,15 @@ class JudgeProcess(Config):
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _Request:
     conversation: dict[str, Any]
     found: float | str | WhetError | None = None  # the score, or why there is none
 
 
-class Judge:
-    """One reward model. Starts when first asked; all who ask do so on one event loop."""
+class RewardModelClient:
+    """One reward model, which starts at the first call. All calls must come from one event loop."""
 
-    def __init__(self, model: str, revision: str | None, config: JudgeProcess) -> None:
+    def __init__(self, model: str, revision: str | None, config: RewardModelProcess) -> None:
         self.model, self.config = model, config
         self.batches = 0  # scored so far
         self._settings = (model, revision, config.device, config.dtype, config.threads)
@@ -59,31 +59,31 @@ class Judge:
             workers=1, cpu_s=None, memory_gib=None, deadline_s=config.deadline_s, start_s=config.start_s
         )
         self.pool = Pool(f"{MODULE}:load", limits, arguments=self._settings, threads=config.threads)
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_Request] = []
         self._turn = asyncio.Lock()
 
     async def score(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> float:
-        """The score of a finished conversation. Raises ``DataError`` where the model can't read this one,
+        """Return the score of a finished conversation. Raises ``DataError`` where the model can't read this one,
         ``WhetError`` where it doesn't work at all."""
-        asked = _Asked({"messages": list(messages), "tools": tools})
-        self._waiting.append(asked)
+        request = _Request({"messages": list(messages), "tools": tools})
+        self._waiting.append(request)
         try:
             async with self._turn:
-                if asked.found is None:
+                if request.found is None:
                     await self._score(self._waiting[: self.config.batch_size])
         finally:
-            self._waiting.remove(asked)
-        if isinstance(asked.found, WhetError):
-            raise asked.found
-        if not isinstance(asked.found, float):
-            raise DataError(str(asked.found))
-        return asked.found
+            self._waiting.remove(request)
+        if isinstance(request.found, WhetError):
+            raise request.found
+        if not isinstance(request.found, float):
+            raise DataError(str(request.found))
+        return request.found
 
-    async def _score(self, batch: list[_Asked]) -> None:
+    async def _score(self, batch: list[_Request]) -> None:
         self.batches += 1
         restarts = self.pool.restarts
         try:
-            conversations = [asked.conversation for asked in batch]
+            conversations = [request.conversation for request in batch]
             found = await self.pool.call(f"{MODULE}:scores", self._settings, conversations)
             if len(found) != len(batch):
                 raise WhetError(f"it gave {len(found)} scores for {len(batch)} conversations")
@@ -94,12 +94,12 @@ class Judge:
             found = [self._failure(error)] * len(batch)
         if lost := self.pool.restarts - restarts:
             log.warning("the process of the reward model %s was lost %d times and started again", self.model, lost)
-        for asked, one in zip(batch, found, strict=True):
-            asked.found = one
+        for request, one in zip(batch, found, strict=True):
+            request.found = one
 
     def _failure(self, problem: object) -> WhetError:
         return WhetError(f"the reward model {self.model}: {problem}")
 
     def close(self) -> None:
-        """Kill the process. Who still waits gets ``WhetError``."""
+        """Kill the process. Pending calls raise ``WhetError``."""
         self.pool.close()
