@@ -1,4 +1,4 @@
-"""What a checkpoint folder must hold: the size and SHA-256 of each file. Writes, reads and checks; knows no tensors.
+"""The manifest of a checkpoint folder: the size and SHA-256 of each file. Writes, reads and checks; knows no tensors.
 
 SHA-256, because processors compute it in hardware (measured at about twice the speed of BLAKE2b) and because
 ``sha256sum`` can check it without this package.
@@ -36,7 +36,7 @@ class Entry(Config):
 
 
 class Manifest(Config):
-    """What a checkpoint is and holds."""
+    """The facts of a checkpoint and its files."""
 
     format: Literal[1] = 1
     step: int

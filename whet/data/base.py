@@ -1,4 +1,4 @@
-"""What a recipe's section ``data`` may hold: a task set, whose tasks the policy answers, or rows to learn from."""
+"""The base of a recipe's section ``data``: a task set, whose tasks the policy answers, or rows to learn from."""
 
 from whet.config import Config
 

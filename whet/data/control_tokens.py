@@ -46,7 +46,7 @@ class ControlTokens:
         self._warned = False
 
     def render(self, template: Callable[..., str], *values: Any) -> str:
-        """The hidden rendering of texts: ``template``, called with ``values`` (messages, tools), whose texts are
+        """Return the hidden rendering of texts: ``template``, called with ``values`` (messages, tools), whose texts are
         hidden. Raises ``DataError`` where that gives another text than the values themselves, and they spell a control
         token."""
         plain = template(*values)
@@ -76,12 +76,12 @@ class ControlTokens:
         return [self.hide(part, but_names) for part in value] if isinstance(value, list | tuple) else value
 
     def show(self, hidden: str) -> str:
-        """A rendering as it is, of the same length."""
+        """Return a rendering as it is, of the same length."""
         return hidden.translate(self._shown)
 
     def encode(self, hidden: str) -> list[int]:
-        """The tokens of a hidden rendering. Raises ``DataError`` where the tokenizer can't write a control token's
-        spelling as text."""
+        """Return the tokens of a hidden rendering. Raises ``DataError`` where the tokenizer can't write a control
+        token's spelling as text."""
         text, written = self.show(hidden), self._spelled.findall(hidden)
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if self._count(tokens) <= len(written):
@@ -121,12 +121,12 @@ class ControlTokens:
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:
-    """A group that matches any of the texts, the longest one that stands there."""
+    """Return a group that matches any of the texts, the longest one that stands there."""
     return re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")" if texts else "(?!)")
 
 
 def _names(template: str) -> set[str]:
-    """The names and strings in a template's code."""
+    """Return the names and strings in a template's code."""
     from jinja2 import Environment
 
     return {token.value for token in Environment().lexer.tokenize(template) if token.type in ("name", "string")}

@@ -56,7 +56,7 @@ class Rows(Data):
         return self.batch_size
 
     def group(self, row: Example, renderer: Renderer) -> Group:
-        """The group of a row: a trajectory for each answer. Raises ``DataError`` naming the row and field."""
+        """Return the group of a row: a trajectory for each answer. Raises ``DataError`` naming the row and field."""
         trajectories = []
         for answer in row.answers:
             trajectory = render_conversation(row, answer, renderer, self.train_on)
@@ -132,9 +132,9 @@ class PreferenceRows(Rows):
 
 
 def judged(group: Group, renderer: Renderer) -> Group:
-    """The group as a reward model reads it: each conversation as the chat template writes it, and one token more. That
-    token is the only trained one. It is never seen, as nothing follows it: it holds the place whose predictor is the
-    conversation's last token, where the score is read."""
+    """Return the group as a reward model reads it: each conversation as the chat template writes it, and one token
+    more. That token is the only trained one. It is never seen, as nothing follows it: it holds the place whose
+    predictor is the conversation's last token, where the score is read."""
     trajectories = []
     for trajectory in group.trajectories:
         tokens = renderer.render_whole(trajectory.messages, group.task.data.get("tools"))

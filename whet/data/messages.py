@@ -66,7 +66,7 @@ class Example(Row, ABC):
     @property
     @abstractmethod
     def answers(self) -> list[Answer]:
-        """What there is to learn from. Raises ``ValueError`` naming a field where that can't be said."""
+        """Return what there is to learn from. Raises ``ValueError`` naming a field that is missing for it."""
 
     @property
     def question(self) -> list[Message]:

@@ -8,8 +8,8 @@ from whet.seeds import derive_seed
 
 
 class TaskOrder:
-    """Shuffled indices, without end. The order is a function of seed and epoch alone; the state is
-    (epoch, cursor).
+    """An endless order of shuffled indices. The order is a function of seed and epoch alone; the state is (epoch,
+    cursor).
 
     >>> order = TaskOrder(3, seed=0)
     >>> sorted(order.next() for _ in range(3)), order.state()
@@ -26,7 +26,7 @@ class TaskOrder:
         self._order = self._of_epoch(0)
 
     def next(self) -> int:
-        """The next index, in 0 .. count - 1."""
+        """Return the next index, in 0 .. count - 1."""
         if self.cursor == self.count:
             self.epoch, self.cursor = self.epoch + 1, 0
             self._order = self._of_epoch(self.epoch)

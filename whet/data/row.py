@@ -22,7 +22,8 @@ _WRONG = {
 
 
 def unicode(text: str) -> str:
-    """The text. Raises ``ValueError`` for half a surrogate pair, which JSON can write and no tokenizer can take."""
+    """Return the text. Raises ``ValueError`` for half a surrogate pair, which JSON can write and no tokenizer can
+    take."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,12 +56,12 @@ class Row(BaseModel):
 
     @property
     def where(self) -> str:
-        """Where it stands, e.g. ``train.jsonl:17``."""
+        """Its place, e.g. ``train.jsonl:17``."""
         return self._where
 
     @classmethod
     def of(cls, where: str, values: Mapping[str, Any]) -> Self:
-        """The row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
+        """Return the row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
         try:
             row = cls.model_validate(dict(values))
         except ValidationError as error:
@@ -73,8 +74,8 @@ R = TypeVar("R", bound=Row)
 
 
 def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None) -> list[R]:
-    """The rows of a JSONL file or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub. ``columns`` says
-    what fields are called there, and wins over a field that has the name already.
+    """Return the rows of a JSONL file or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
+    ``columns`` says what fields are called there, and wins over a field that has the name already.
 
     Raises ``DataError`` for what can't be read, and for the first row that is wrong.
     """
@@ -90,7 +91,7 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
 
 
 def missing(name: str, fields: Collection[str]) -> str:
-    """What to say where a row with these fields lacks one."""
+    """Return the error text for a row with these fields that lacks one."""
     return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'})"
 
 

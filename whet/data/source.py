@@ -1,4 +1,4 @@
-"""What a source of groups is, and a data set as one: the counterpart of sampling for training on given text.
+"""The interface of a source of groups, and a data set as one: the counterpart of sampling for training on given text.
 
 Rows become groups when they are drawn. Knows no tokenizer; what maps a row to a group does.
 """
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Source(Protocol):
-    """Where the loop's groups come from. Open as a context; one step is ``next_groups``, then ``published``."""
+    """The source of the loop's groups. Open as a context; one step is ``next_groups``, then ``published``."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -81,8 +81,8 @@ class DatasetSource:
         """Nothing is held."""
 
     async def next_groups(self) -> list[Group]:
-        """The next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when a whole pass over
-        the rows doesn't fill a batch."""
+        """Return the next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when a whole pass
+        over the rows doesn't fill a batch."""
         batch: list[Group] = []
         for _ in range(len(self.groups)):
             group = self.groups[self.order.next()]
@@ -100,7 +100,7 @@ class DatasetSource:
         )
 
     async def published(self, version: int) -> None:
-        """What was drawn has been trained on: from now on it is part of the state."""
+        """Count what was drawn as trained on: from now on it is part of the state."""
         self._trained = self.order.state()
 
     def tally(self) -> tuple[Metrics, Timing]:

@@ -1,4 +1,5 @@
-"""What is trained on and what is held out, for rows and for tasks alike, and the account of what was left out."""
+"""The split into what is trained on and what is held out, for rows and tasks alike, and the account of what was left
+out."""
 
 import logging
 from collections import Counter
@@ -69,7 +70,7 @@ def distinct(rows: Iterable[T], key: Key[T], tally: Tally, apart_from: Iterable[
 
 
 def _smallest(keys: Collection[int], count: int) -> set[int]:
-    """The smallest keys, of at most ``count`` rows together."""
+    """Return the smallest keys, of at most ``count`` rows together."""
     chosen: set[int] = set()
     room = count
     for key, rows in sorted(Counter(keys).items()):

@@ -81,7 +81,7 @@ def apply(operation: str, left: int, right: int) -> int:
 
 
 def by_precedence(numbers: list[int], operations: list[str]) -> int:
-    """The value of a chain of terms, products first.
+    """Return the value of a chain of terms, products first.
 
     >>> by_precedence([2, 3, 4], ["+", "*"])
     14

@@ -1,5 +1,5 @@
-"""What a task set and an environment are. A ``TaskSet`` is settings: it poses tasks. Opened, it gives ``Environments``,
-which make one ``Environment`` for each episode.
+"""The interfaces of a task set and an environment. A ``TaskSet`` is settings: it poses tasks. Opened, it gives
+``Environments``, which make one ``Environment`` for each episode.
 
 Environments speak messages. They know no tokens, no model and no torch.
 """
@@ -19,7 +19,7 @@ from whet.types import Group, Message, Task
 
 @dataclass(slots=True)
 class Observation:
-    """What the model sees first."""
+    """The first messages for the model."""
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None  # JSON schemas for the chat template
@@ -27,7 +27,7 @@ class Observation:
 
 @dataclass(slots=True)
 class Step:
-    """What the environment answers to one reply."""
+    """The environment's answer to one reply."""
 
     reward: float = 0.0  # added to the episode's reward
     done: bool = True
@@ -40,7 +40,7 @@ class Environment(Protocol):
     """One episode. An exception other than a bad answer of the model is an infrastructure failure, never a reward."""
 
     async def start(self) -> Observation:
-        """What the model is shown first. Called once."""
+        """Return what the model is shown first. Called once."""
         ...
 
     async def step(self, reply: Message) -> Step:
@@ -53,8 +53,8 @@ class Environment(Protocol):
 
 
 def finite(value: Any, what: str) -> float:
-    """The value as a float. Raises ``DataError`` for anything that is no finite number: a broken grader is never a
-    reward of zero."""
+    """Return the value as a float. Raises ``DataError`` for anything that is no finite number: a broken grader is never
+    a reward of zero."""
     if not isinstance(value, bool) and isinstance(value, Real):
         with contextlib.suppress(OverflowError):  # a whole number beyond every float
             number = float(value)
@@ -65,8 +65,8 @@ def finite(value: Any, what: str) -> float:
 
 
 def checked_score(name: str, value: Any, where: str) -> float:
-    """The score, or the reward, as a float. ``where`` says whose it is. Raises ``DataError`` for what is not a finite
-    number, and for ``correct`` beyond 0 to 1."""
+    """Return the score, or the reward, as a float. ``where`` says whose it is. Raises ``DataError`` for what is not a
+    finite number, and for ``correct`` beyond 0 to 1."""
     what = f"the reward {where}" if name == "reward" else f"the score {name} {where}"
     number = finite(value, what)
     if name == "correct" and not 0 <= number <= 1:
@@ -110,7 +110,7 @@ class TaskSet(Data, Environments, ABC):
 
     @property
     def own_episodes(self) -> bool:
-        """Whether the class itself says how episodes are made or graded."""
+        """Return whether the class itself makes or grades episodes."""
         return type(self).grade is not Environments.grade or type(self).make is not Environments.make
 
     @property

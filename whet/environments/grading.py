@@ -10,8 +10,8 @@ class GradingPool(Pool):
     """Worker processes that grade."""
 
     async def scores(self, function: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
-        """The scores that ``function`` gives. A hostile answer, on which the worker hangs or dies, has a reward of 0
-        and the reason, ``grading_timeout`` or ``grading_crash``, as a score of 1."""
+        """Return the scores that ``function`` gives. A hostile answer, on which the worker hangs or dies, has a reward
+        of 0 and the reason, ``grading_timeout`` or ``grading_crash``, as a score of 1."""
         try:
             scores: dict[str, float] = await self.call(function, *args)
         except (CallTimeout, CallCrash) as failure:

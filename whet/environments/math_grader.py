@@ -27,7 +27,7 @@ _NOISE = re.compile(r"\\?[$%]|\\[!,;: ]")  # currency, percent, maths mode and t
 
 
 class MathGrader(Config):
-    """Whether an answer equals the known one, mathematically."""
+    """Grades whether an answer equals the known one, mathematically."""
 
     require_box: bool = True
     """Off: without a box the last number of the text counts, which rewards guessing aloud."""
@@ -105,8 +105,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def compare_numbers(given: str, gold: str) -> bool | None:
-    """Whether two plain numbers are equal, exactly; of two that are written in a base, whether digits and base are.
-    None if either is neither, if only one names its base, or if only one is a percentage and their digits differ.
+    """Return whether two plain numbers are equal, exactly; of two that are written in a base, whether digits and base
+    are. None if either is neither, if only one names its base, or if only one is a percentage and their digits differ.
 
     >>> compare_numbers("$1,234.50", "2469/2"), compare_numbers("50%", "50"), compare_numbers("x", "2")
     (True, True, None)
@@ -130,8 +130,8 @@ def _in_base(match: re.Match[str]) -> tuple[bool, str, int]:
 
 
 def as_number(text: str) -> Fraction | None:
-    """The value of a plain integer, decimal or fraction of two integers; a percent sign is ignored. None for anything
-    else, also for overlong numbers and for digits other than 0-9."""
+    """Return the value of a plain integer, decimal or fraction of two integers; a percent sign is ignored. None for
+    anything else, also for overlong numbers and for digits other than 0-9."""
     if len(text) > _NUMBER_LENGTH:
         return None
     plain = _NOISE.sub("", text).replace("{,}", ",").strip().removesuffix(".")

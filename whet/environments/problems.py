@@ -34,7 +34,7 @@ class Problem:
     difficulty: float | None = None  # as the data set rates it
 
     def key(self) -> int:
-        """The same for two problems that ask the same."""
+        """Return a number that is the same for two problems that ask the same."""
         return question_key(self.question)
 
 
@@ -102,7 +102,7 @@ def messages(system: str | None, user: str) -> list[Message]:
 
 
 def known_split(split: str) -> Split:
-    """The split, or ``DataError``."""
+    """Return the split, or ``DataError``."""
     if split not in get_args(Split):
         raise DataError(f"there is no split {split!r}; known: {', '.join(get_args(Split))}")
     return cast(Split, split)
@@ -128,5 +128,5 @@ def split_problems(
 
 
 def question_key(question: str) -> int:
-    """The same for two questions that differ in letter case and spacing alone."""
+    """Return a number that is the same for two questions that differ in letter case and spacing alone."""
     return derive_seed("held out", " ".join(question.split()).casefold())

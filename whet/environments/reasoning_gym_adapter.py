@@ -85,7 +85,7 @@ class ReasoningGym(TaskSet):
         return GymGrading(self)
 
     def entry(self, task: Task) -> tuple[dict[str, Any], bytes]:
-        """What the generator made of a task, and its pickled settings: what its scorer needs."""
+        """Return the generator's entry for a task, and its pickled settings: all that its scorer needs."""
         split = known_split(task.uid.split("/")[-2])
         found = self._entries[split].get(task.uid)
         if found is None:
@@ -136,7 +136,7 @@ class GymGrading(Environments):
 
 
 def extract(reply: str, kind: AnswerKind) -> str | None:
-    """The answer in a reply, stripped; None where there is none or it is overlong."""
+    """Return the answer in a reply, stripped; None where there is none or it is overlong."""
     if kind == "boxed":
         found = last_boxed(reply)
     elif kind == "tag":
@@ -175,7 +175,7 @@ def prepare() -> None:
 
 
 def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]) -> dict[str, float]:
-    """The scores of an answer, by the generator's own scorer."""
+    """Return the scores of an answer, by the generator's own scorer."""
     dataset = _cached_dataset(name, config)
     try:
         score = float(dataset.score_answer(answer=answer, entry=entry))

@@ -22,7 +22,7 @@ class RewardModelTasks(TaskSet):
     """Tasks of ``taskset``, rewards of ``model``."""
 
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """Which tasks are posed."""
+    """The task set that poses tasks."""
     model: str
     """A folder that ``whet export`` wrote, or a decoder with a linear head to one label on the Hugging Face Hub."""
     revision: str | None = None
@@ -35,7 +35,7 @@ class RewardModelTasks(TaskSet):
     grade_weight: float = 0.0
     """Adds this times the task set's own reward."""
     process: RewardModelProcess = RewardModelProcess()
-    """How the reward model runs."""
+    """The settings of its process."""
 
     @field_validator("model")
     @classmethod
@@ -60,13 +60,13 @@ class RewardModelTasks(TaskSet):
         return RewardedEnvironments(self)
 
     def paid(self, score: float) -> float:
-        """What a score of the model is worth."""
+        """Return the reward of a score of the model."""
         value = (finite(score, f"the score of the reward model {self.model}") - self.shift) * self.scale
         return value if self.clamp is None else max(-self.clamp, min(self.clamp, value))
 
 
 class RewardedEnvironments(Environments):
-    """Those of the task set, with the reward model at work."""
+    """The environments of the task set, with the reward model at work."""
 
     def __init__(self, tasks: RewardModelTasks) -> None:
         self.tasks, self.inner = tasks, tasks.taskset.open()

@@ -28,7 +28,7 @@ class SingleTurn:
 
 
 def checked_scores(scores: Mapping[str, float], task: Task, environments: Environments) -> dict[str, float]:
-    """The scores as floats, with ``reward`` among them. Raises ``DataError`` naming the task otherwise."""
+    """Return the scores as floats, with ``reward`` among them. Raises ``DataError`` naming the task otherwise."""
     where = f"{type(environments).__name__}.grade of task {task.uid!r}"
     if not isinstance(scores, Mapping) or "reward" not in scores:
         raise DataError(f"{where} must return a dict with the key 'reward', not {scores!r}")
