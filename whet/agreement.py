@@ -16,7 +16,7 @@ from whet.build import build_renderer, open_learners
 from whet.closing import Closing
 from whet.errors import RefitError
 from whet.feed import SampledFeed
-from whet.losses.off_policy import mismatch, mismatch_metrics
+from whet.losses.off_policy import MISMATCH, mismatch, mismatch_metrics
 from whet.processes.compute import compute
 from whet.types import Distribution, Group
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from whet.learner.base import Scorer
     from whet.recipe import Recipe
 
-ALARM = 1.05
-"""The largest ordinary value of ``mismatch/token_mult_prob_error``, the mean of exp|lp_learner - lp_generator|."""
 _TEMPERATURES = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 _ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")
 
@@ -71,7 +69,7 @@ async def compare(groups: list[Group], learner: "Scorer", recipe: "Recipe") -> A
     batch: Batch = await compute(layout, groups)
     found = await _errors(batch, learner)
     result = Agreement(found["error"], found["largest"], *await compute(_counts, batch))
-    if found["error"] > ALARM:
+    if found["error"] > recipe.rollouts.mismatch_alarm:
         result.cause = await _cause(batch, learner, recipe, found)
     return result
 
@@ -87,11 +85,10 @@ def _counts(batch: Batch) -> tuple[int, float]:
 
 
 def _errors_of(logprobs: Tensor, batch: Batch) -> dict[str, float]:
-    assert batch.rollout_logprobs is not None
-    metrics = mismatch_metrics(logprobs, batch.rollout_logprobs, batch).result()
-    trained = mismatch(logprobs, batch.rollout_logprobs, batch)[batch.trained]
+    metrics = mismatch_metrics(replace(batch, old_logprobs=logprobs)).result()
+    trained = mismatch(logprobs, batch.column("rollout_logprobs"), batch)[batch.trained]
     return {
-        "error": metrics["mismatch/token_mult_prob_error"],
+        "error": metrics[MISMATCH],
         "largest": metrics["mismatch/max"],
         "bias": abs(float(trained.mean())) / max(float(trained.abs().mean()), 1e-12),
     }

@@ -19,10 +19,11 @@ from whet.cluster.lease import Devices
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
 from whet.environments.hosted import HostedEnvironments
-from whet.errors import DataError
+from whet.errors import DataError, WhetError
 from whet.evaluate import evaluate_tasks
 from whet.learner.base import Learner, Scorer
 from whet.learner.cached_reference import CachedReference
+from whet.losses.off_policy import MISMATCH
 from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
@@ -74,6 +75,10 @@ class Feed(Protocol):
         """One evaluation line; empty where there is nothing to measure on."""
         ...
 
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Look through the metrics of a step. Raises ``WhetError`` where the run must not go on."""
+        ...
+
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         """Write what was sampled into the run folder."""
         ...
@@ -114,6 +119,7 @@ class SampledFeed:
             filters=recipe.online.group_filters if filters is None else filters,
             seed=recipe.seed,
         )
+        self._disagrees = False  # in the last step
         self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
 
     async def prepare(
@@ -137,6 +143,21 @@ class SampledFeed:
                 seed=self.recipe.seed,
             )
         return report.metrics()
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Warn in the first of the steps in which generator and learner disagree. Raises ``WhetError`` where the recipe
+        says so."""
+        rollouts, error = self.recipe.rollouts, values.get(MISMATCH, 1.0)
+        found = (
+            f"in step {step} {MISMATCH} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
+            "gives its tokens are not the learner's. `whet doctor RECIPE` looks for the cause"
+        )
+        if rollouts.max_mismatch is not None and error > rollouts.max_mismatch:
+            raise WhetError(found.format("max_mismatch", rollouts.max_mismatch))
+        disagrees = error > rollouts.mismatch_alarm
+        if disagrees and not self._disagrees:
+            log.warning(found.format("mismatch_alarm", rollouts.mismatch_alarm))
+        self._disagrees = disagrees
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         every = self.recipe.rollouts.record_every
@@ -254,6 +275,9 @@ class RowsFeed:
             "chat template": self.renderer.template,
             "precision": f"{facts.precision} {facts.matmul_precision}",
         }
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing is sampled, so nothing disagrees."""
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         """Rows are in their file already."""

@@ -229,6 +229,7 @@ class Run:
         values["time/tokens_per_second"] = self.pace.tokens_per_second()
         values["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
         self.sinks.write(step, values | lap)
+        self.feed.check(step, values)
         return lap
 
     async def _evaluate(self, step: int) -> float | None:

@@ -5,10 +5,12 @@ source ──groups──► batch ──prepare──► minibatches ──upda
   └──────────────────── episodes, as many steps ahead as permits allow ◄──────────────┘
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from whet.batch import Batch
 from whet.checkpoint.crash_points import crash_point
+from whet.losses.off_policy import mismatch_metrics
 from whet.processes.compute import compute
 from whet.seeds import derive_seed
 from whet.types import Group
@@ -29,12 +31,16 @@ async def train(run: "Run") -> None:
             async with run.phase("learn", "learning"):
                 batch = await compute(_batch, groups, run)
                 run.metrics.merge(await algorithm.prepare(batch, groups, run.scorers))
+                start = batch  # what is known of the policy at the start of the step; else, of the first minibatch
                 for minibatch in await compute(_minibatches, batch, run, step):
                     for role, loss in algorithm.losses_at(step).items():
                         update = await run.learners[role].update(minibatch, loss)
                         run.metrics.merge(update.metrics, prefix="" if role == algorithm.main_role else f"{role}/")
-                        if role == "policy" and algorithm.on_policy:
-                            batch.old_logprobs = update.logprobs  # for people to look at
+                        if role == "policy" and start.old_logprobs is None:
+                            start = replace(minibatch, old_logprobs=update.logprobs)
+                if algorithm.on_policy:
+                    batch.old_logprobs = start.old_logprobs  # for people to look at
+                run.metrics.merge(await compute(mismatch_metrics, start))
             crash_point("step.updated")
             async with run.phase("publish"):
                 await run.publish(step + 1)

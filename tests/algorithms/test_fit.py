@@ -60,6 +60,44 @@ def test_a_critic_needs_an_advantage_that_has_returns(advantage: Any) -> None:
     assert "returns" in recipe({"type": "ppo", "minibatches": 1, "advantage": "gae"}).algorithm.reads
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "why"),
+    [
+        ({"type": "grpo", "loss": "sft"}, "advantage = group fills advantages, .* choose algorithm.loss=policy"),
+        ({"type": "prime", "advantage": "group"}, "reward_logprobs, .* choose algorithm.advantage=process_rewards"),
+        ({"type": "prime", "loss": "sft"}, "advantage = process_rewards fills advantages, .* algorithm.loss=policy"),
+        (
+            {"type": "ppo", "loss": "sft", "minibatches": 1},
+            "gae fills advantages, .* algorithm.loss=policy",
+        ),
+        (
+            {"type": "on_policy_distillation", "teachers": TEACHERS, "loss": "sft"},
+            "fills .* algorithm.loss=distillation",
+        ),
+        (
+            {"type": "on_policy_distillation", "teachers": TEACHERS, "k": 8, "loss": "on_policy_distillation"},
+            "k is set, but .* leave k out, or choose loss=distillation",
+        ),
+        (
+            {"type": "online_dpo", "loss": {"form": "ipo", "label_smoothing": 0.1}},
+            "write form: {type: sigmoid",
+        ),
+        (
+            {"type": "online_dpo", "loss": {"form": {"type": "ipo", "label_smoothing": 0.1}}},
+            "form.label_smoothing: un",
+        ),
+        (
+            {"type": "on_policy_distillation", "teachers": TEACHERS, "loss": {"mix": 0.1}},
+            "write divergence: {type: mixed, mix: ",
+        ),
+    ],
+    ids=str,
+)
+def test_what_nothing_would_read_is_refused(algorithm: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        recipe(algorithm)
+
+
 @pytest.mark.parametrize("loss", ["bradley_terry", "score_regression"])
 def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) -> None:
     path = write_rows(tmp_path / "rows.jsonl", pairs(4))

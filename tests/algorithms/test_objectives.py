@@ -22,7 +22,7 @@ AnyAlgorithm = Annotated[Algorithm, Component(ALGORITHMS)]
 PAIRED = {"dpo", "online_dpo", "reward_model"}
 LABELLED = {"kto"}
 DPO_LOSSES = [{"form": form} for form in ("ipo", "hinge")] + [
-    {"form": "robust", "label_smoothing": 0.1, "sft_weight": 0.5}
+    {"form": {"type": "robust", "label_smoothing": 0.1}, "sft_weight": 0.5}
 ]
 TAUGHT = {"teachers": {"tutor": {"path": "other"}}}
 OBJECTIVES: list[tuple[str, dict[str, Any]]] = [

@@ -53,7 +53,7 @@ def test_a_tiny_model_learns_eight_texts_by_heart(tiny_model: Path, tmp_path: Pa
         {"type": "dpo", "beta": 0.5},
         {"type": "dpo", "form": "ipo"},
         {"type": "dpo", "form": "hinge", "sft_weight": 0.1},
-        {"type": "dpo", "form": "robust", "label_smoothing": 0.1},
+        {"type": "dpo", "form": {"type": "robust", "label_smoothing": 0.1}},
         "simpo",
         {"type": "orpo", "weight": 1.0},
     ],

@@ -12,6 +12,8 @@ from tests.reference.plain import Plain, Said
 from whet.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
+from whet.losses.divergences import JSD, Forward, Mixed, Reverse
+from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.implicit_reward import ImplicitReward
 from whet.losses.kl import KL
 from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
@@ -118,15 +120,15 @@ POLICY = [
 
 PAIRS = [
     Case("dpo", DPOLoss(), using(prefer.dpo), "pairs"),
-    Case("dpo conservative", DPOLoss(label_smoothing=0.2), using(prefer.dpo, smoothing=0.2), "pairs"),
+    Case("dpo conservative", DPOLoss(form=Sigmoid(label_smoothing=0.2)), using(prefer.dpo, smoothing=0.2), "pairs"),
     Case(
         "dpo robust",
-        DPOLoss(form="robust", beta=0.5, label_smoothing=0.1),
+        DPOLoss(form=Robust(label_smoothing=0.1), beta=0.5),
         using(prefer.dpo, form="robust", beta=0.5, smoothing=0.1),
         "pairs",
     ),
-    Case("dpo hinge", DPOLoss(form="hinge", beta=1.5), using(prefer.dpo, form="hinge", beta=1.5), "pairs", noise=0.8),
-    Case("dpo ipo", DPOLoss(form="ipo", beta=0.3), using(prefer.dpo, form="ipo", beta=0.3), "pairs"),
+    Case("dpo hinge", DPOLoss(form=Hinge(), beta=1.5), using(prefer.dpo, form="hinge", beta=1.5), "pairs", noise=0.8),
+    Case("dpo ipo", DPOLoss(form=IPO(), beta=0.3), using(prefer.dpo, form="ipo", beta=0.3), "pairs"),
     Case("dpo averaged", DPOLoss(length_average=True), using(prefer.dpo, average=True), "pairs"),
     Case("dpo with sft", DPOLoss(sft_weight=0.7), using(prefer.dpo, sft=0.7), "pairs"),
     Case("simpo", SimPOLoss(), using(prefer.simpo), "pairs"),
@@ -167,11 +169,16 @@ TEXT = [
 ]
 TEXT.append(Case("on-policy clamped", OnPolicyDistillationLoss(clamp=0.2), using(distill.on_policy, clamp=0.2)))
 for tail in ("renormalise", "bucket"):
-    for form in ("forward", "reverse", "mixed", "jsd"):
+    for form, divergence in {
+        "forward": Forward(),
+        "reverse": Reverse(),
+        "mixed": Mixed(mix=0.3),
+        "jsd": JSD(mix=0.3),
+    }.items():
         TEXT.append(
             Case(
                 f"distillation {form} {tail}",
-                DistillationLoss(divergence=form, tail=tail, mix=0.3),
+                DistillationLoss(divergence=divergence, tail=tail),
                 using(distill.distillation, form=form, tail=tail, mix=0.3),
             )
         )

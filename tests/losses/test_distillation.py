@@ -12,12 +12,15 @@ from tests.losses.batches import fill, random_groups, refilled
 from tests.reference import distillation as slow
 from tests.reference.plain import plain, said
 from whet.batch import Batch, ModelOutput
+from whet.config import Component
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
+from whet.losses.divergences import JSD, Divergence, Forward, Mixed, Reverse
+from whet.losses.registry import DIVERGENCES
 from whet.losses.supervised import SFTLoss
 
 FORMS = [
     DistillationLoss(divergence=divergence, tail=tail)
-    for divergence in ("forward", "reverse", "mixed", "jsd")
+    for divergence in (Forward(), Reverse(), Mixed(), JSD())
     for tail in ("renormalise", "bucket")
 ]
 every_form = pytest.mark.parametrize("loss", FORMS, ids=repr)
@@ -53,7 +56,7 @@ def test_a_token_that_the_teacher_excludes_is_no_problem(loss: DistillationLoss)
     teacher[:, 0] = -math.inf
     value, _ = loss(output, refilled(batch, teacher_logprobs=teacher))
     value.backward()
-    finite = loss.divergence not in ("reverse", "mixed")
+    finite = isinstance(loss.divergence, Forward | JSD)
     assert math.isfinite(value.item()) == finite
     assert not finite or output.topk.grad.isfinite().all()
 
@@ -72,14 +75,14 @@ def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: DistillationLo
     assert topk.grad.isfinite().all()
     if dtype == torch.float64:
         b, now = plain(batch), said(ModelOutput(output.logprobs, topk=topk))
-        values = slow.distillation(b, now, now, loss.divergence, loss.tail)
+        values = slow.distillation(b, now, now, Component(DIVERGENCES).name_of(type(loss.divergence)), loss.tail)
         assert value.item() == pytest.approx(sum(b.weight[t] * values[t] for t in b.trained), rel=0, abs=1e-10)
     renormalised = loss.model_copy(update={"tail": "renormalise"})
     assert value.item() == pytest.approx(renormalised(replace(output, topk=topk), batch)[0].item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("divergence", ["forward", "reverse"])
-def test_the_smallest_rest_is_one_in_a_million(divergence: Any) -> None:
+@pytest.mark.parametrize("divergence", [Forward(), Reverse()], ids=repr)
+def test_the_smallest_rest_is_one_in_a_million(divergence: Divergence) -> None:
     batch, output = make()
     full = batch.column("teacher_logprobs").log_softmax(1)
     half = (full - math.log(2)).requires_grad_()
@@ -87,8 +90,8 @@ def test_the_smallest_rest_is_one_in_a_million(divergence: Any) -> None:
     value, _ = loss(replace(output, topk=half), refilled(batch, teacher_logprobs=full))
     rest = -math.expm1(-1e-6)
     expected = {
-        "forward": math.log(2) + rest * math.log(2 * rest),
-        "reverse": 0.5 * -math.log(2) + 0.5 * math.log(0.5 / rest),
+        Forward(): math.log(2) + rest * math.log(2 * rest),
+        Reverse(): 0.5 * -math.log(2) + 0.5 * math.log(0.5 / rest),
     }[divergence]
     assert value.item() == pytest.approx(expected, rel=1e-9)
 
@@ -97,8 +100,8 @@ def test_mixing_swaps_the_roles_in_jsd() -> None:
     batch, output = make()
     swapped = refilled(batch, teacher_logprobs=output.topk.detach())
     mirrored = replace(output, topk=batch.column("teacher_logprobs"))
-    one = DistillationLoss(divergence="jsd", mix=0.3)(output, batch)[0].item()
-    assert one == pytest.approx(DistillationLoss(divergence="jsd", mix=0.7)(mirrored, swapped)[0].item())
+    one = DistillationLoss(divergence=JSD(mix=0.3))(output, batch)[0].item()
+    assert one == pytest.approx(DistillationLoss(divergence=JSD(mix=0.7))(mirrored, swapped)[0].item())
 
 
 def test_distillation_reports_both_directions() -> None:
@@ -145,15 +148,19 @@ def test_needs_units_and_defaults() -> None:
     assert OnPolicyDistillationLoss().reads == {"teacher_token_logprobs"}
     assert SFTLoss().reads == frozenset()
     assert SFTLoss().unit == DistillationLoss().unit == OnPolicyDistillationLoss().unit == "token"
-    assert DistillationLoss() == DistillationLoss(divergence="forward", mix=0.5, tail="renormalise")
+    assert DistillationLoss() == DistillationLoss(divergence=Forward(), tail="renormalise")
+    assert Mixed().mix == JSD().mix == 0.5
     assert OnPolicyDistillationLoss() == OnPolicyDistillationLoss(clamp=10.0)
 
 
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
-        (DistillationLoss, {"mix": 0.0}),
-        (DistillationLoss, {"mix": 1.0}),
+        (Mixed, {"mix": 0.0}),
+        (Mixed, {"mix": 1.0}),
+        (JSD, {"mix": 0.0}),
+        (JSD, {"mix": 1.0}),
+        (DistillationLoss, {"mix": 0.5}),
         (DistillationLoss, {"tail": "drop"}),
         (OnPolicyDistillationLoss, {"clamp": 0.0}),
     ],
@@ -165,8 +172,8 @@ def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any])
 
 def test_settings_near_the_edge_of_their_range_are_allowed() -> None:
     assert (
-        DistillationLoss(mix=0.01).mix,
-        DistillationLoss(mix=0.99).mix,
+        Mixed(mix=0.01).mix,
+        JSD(mix=0.99).mix,
         OnPolicyDistillationLoss(clamp=0.5).clamp,
     ) == (
         0.01,

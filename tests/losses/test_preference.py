@@ -13,6 +13,7 @@ from tests.reference import preference as slow
 from tests.reference.plain import plain, said
 from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
+from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
 from whet.losses.value import ValueLoss, explained_variance
@@ -20,9 +21,9 @@ from whet.types import Group, Span, Task, Trajectory
 
 PAIR_LOSSES = [
     DPOLoss(),
-    DPOLoss(form="ipo"),
-    DPOLoss(form="hinge"),
-    DPOLoss(form="robust", label_smoothing=0.1),
+    DPOLoss(form=IPO()),
+    DPOLoss(form=Hinge()),
+    DPOLoss(form=Robust(label_smoothing=0.1)),
     SimPOLoss(),
     ORPOLoss(),
     BradleyTerry(),
@@ -115,12 +116,12 @@ def test_a_certain_answer_has_finite_odds() -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [DPOLoss(beta=0.3), DPOLoss(beta=0.3, length_average=True), DPOLoss(form="ipo", beta=0.3)], ids=repr
+    "loss", [DPOLoss(beta=0.3), DPOLoss(beta=0.3, length_average=True), DPOLoss(form=IPO(), beta=0.3)], ids=repr
 )
 def test_dpo_reports_accuracy_margin_and_implicit_rewards_with_beta(loss: DPOLoss) -> None:
     batch, output = pairs(3)
     b, now = plain(batch), said(output)
-    measure = slow.total if not loss.length_average and loss.form == "sigmoid" else slow.mean
+    measure = slow.total if not loss.length_average and loss.form == Sigmoid() else slow.mean
     chosen, rejected = [], []
     for first, second in b.groups():
         c, r = (first, second) if first.reward > second.reward else (second, first)
@@ -176,7 +177,7 @@ def test_a_pair_that_trains_nothing_is_not_counted() -> None:
 
 def test_robust_without_smoothing_is_plain_dpo() -> None:
     batch, output = pairs()
-    assert DPOLoss(form="robust")(output, batch)[0].item() == pytest.approx(DPOLoss()(output, batch)[0].item())
+    assert DPOLoss(form=Robust())(output, batch)[0].item() == pytest.approx(DPOLoss()(output, batch)[0].item())
 
 
 @pytest.mark.parametrize("bad", [math.nan, 0.5, 2.0, -1.0])
@@ -328,7 +329,7 @@ def test_what_each_loss_needs_and_how_it_may_be_cut() -> None:
 
 
 def test_defaults_are_those_of_the_papers() -> None:
-    assert DPOLoss() == DPOLoss(beta=0.1, form="sigmoid", label_smoothing=0.0, length_average=False, sft_weight=0.0)
+    assert DPOLoss() == DPOLoss(beta=0.1, form=Sigmoid(label_smoothing=0.0), length_average=False, sft_weight=0.0)
     assert SimPOLoss() == SimPOLoss(beta=2.0, gamma=0.5)
     assert ORPOLoss() == ORPOLoss(weight=0.1)
     assert KTOLoss() == KTOLoss(beta=0.1, desirable_weight=1.0, undesirable_weight=1.0)
@@ -340,8 +341,11 @@ def test_defaults_are_those_of_the_papers() -> None:
     ("kind", "settings"),
     [
         (DPOLoss, {"beta": 0.0}),
-        (DPOLoss, {"label_smoothing": 0.5}),
-        (DPOLoss, {"label_smoothing": -0.1}),
+        (Sigmoid, {"label_smoothing": 0.5}),
+        (Sigmoid, {"label_smoothing": -0.1}),
+        (Robust, {"label_smoothing": 0.5}),
+        (Robust, {"label_smoothing": -0.1}),
+        (DPOLoss, {"label_smoothing": 0.1}),
         (DPOLoss, {"sft_weight": -0.1}),
         (DPOLoss, {"form": "rpo"}),
         (SimPOLoss, {"beta": 0.0}),
@@ -360,7 +364,8 @@ def test_settings_out_of_range_are_refused(kind: type, settings: dict[str, Any])
 
 
 def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
-    assert DPOLoss(beta=0.01, label_smoothing=0.49, sft_weight=0.0).label_smoothing == 0.49
+    assert DPOLoss(beta=0.01, sft_weight=0.0).beta == 0.01
+    assert Sigmoid(label_smoothing=0.49).label_smoothing == Robust(label_smoothing=0.49).label_smoothing == 0.49
     assert SimPOLoss(beta=0.5, gamma=0.0).gamma == ORPOLoss(weight=0.0).weight == 0.0
     assert KTOLoss(beta=0.01, desirable_weight=0.0, undesirable_weight=0.0).desirable_weight == 0.0
     assert BradleyTerry(centre_coefficient=0.0).centre_coefficient == 0.0

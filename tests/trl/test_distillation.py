@@ -13,10 +13,11 @@ from trl.experimental.iw_opd import IWOPDTrainer
 from tests.trl.scene import Scene, Table, same, sampled, scene, trainer
 from whet.batch import ModelOutput
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
+from whet.losses.divergences import JSD, Forward, Reverse
 
 pytestmark = pytest.mark.trl
 SEEDS = (0, 1, 2)
-JSD = [GKDTrainer.generalized_jsd_loss, GOLDTrainer.generalized_jsd_loss, IWOPDTrainer.generalized_jsd_loss]
+THEIRS = [GKDTrainer.generalized_jsd_loss, GOLDTrainer.generalized_jsd_loss, IWOPDTrainer.generalized_jsd_loss]
 
 
 def lesson(seed: int) -> tuple[Scene, Tensor, Tensor]:
@@ -41,14 +42,14 @@ def theirs(jsd: Any, s: Scene, teacher: Tensor, labels: Tensor, beta: float, **s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("jsd", JSD, ids=["GKD", "GOLD", "IW-OPD"])
+@pytest.mark.parametrize("jsd", THEIRS, ids=["GKD", "GOLD", "IW-OPD"])
 @pytest.mark.parametrize(
     ("settings", "beta"),
     [
-        ({"divergence": "forward"}, 0.0),
-        ({"divergence": "reverse"}, 1.0),
-        ({"divergence": "jsd", "mix": 0.5}, 0.5),
-        ({"divergence": "jsd", "mix": 0.2}, 0.2),
+        ({"divergence": Forward()}, 0.0),
+        ({"divergence": Reverse()}, 1.0),
+        ({"divergence": JSD(mix=0.5)}, 0.5),
+        ({"divergence": JSD(mix=0.2)}, 0.2),
     ],
     ids=["forward", "reverse", "jsd", "jsd 0.2"],
 )
@@ -73,7 +74,7 @@ def test_forward_kl_over_the_teachers_top_k(k: int, tail: str, seed: int) -> Non
 def test_the_reverse_kl_is_over_the_teachers_top_k_here_and_over_the_students_there() -> None:
     """A stored top k can only be the teacher's. Where both choose the same tokens, the numbers are the same."""
     s, teacher, labels = lesson(0)
-    reverse = {"divergence": "reverse", "tail": "bucket"}
+    reverse = {"divergence": Reverse(), "tail": "bucket"}
     jsd = IWOPDTrainer.generalized_jsd_loss
     assert not torch.allclose(ours(s, teacher, 5, **reverse), theirs(jsd, s, teacher, labels, 1.0, top_k=5))
     alike = s.table.rows.detach()[: s.padding] * 1.5

@@ -13,6 +13,7 @@ from trl.experimental.orpo import ORPOTrainer
 from tests.losses.batches import pair_groups, unpaired_groups
 from tests.trl.scene import Scene, same, scene, trainer
 from whet.batch import ModelOutput
+from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry
 
@@ -71,9 +72,9 @@ def dpo(
     ("loss", "form", "beta", "smoothing"),
     [
         (DPOLoss(beta=0.3), "sigmoid", 0.3, 0.0),
-        (DPOLoss(form="hinge", beta=1.5), "hinge", 1.5, 0.0),
-        (DPOLoss(form="ipo", beta=0.3), "ipo", 0.3, 0.0),
-        (DPOLoss(form="robust", beta=0.5, label_smoothing=0.2), "robust", 0.5, 0.2),
+        (DPOLoss(form=Hinge(), beta=1.5), "hinge", 1.5, 0.0),
+        (DPOLoss(form=IPO(), beta=0.3), "ipo", 0.3, 0.0),
+        (DPOLoss(form=Robust(label_smoothing=0.2), beta=0.5), "robust", 0.5, 0.2),
         (DPOLoss(beta=0.7, length_average=True), "sigmoid_norm", 0.7, 0.0),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -89,7 +90,7 @@ def test_label_smoothing_is_conservative_dpo(seed: int) -> None:
     s = pairs(seed)
     gain = (s.padded(s.table.logprobs()) - s.padded(s.batch.reference_logprobs)).sum(1)[chosen_first(s)].chunk(2)
     its = trainer(CPOTrainer, s.table, alpha=0.0, loss_type="sigmoid", beta=0.3, label_smoothing=0.2)
-    same(ours(s, DPOLoss(beta=0.3, label_smoothing=0.2)), its.cpo_loss(*gain)[0].mean(), s.table)
+    same(ours(s, DPOLoss(form=Sigmoid(label_smoothing=0.2), beta=0.3)), its.cpo_loss(*gain)[0].mean(), s.table)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

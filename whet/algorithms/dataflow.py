@@ -61,9 +61,12 @@ def problems(algorithm: Algorithm) -> Iterator[str]:
     for part in parts:
         if unfilled := part.reads - filled:
             yield f"{part.called} reads {_listed(unfilled)}, which nothing fills here; choose another"
-        elif part.fills and not part.fills & live and part is not parts[0]:
-            unread = part.fills - part.reads or part.fills
-            yield f"{part.called} fills {_listed(unread)}, which nothing reads here; {_advice(unread)}"
+    read = frozenset[str]().union(*(part.reads for part in parts))
+    dead = [part for part in parts[1:] if part.fills and not part.fills & live]
+    # One of these may be read by another one: the last of them is to blame.
+    for part in sorted(dead, key=lambda part: part.fills <= read):
+        unread = part.fills - read or part.fills
+        yield f"{part.called} fills {_listed(unread)}, which nothing reads here; {_advice(unread)}"
 
 
 def _advice(columns: Set[str]) -> str:

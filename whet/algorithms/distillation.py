@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
 from whet.algorithms.credit import Advantage, Credit
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from whet.learner.base import Scorer
 
 log = logging.getLogger(__name__)
+
+_K = 64
 
 
 class TeacherAdvantage(Advantage):
@@ -77,12 +79,21 @@ class Taught(Algorithm):
 
     teachers: dict[str, Teacher] = Field(min_length=1)
     """By name. Several are mixed by weight, unless ``route_by`` is set."""
-    k: int = Field(64, gt=0)
-    """How many of its likeliest tokens a teacher names at each place, for losses over those."""
+    k: int | None = Field(None, gt=0)
+    """How many of its likeliest tokens a teacher names at each place, for losses over those. None: 64."""
     route_by: str | None = None
     """The field of a task or row that names its teacher."""
     loss: AnyLoss = DistillationLoss()
     """``distillation``, over the teacher's likeliest tokens, or ``on_policy_distillation``."""
+
+    @model_validator(mode="after")
+    def _reads_k(self) -> Self:
+        if self.k is not None and "topk_ids" not in self.reads:
+            raise ValueError(
+                "k is set, but what is learned is the log-prob of the token that stands there, not the teacher's "
+                "likeliest tokens; leave k out, or choose loss=distillation"
+            )
+        return self
 
     @property
     def roles(self) -> dict[str, Role]:
@@ -105,7 +116,7 @@ class Taught(Algorithm):
                 for name, settings in self.teachers.items()
             }
             of_groups = [tuple(loaded[name] for name in self._teachers_of(group)) for group in groups]
-            await ask(batch, groups, of_groups, learners["policy"], columns, Top(min(self.k, rows), below=rows))
+            await ask(batch, groups, of_groups, learners["policy"], columns, Top(min(self.k or _K, rows), below=rows))
         return await super().prepare(batch, groups, learners)
 
     def _teachers_of(self, group: Group) -> Sequence[str]:

@@ -63,6 +63,15 @@ class Place:
                 return Place(args[0])
         return None
 
+    def having(self, key: str) -> list[str]:
+        """Return the names of the component's types that have a setting ``key``."""
+        found = []
+        for component in (member for member in _members(self.annotation) if isinstance(member, Component)):
+            for name in component.registry:
+                with suppress(ComponentError):
+                    found += [name] if key in component.resolve(name)[0].model_fields else []
+        return found
+
     def known_keys(self, node: Node) -> list[str]:
         return ["type"] * self.is_component + [name for model in self.models(node) for name in model.model_fields]
 

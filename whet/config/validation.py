@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 from whet.config.base import Config
 from whet.config.nearest import did_you_mean
 from whet.config.problems import Problem
-from whet.config.schema import find_place
+from whet.config.schema import Place, find_place
 from whet.config.tree import Node, Path, dotted
 from whet.config.words import choices, describe, limits
 from whet.config.yaml_text import plain_value
@@ -51,9 +51,21 @@ def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
     known = around.known_keys(tree.find(path[:-1])[0]) if around else []
     below = (dotted(leaf) for leaf in tree.leaves() if leaf[-1] == path[-1] and leaf != path)
     hint = did_you_mean(path[-1], known) or next((f" Did you mean {name!r}?" for name in below), "")
+    hint = hint or _of_another_type(around, tree, path, known)
     if path[-1] == "extends":
         hint = " 'extends' stands only at the top of a file."
     return f"unknown key.{hint} Known: {', '.join(known) or 'none'}"
+
+
+def _of_another_type(around: Place | None, tree: Node, path: Path, known: list[str]) -> str:
+    """Return which type of a component right below has the key, where the chosen one hasn't."""
+    node = tree.find(path[:-1])[0]
+    for name in (name for name in known if name != "type"):
+        if around is not None and (below := around.child(node, name)) is not None and (types := below.having(path[-1])):
+            chosen = f"{{type: {types[0]}, {path[-1]}: ...}}"
+            others = f" (also of {', '.join(types[1:])})" if types[1:] else ""
+            return f" It is a setting of {name} = {types[0]}{others}: write {name}: {chosen}."
+    return ""
 
 
 def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: Node) -> str:

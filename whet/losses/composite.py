@@ -16,7 +16,7 @@ from whet.config import Component, Config
 from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.losses.kl import KL
-from whet.losses.off_policy import Correction, mismatch, mismatch_metrics
+from whet.losses.off_policy import Correction, mismatch
 from whet.losses.policy_gradient import PolicyGradient, PPOClip, old_logprobs
 from whet.losses.registry import CORRECTIONS, SURROGATES
 from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics
@@ -31,8 +31,7 @@ class PositiveNLL(Config):
 
 
 class PolicyLoss(WeightedLoss):
-    """surrogate x correction + KL - entropy bonus + positive NLL. Each term is reported under ``loss/``, and the
-    mismatch between sampler and learner whenever the sampler's log-probs are known."""
+    """surrogate x correction + KL - entropy bonus + positive NLL. Each term is reported under ``loss/``."""
 
     surrogate: Annotated[PolicyGradient, Component(SURROGATES)] = PPOClip()
     correction: Annotated[Correction, Component(CORRECTIONS)] | None = None
@@ -76,8 +75,6 @@ class PolicyLoss(WeightedLoss):
         totals = torch.stack([weight.sum(), *((weight * term).sum() for term in terms.values())]).tolist()
         for name, total in zip(terms, totals[1:], strict=True):
             metrics.mean(f"loss/{name}", total, totals[0])
-        if batch.rollout_logprobs is not None:
-            metrics.merge(mismatch_metrics(old_logprobs(output, batch), batch.rollout_logprobs, batch))
         return sum(terms.values(), torch.zeros_like(surrogate)), metrics
 
     def _corrected(

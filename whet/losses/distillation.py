@@ -3,47 +3,36 @@ answers, from its opinion of the token that was sampled."""
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from whet.batch import Batch, ModelOutput
+from whet.config import Component
 from whet.lazy import Tensor, torch
+from whet.losses.divergences import Divergence, Forward, kl
+from whet.losses.registry import DIVERGENCES
 from whet.losses.weighted import WeightedLoss, at_trained, log1mexp, token_metrics
 from whet.metrics import Metrics
 
 
 class DistillationLoss(WeightedLoss):
-    """A divergence between teacher p and student q over the teacher's top k, per token (arXiv 2306.13649).
-
-    ``forward``: KL(p || q); ``reverse``: KL(q || p); ``mixed``: mix x forward + (1 - mix) x reverse; ``jsd``:
-    generalised Jensen-Shannon, mix KL(p || m) + (1 - mix) KL(q || m) with m = mix p + (1 - mix) q.
-    """
+    """A divergence between teacher and student over the teacher's top k, per token (arXiv 2306.13649)."""
 
     reads: ClassVar = frozenset({"topk_ids", "teacher_logprobs"})
     outputs: ClassVar = frozenset({"topk"})
 
-    divergence: Literal["forward", "reverse", "mixed", "jsd"] = "forward"
-    mix: float = Field(0.5, gt=0, lt=1)
-    """For the divergences mixed and jsd."""
+    divergence: Annotated[Divergence, Component(DIVERGENCES)] = Forward()
     tail: Literal["renormalise", "bucket"] = "renormalise"
     """What becomes of the mass outside the top k: nothing, both are renormalised; or one more outcome holds it."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         teacher = self._whole(at_trained(batch, batch.column("teacher_logprobs")))
         student = self._whole(at_trained(batch, output.column("topk")))
-        forward, reverse = divergence(teacher, student), divergence(student, teacher)
-        if self.divergence == "forward":
-            value = forward
-        elif self.divergence == "reverse":
-            value = reverse
-        elif self.divergence == "mixed":
-            value = self.mix * forward + (1 - self.mix) * reverse
-        else:
-            middle = torch.logaddexp(teacher + math.log(self.mix), student + math.log(1 - self.mix))
-            value = self.mix * divergence(teacher, middle) + (1 - self.mix) * divergence(student, middle)
-        return value, token_metrics(batch, {"distillation/forward_kl": forward, "distillation/reverse_kl": reverse})
+        value = self.divergence(teacher, student)
+        seen = student.detach()
+        means = {"distillation/forward_kl": kl(teacher, seen), "distillation/reverse_kl": kl(seen, teacher)}
+        return value, token_metrics(batch, means)
 
     def _whole(self, logprobs: Tensor) -> Tensor:
         """Log-probs that add up to 1 from those of the top k. [N, K] -> [N, K] or [N, K + 1]"""
@@ -69,8 +58,3 @@ class OnPolicyDistillationLoss(WeightedLoss):
         gap = teacher - logprobs.detach()
         value = -gap.clamp(-self.clamp, self.clamp) * logprobs
         return value, token_metrics(batch, {"distillation/reverse_kl": -gap})
-
-
-def divergence(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of log-probs; outcomes that p excludes add nothing. [N, K], [N, K] -> [N]"""
-    return (p.exp() * torch.where(p > -math.inf, p - q, 0.0)).sum(1)

@@ -17,6 +17,9 @@ from whet.losses.base import Unit
 from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, token_metrics
 from whet.metrics import Metrics
 
+MISMATCH = "mismatch/token_mult_prob_error"
+"""The metric that an alarm goes by."""
+
 
 class Correction(Protocol):
     """Turns d into weights. [N], 0 where untrained -> [N]"""
@@ -77,14 +80,17 @@ def mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batch) -> Te
     return at_trained(batch, old_logprobs) - at_trained(batch, rollout_logprobs)
 
 
-def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batch) -> Metrics:
-    """How far apart sampler and learner are on the trained tokens; in front of each name stands ``mismatch/``.
+def mismatch_metrics(batch: Batch) -> Metrics:
+    """Measure how far apart sampler and learner are on the trained tokens, where the log-probs of both are known; in
+    front of each name stands ``mismatch/``.
 
-    ``token_mult_prob_error``: mean exp|d| (1 is perfect, alarm above 1.05); ``kl``: mean of exp(d) - 1 - d; ``max``:
-    the largest |d|; ``sequence`` and ``sequence_max``: mean and maximum over sequences of exp(mean_t |d|).
+    ``token_mult_prob_error``: mean exp|d| (1 is perfect); ``kl``: mean of exp(d) - 1 - d; ``max``: the largest |d|;
+    ``sequence`` and ``sequence_max``: mean and maximum over sequences of exp(mean_t |d|).
     """
-    d = mismatch(old_logprobs, rollout_logprobs, batch)
-    means = {"mismatch/token_mult_prob_error": bounded_exp(d.abs()), "mismatch/kl": bounded_exp(d) - 1 - d}
+    if batch.old_logprobs is None or batch.rollout_logprobs is None:
+        return Metrics()
+    d = mismatch(batch.old_logprobs, batch.rollout_logprobs, batch)
+    means = {MISMATCH: bounded_exp(d.abs()), "mismatch/kl": bounded_exp(d) - 1 - d}
     metrics = token_metrics(batch, means)
     sampled = batch.trained_per_sequence > 0
     if sampled.any():

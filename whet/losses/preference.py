@@ -7,14 +7,17 @@ trained tokens, so a pair's share of the step is the sum of their weights: 1 / p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from whet.batch import Batch, ModelOutput
+from whet.config import Component
 from whet.errors import DataError
 from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
+from whet.losses.dpo_forms import Form, Sigmoid
+from whet.losses.registry import FORMS
 from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence
 from whet.metrics import Metrics
 
@@ -69,21 +72,13 @@ class PairLoss(WeightedLoss):
 
 
 class DPOLoss(PairLoss):
-    """Direct preference optimisation (arXiv 2305.18290) and what differs from it by the shape of the loss.
-
-    With h = beta [(lp_c - ref_c) - (lp_r - ref_r)], each a sum over the answer's trained tokens:
-    ``sigmoid``: -log sigmoid(h); with ``label_smoothing`` e conservatively -(1 - e) log sigmoid(h) - e log sigmoid(-h);
-    ``robust``: [-(1 - e) log sigmoid(h) + e log sigmoid(-h)] / (1 - 2e) (arXiv 2403.00409);
-    ``hinge``: max(0, 1 - h) (arXiv 2305.10425);
-    ``ipo``: (h / beta - 1 / (2 beta))^2 on means over tokens (arXiv 2310.12036, length-averaged as in TRL).
-    """
+    """Direct preference optimisation (arXiv 2305.18290): the form of h = beta [(lp_c - ref_c) - (lp_r - ref_r)], each a
+    sum over the answer's trained tokens."""
 
     reads: ClassVar = frozenset({"reference_logprobs"})
 
     beta: float = Field(0.1, gt=0)
-    form: Literal["sigmoid", "robust", "hinge", "ipo"] = "sigmoid"
-    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
-    """Probability that a label is wrong; for the forms sigmoid and robust."""
+    form: Annotated[Form, Component(FORMS)] = Sigmoid()
     length_average: bool = False
     """Means instead of sums over tokens, so that long answers don't weigh more. IPO always does."""
     sft_weight: float = Field(0.0, ge=0)
@@ -92,26 +87,13 @@ class DPOLoss(PairLoss):
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         gain = output.logprobs - batch.column("reference_logprobs")
         pairs = Pairs.of(batch)
-        averaged = self.length_average or self.form == "ipo"
+        averaged = self.length_average or self.form.averages
         rewards = self.beta * (mean_per_sequence(batch, gain) if averaged else batch.per_sequence(gain))
         chosen, rejected = rewards[pairs.chosen], rewards[pairs.rejected]
-        value = self._of_margin(chosen - rejected)
+        value = self.form(chosen - rejected, self.beta)
         if self.sft_weight:
             value = value - self.sft_weight * mean_per_sequence(batch, output.logprobs)[pairs.chosen]
         return pairs.per_token(batch, value), pairs.metrics(chosen, rejected)
-
-    def _of_margin(self, h: Tensor) -> Tensor:
-        if self.form == "hinge":
-            return torch.nn.functional.relu(1 - h)
-        if self.form == "ipo":
-            return (h / self.beta - 1 / (2 * self.beta)).square()
-        right, wrong = (
-            -(1 - self.label_smoothing) * torch.nn.functional.logsigmoid(h),
-            -self.label_smoothing * torch.nn.functional.logsigmoid(-h),
-        )
-        if self.form == "sigmoid":
-            return right + wrong
-        return (right - wrong) / (1 - 2 * self.label_smoothing)
 
 
 class SimPOLoss(PairLoss):

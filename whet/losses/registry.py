@@ -13,6 +13,20 @@ CORRECTIONS = {
     "sequence_mask": "whet.losses.off_policy:SequenceMask",
 }
 
+FORMS = {
+    "sigmoid": "whet.losses.dpo_forms:Sigmoid",
+    "robust": "whet.losses.dpo_forms:Robust",
+    "hinge": "whet.losses.dpo_forms:Hinge",
+    "ipo": "whet.losses.dpo_forms:IPO",
+}
+
+DIVERGENCES = {
+    "forward": "whet.losses.divergences:Forward",
+    "reverse": "whet.losses.divergences:Reverse",
+    "mixed": "whet.losses.divergences:Mixed",
+    "jsd": "whet.losses.divergences:JSD",
+}
+
 LOSSES = {
     "policy": "whet.losses.composite:PolicyLoss",
     "value": "whet.losses.value:ValueLoss",

@@ -58,6 +58,10 @@ class RolloutConfig(Config):
     """At most this many times ``prompts_per_step`` groups are sampled for one step when filters drop some."""
     when_exhausted: Literal["error", "smaller_step"] = "error"
     """When ``max_sampling_rounds`` is reached: stop the run, or learn from the groups there are, if any."""
+    mismatch_alarm: float = Field(1.05, gt=1)
+    """Above this mean of exp|lp_learner - lp_generator| over a step's tokens the log warns."""
+    max_mismatch: float | None = Field(None, gt=1)
+    """Above it the run stops; None: it goes on."""
     record_every: int = Field(1, ge=0)
     """Steps between those whose rollouts are written to the run folder; 0: none."""
 
