@@ -22,7 +22,7 @@ class Message(TypedDict):
 
 
 class Status(StrEnum):
-    """How an episode ended."""
+    """The end of an episode."""
 
     COMPLETED = "completed"  # the model or the environment ended it
     TRUNCATED = "truncated"  # it ran into the length or turn limit
@@ -76,7 +76,7 @@ class Trajectory:
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens are trained."""
+        """The number of trained tokens."""
         return sum(len(span.tokens) for span in self.spans if span.trained)
 
 

@@ -58,14 +58,14 @@ def evaluate(
 
     report = measured(model or target)
     measures = _measures(report.metrics())
-    said = [f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"]
+    lines = [f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"]
     if against is not None:
         other = measured(against)
         difference = report.compare(other)
         measures |= {f"against/{name}": value for name, value in _measures(other.metrics()).items()} | difference
         points, low, high = (100 * difference[name] for name in ("difference", "difference_low", "difference_high"))
-        said.append(f"against {against}: {points:+.1f} points, 95% interval {low:+.1f} to {high:+.1f} (same tasks)")
-    _show(f"{model or target}: {report.n} tasks, {report.samples} per task", measures, said, as_json)
+        lines.append(f"against {against}: {points:+.1f} points, 95% interval {low:+.1f} to {high:+.1f} (same tasks)")
+    _show(f"{model or target}: {report.n} tasks, {report.samples} per task", measures, lines, as_json)
 
 
 def _run(name: str) -> Path | None:
@@ -98,7 +98,7 @@ def _measures(values: dict[str, float]) -> dict[str, float]:
     return {name.removeprefix("evaluation/"): value for name, value in values.items()}
 
 
-def _show(title: str, measures: dict[str, float], said: list[str], as_json: bool) -> None:
+def _show(title: str, measures: dict[str, float], lines: list[str], as_json: bool) -> None:
     if as_json:
         print_json(measures)
         return
@@ -112,5 +112,5 @@ def _show(title: str, measures: dict[str, float], said: list[str], as_json: bool
     for name, value in measures.items():
         table.add_row(name, f"{value:.4g}")
     Console().print(table)
-    for line in said:
+    for line in lines:
         print(line)

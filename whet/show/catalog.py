@@ -57,8 +57,8 @@ CATALOG = (
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
 
-# The owner's phases of a step (see whet/metrics/clock.py) that are told apart; all else is "other". Colours are those
-# of the terminal; the report's are in assets/report.css.
+# The owner's phases of a step (see whet/metrics/clock.py) that are shown; all else is "other". The colours are those of
+# the terminal; the report's are in assets/report.css.
 PHASES = {
     "generate": "#5b9cf5",
     "grade": "#e8b04b",

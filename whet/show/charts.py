@@ -10,7 +10,7 @@ from whet.show.catalog import Style, axis_label, duration
 
 WIDTH, WIDE, HEIGHT = 460, 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 26
-_MOST = 300  # points per line: more can't be told apart at this size
+_MOST = 300  # points per line: more would not be visible at this size
 _BARS = 120
 
 Numbers = Sequence[float]
