@@ -1,7 +1,8 @@
-# make quickstart: install and watch a model learn. make test: what CI runs first.
+# make quickstart: install and watch a model learn. make test: what CI runs, WORKERS processes at once.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= 2
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
@@ -16,7 +17,7 @@ install: $(VENV)/.installed
 install-vllm: $(VENV)/.installed-vllm
 
 test: install
-	$(BIN)/python -m pytest -m "not slow and not hours and not vllm"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm"
 
 # All slow tests, or with PART=K/N every N-th of them.
 test-slow: install

@@ -30,7 +30,7 @@ from whet.generators.engine_model import build_engine_model
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.generators.torch_generator import TorchGenerator
 from whet.processes.compute import compute_now
-from whet.processes.memory import keep_freed_memory
+from whet.processes.malloc import keep_freed_memory
 
 
 def ours(generator: TorchGenerator, prompts: list[list[int]], samples: int, new: int) -> None:

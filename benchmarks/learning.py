@@ -19,7 +19,7 @@ from whet.models.compiled import compile_layers
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
-from whet.processes.memory import keep_freed_memory
+from whet.processes.malloc import keep_freed_memory
 from whet.types import Distribution, Group, Span, Task, Trajectory
 
 

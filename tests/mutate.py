@@ -62,7 +62,7 @@ TESTED = {
     "whet/losses/distillation.py": _TEXT,
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/kto.py": ["tests/algorithms/test_kto.py"],
-    "whet/algorithms/mismatched.py": ["tests/algorithms/test_kto.py"],
+    "whet/algorithms/kto_pairs.py": ["tests/algorithms/test_kto.py"],
     **{f"whet/algorithms/{name}.py": _ADVANTAGES for name in ("credit", "grpo", "reinforce_plus_plus", "gdpo", "ppo")},
     "whet/algorithms/distillation.py": _ADVANTAGES,
     "whet/algorithms/prime.py": [*_ADVANTAGES, "tests/algorithms/test_process_rewards.py", "-k", "process"],
@@ -91,17 +91,17 @@ EQUIVALENT: dict[str, str] = {
     ),
     "whet/algorithms/gdpo.py: torch.zeros_like -> torch.ones_like  in  "
     "total_S = torch.zeros_like(batch.reward, dtype=torch.float64)": "whitening takes a constant away again",
-    "whet/algorithms/credit.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
+    "whet/algorithms/advantage.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
         "another row of zeros before the first tokens"
     ),
-    "whet/algorithms/mismatched.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
+    "whet/algorithms/kto_pairs.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
         "no two have the same second part"
     ),
-    "whet/algorithms/mismatched.py: 0 -> 1  in  "
+    "whet/algorithms/kto_pairs.py: 0 -> 1  in  "
     "room = max((len(prompt) + len(reply) for _, _, prompt, reply in halves), default=0)": (
         "where nothing trains, there is no reply to cut"
     ),
-    "whet/algorithms/mismatched.py: False -> True  in  "
+    "whet/algorithms/kto_pairs.py: False -> True  in  "
     "return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)": (
         "what sequences share is computed once, with the same result"
     ),

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "whet"
 # From the ground up. A module may import from its own floor and from those below it.
 FLOORS = [
     {"closing", "errors", "files", "seeds", "types", "lazy", "visible"},
-    {"config", "fetch", "run_folder", "stopping", "processes"},
+    {"config", "fetch", "run_folder", "stop_signals", "processes"},
     {"metrics", "batch", "packing"},
     {"losses", "environments", "data"},
     {"models"},

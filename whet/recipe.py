@@ -13,8 +13,8 @@ from whet.cluster.config import ClusterConfig, DevicesConfig
 from whet.cluster.registry import CLUSTERS
 from whet.config import Component, Config
 from whet.data.base import Data
-from whet.data.examples import Rows
 from whet.data.registry import ROWS
+from whet.data.rows import Rows
 from whet.environments.base import TaskSet
 from whet.environments.registry import TASK_SETS
 from whet.errors import ConfigError
@@ -23,8 +23,8 @@ from whet.generators.config import GeneratorConfig
 from whet.generators.registry import GENERATORS
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.losses.composite import PolicyLoss
-from whet.metrics.registry import SINKS
 from whet.metrics.sinks import SinkConfig
+from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.rollouts.episode import Sampling

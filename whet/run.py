@@ -37,7 +37,7 @@ from whet.processes.loop_thread import described, end_copies
 from whet.recipe import Recipe
 from whet.run_folder import Place, create
 from whet.sections import ForLoop
-from whet.stopping import Stopped, StopRequest, stop_signals
+from whet.stop_signals import Stopped, StopRequest, stop_signals
 from whet.types import Distribution, Group
 from whet.visible import visible
 

@@ -11,7 +11,7 @@ from whet.algorithms.base import Algorithm, OnlineAlgorithm
 from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, DevicesConfig
 from whet.config import Component, Config
-from whet.data.examples import Rows
+from whet.data.rows import Rows
 from whet.environments.base import TaskSet
 from whet.evaluate import EvaluationConfig, HeldOut
 from whet.generators.config import GeneratorConfig

@@ -11,7 +11,7 @@ from tests.losses.batches import fill, random_groups
 from tests.reference import advantages as slow_advantages
 from tests.reference import policy as slow
 from tests.reference.plain import Plain, Said, plain, said
-from whet.algorithms.credit import Advantage, Credit
+from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GRPO
 from whet.algorithms.ppo import PPO
 from whet.algorithms.presets import CISPO, DAPO, DR_GRPO, GDPO, GSPO, REINFORCE_PLUS_PLUS, RLOO

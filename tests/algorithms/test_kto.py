@@ -14,7 +14,7 @@ from tests.learner.parts import SMALL, VOCABULARY, cut, whole
 from tests.rows import rows_recipe
 from tests.tiny import tiny_llama
 from whet.algorithms.kto import KTO
-from whet.algorithms.mismatched import mismatched
+from whet.algorithms.kto_pairs import mismatched
 from whet.batch import Batch
 from whet.seeds import derive_seed
 from whet.types import Group, Span

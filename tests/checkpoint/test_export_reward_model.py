@@ -15,8 +15,8 @@ from whet.batch import Batch
 from whet.checkpoint.export import export
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
-from whet.data.examples import judged
 from whet.data.renderer import Renderer
+from whet.data.rows import judged
 from whet.errors import ConfigError, WhetError
 from whet.files import load_tensors
 from whet.learner.config import LearnerConfig, OptimizerConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from whet.cli import checks
+from whet.cli import doctor_checks as checks
 
 
 def test_a_missing_or_old_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):

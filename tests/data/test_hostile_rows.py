@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_tokenizer
-from whet.data.examples import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
 from whet.data.jsonl import read_jsonl
 from whet.data.renderer import Renderer
+from whet.data.rows import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
 from whet.data.source import DatasetSource
 from whet.errors import DataError
 

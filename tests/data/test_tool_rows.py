@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
-from whet.data.examples import LabelledRows, SupervisedRows
 from whet.data.renderer import Renderer
+from whet.data.rows import LabelledRows, SupervisedRows
 from whet.errors import DataError
 from whet.types import Trajectory
 

@@ -16,8 +16,8 @@ from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
 from tests.toy import write_recipe
 from whet import run
 from whet.checkpoint.export import export
-from whet.data.examples import SupervisedRows
 from whet.data.renderer import Renderer
+from whet.data.rows import SupervisedRows
 from whet.errors import ConfigError, WhetError
 from whet.feed import RowsFeed, measure_rows
 from whet.learner import worker

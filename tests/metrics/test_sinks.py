@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.show.runs import evaluation_values, train_values
 from whet.errors import WhetError
-from whet.metrics.registry import SINKS
 from whet.metrics.sinks import OpenSinks, Sink, SinkConfig
 from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics
+from whet.metrics.sinks.registry import SINKS
 from whet.metrics.sinks.tensorboard import TensorBoardSink
 from whet.metrics.sinks.wandb import WandbSink
 from whet.show.console import ConsoleSink, ConsoleWriter

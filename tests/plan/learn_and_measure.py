@@ -14,9 +14,9 @@ from whet.models.config import ModelConfig
 from whet.models.loading import load_model_config
 from whet.packing import pack
 from whet.parallel.config import ParallelConfig
+from whet.plan.activations import activation_bytes, layer_bytes, model_size
 from whet.plan.layout import lay_out
 from whet.plan.memory import learner_memory, resident
-from whet.plan.model import activation_bytes, layer_bytes, model_size
 
 
 def held(what: str) -> int:

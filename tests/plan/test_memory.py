@@ -11,9 +11,9 @@ import pytest
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.learner.config import LearnerConfig
 from whet.parallel.config import ParallelConfig
+from whet.plan.activations import model_size
 from whet.plan.layout import Held
 from whet.plan.memory import Memory, learner_memory
-from whet.plan.model import model_size
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 
 from tests.show.runs import evaluation_values, train_values
-from whet.show.catalog import CATALOG, PHASES, show
 from whet.show.console import ConsoleSink, ConsoleWriter, plain_line
 from whet.show.curves import Curve, plot
 from whet.show.dashboard import Dashboard
+from whet.show.metric_catalog import CATALOG, PHASES, show
 from whet.show.summary import print_summary
 
 

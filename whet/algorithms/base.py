@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from whet.algorithms.credit import Advantage
+from whet.algorithms.advantage import Advantage
 from whet.algorithms.parts import AnyFilter
 from whet.batch import Batch, Output
 from whet.config import Config

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
-from whet.algorithms.credit import Advantage, Credit
 from whet.algorithms.parts import AnyAdvantage, AnyLoss
 from whet.batch import Batch
 from whet.data.base import Data
-from whet.data.examples import SupervisedRows
+from whet.data.rows import SupervisedRows
 from whet.distillation.teacher import COLUMNS, Teacher
 from whet.errors import ConfigError, DataError, WhetError
 from whet.losses.base import Unit

@@ -7,7 +7,7 @@ from typing import ClassVar
 from whet.algorithms.parts import AnyLoss
 from whet.algorithms.preference import PreferenceAlgorithm
 from whet.data.base import Data
-from whet.data.examples import PreferenceRows
+from whet.data.rows import PreferenceRows
 from whet.losses.base import Unit
 from whet.losses.preference import DPOLoss
 from whet.types import Weighting

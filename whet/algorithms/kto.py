@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from whet.algorithms.mismatched import mismatched
+from whet.algorithms.kto_pairs import mismatched
 from whet.algorithms.parts import AnyLoss
 from whet.algorithms.preference import PreferenceAlgorithm
 from whet.batch import Batch
 from whet.data.base import Data
-from whet.data.examples import LabelledRows
+from whet.data.rows import LabelledRows
 from whet.losses.base import Unit
 from whet.losses.preference import KTOLoss
 from whet.metrics import Metrics

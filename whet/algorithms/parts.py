@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from whet.algorithms.credit import Advantage
+from whet.algorithms.advantage import Advantage
 from whet.algorithms.registry import ADVANTAGES
 from whet.config import Component
 from whet.losses.base import Loss

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from whet.algorithms.advantage import Advantage, Credit, Std, Steps, finite_rewards, reads_of, whitened_tokens
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
-from whet.algorithms.credit import Advantage, Credit, Std, Steps, finite_rewards, reads_of, whitened_tokens
 from whet.algorithms.parts import AnyAdvantage, AnyLoss
 from whet.batch import Batch
 from whet.lazy import torch

@@ -12,8 +12,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from whet.algorithms.advantage import Advantage, Credit, Steps, finite_rewards, group_centred, group_sums
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
-from whet.algorithms.credit import Advantage, Credit, Steps, finite_rewards, group_centred, group_sums
 from whet.algorithms.parts import AnyAdvantage, AnyFilter, AnyLoss
 from whet.batch import Batch
 from whet.errors import ConfigError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from whet.algorithms.credit import (
+from whet.algorithms.advantage import (
     Advantage,
     Credit,
     Std,

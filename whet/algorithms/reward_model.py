@@ -6,7 +6,7 @@ from typing import ClassVar
 from whet.algorithms.base import Algorithm, Role
 from whet.algorithms.parts import AnyLoss
 from whet.data.base import Data
-from whet.data.examples import PreferenceRows, ScoredRows
+from whet.data.rows import PreferenceRows, ScoredRows
 from whet.losses.reward_model import BradleyTerry
 from whet.types import Weighting
 

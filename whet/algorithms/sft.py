@@ -5,7 +5,7 @@ from typing import ClassVar
 from whet.algorithms.base import POLICY, Algorithm, Role
 from whet.algorithms.parts import AnyLoss
 from whet.data.base import Data
-from whet.data.examples import SupervisedRows
+from whet.data.rows import SupervisedRows
 from whet.losses.base import Unit
 from whet.losses.supervised import SFTLoss
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli import checks
+from whet.cli import doctor_checks as checks
 from whet.cli.words import AsJson, Overrides, print_json
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.checks import memory_gib
+from whet.cli.doctor_checks import memory_gib
 from whet.cli.words import AsJson, Overrides, RecipeArgument, print_json
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _device_memory() -> float:
 
 def _print(plan: "Plan") -> None:
     from whet.files import in_words
-    from whet.show.catalog import show
+    from whet.show.metric_catalog import show
 
     for role, size in plan.models.items():
         experts = f", {show(size.experts, 'count')} of them in experts" if size.experts else ""

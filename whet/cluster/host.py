@@ -16,7 +16,7 @@ from whet.cluster.base import RankInfo
 from whet.cluster.group import RemoteTraceback, call_method
 from whet.cluster.rendezvous import LOOPBACK, own_address
 from whet.config import Config
-from whet.processes.memory import keep_freed_memory
+from whet.processes.malloc import keep_freed_memory
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
 """Training a scalar head to judge conversations. A sequence's score is the value at its last trained token, which is
-read from the state of the token before it. In rows laid out by ``whet.data.examples.judged`` that is the last token of
+read from the state of the token before it. In rows laid out by ``whet.data.rows.judged`` that is the last token of
 the rendered conversation, the one that transformers' sequence classifiers read."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rollouts on disk: ``rollouts/step-000012.jsonl``, one line of JSON per trajectory.
 
-The recorder turns trajectories into ``RolloutRecord``s and writes them here; the report and ``whet view`` read them.
+The recorder turns trajectories into ``RolloutRecord``s, which are written here; the report and ``whet view`` read them.
 Neither needs a tokenizer or a model.
 """
 

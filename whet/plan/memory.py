@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig
 from whet.parallel.config import ParallelConfig
+from whet.plan.activations import ModelSize
 from whet.plan.layout import Held, Stage
-from whet.plan.model import ModelSize
 
 # Bytes per number of weights and moments; bfloat16 is for computing only.
 _MASTER = {"float32": 4, "bfloat16": 4, "float64": 8}

@@ -9,14 +9,14 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
-from whet.data.examples import PreferenceRows
+from whet.data.rows import PreferenceRows
 from whet.errors import WhetError
 from whet.files import in_words
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
+from whet.plan.activations import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.layout import Held, Stage, lay_out, stages
 from whet.plan.memory import BYTES, Memory, bucket_bytes, generator_memory, learner_memory
-from whet.plan.model import ModelSize, activation_bytes, layer_bytes, model_size
 
 if TYPE_CHECKING:
     from whet.learner.config import LearnerConfig

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 from whet.errors import DeadlineError
-from whet.processes.memory import keep_freed_memory
+from whet.processes.malloc import keep_freed_memory
 from whet.processes.threads import JobThread, named
 
 T = TypeVar("T")

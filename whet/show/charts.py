@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from whet.show.catalog import Style, axis_label, duration
+from whet.show.metric_catalog import Style, axis_label, duration
 
 WIDTH, WIDE, HEIGHT = 460, 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 26

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
-from whet.show.catalog import CATALOG, duration, show
 from whet.show.facts import Measured
+from whet.show.metric_catalog import CATALOG, duration, show
 from whet.visible import visible
 
 if TYPE_CHECKING:

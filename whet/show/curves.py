@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from whet.show.catalog import Style, axis_label, show
 from whet.show.charts import padded, thinned
+from whet.show.metric_catalog import Style, axis_label, show
 
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # [column][row] of a braille character
 _BRAILLE = 0x2800

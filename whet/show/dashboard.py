@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.metrics.sinks.base import Kind, Value, numbers
-from whet.show.catalog import CATALOG, ENTRIES, PHASES, Entry, duration, phases, show
 from whet.show.curves import Curve, Plot
 from whet.show.facts import RunFacts
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, duration, phases, show
 
 _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
 

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
-from whet.show.catalog import duration, show
+from whet.show.metric_catalog import duration, show
 from whet.visible import visible
 
 Rows = list[tuple[str, str]]

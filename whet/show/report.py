@@ -18,9 +18,9 @@ from whet.errors import DataError
 from whet.files import write_atomically
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
-from whet.show.catalog import CATALOG, PHASES, Entry, duration, phases, show
 from whet.show.charts import Chart, Line, line_chart, stacked_chart
 from whet.show.facts import Measured, RunFacts, Summary
+from whet.show.metric_catalog import CATALOG, PHASES, Entry, duration, phases, show
 from whet.show.rollouts import cards, sample_rollouts
 from whet.visible import visible
 

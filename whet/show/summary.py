@@ -12,8 +12,8 @@ from rich.text import Text
 
 from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
-from whet.show.catalog import duration, show
 from whet.show.facts import Change, Measured, Summary
+from whet.show.metric_catalog import duration, show
 
 
 def commands(run_folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from whet.errors import ConfigError, RefitError
 from whet.parallel.mesh import Ranks, device_id
 from whet.weights.manifest import Manifest, fill, largest_bucket, views
-from whet.weights.memory import Handle, machine, open_shared, settle, share
+from whet.weights.shared_memory import Handle, machine, open_shared, settle, share
 
 BUFFERS = 2
 Handles = dict[str, list[Handle]]

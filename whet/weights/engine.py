@@ -34,9 +34,9 @@ from whet.weights.config import TransportName, WeightSyncConfig
 from whet.weights.digest import differing
 from whet.weights.local import LocalSource
 from whet.weights.manifest import to_text
-from whet.weights.memory import machine
 from whet.weights.probe import compare_decoding
 from whet.weights.receiver import Report
+from whet.weights.shared_memory import machine
 from whet.weights.source import Content, Handshake, NamedTensors, WeightRequest, WeightSource
 
 RECEIVER = "whet.weights.receiver:Receiver"

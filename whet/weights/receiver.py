@@ -12,7 +12,7 @@ from whet.seeds import derive_seed
 from whet.weights.config import TransportName
 from whet.weights.digest import digest
 from whet.weights.manifest import Manifest, from_text
-from whet.weights.memory import settle
+from whet.weights.shared_memory import settle
 from whet.weights.transport import Reader, connect
 
 

@@ -15,7 +15,7 @@ from whet.errors import RefitError
 from whet.parallel.mesh import Ranks
 from whet.weights.digest import tensor_digest
 from whet.weights.manifest import Entry, Manifest, pack
-from whet.weights.memory import machine
+from whet.weights.shared_memory import machine
 from whet.weights.source import Bucket, Handshake, NamedTensors, WeightRequest
 from whet.weights.transport import Writer, open_writer
 

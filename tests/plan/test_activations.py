@@ -7,7 +7,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from tests.tiny import tiny_llama, tiny_qwen3
 from whet.models.config import LoraSettings
 from whet.models.forest_attention import ForestLayout, use_forest_attention
-from whet.plan.model import activation_bytes, model_size
+from whet.plan.activations import activation_bytes, model_size
 
 MODELS = {"llama": tiny_llama, "qwen3": tiny_qwen3}
 

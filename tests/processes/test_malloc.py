@@ -7,7 +7,7 @@ import pytest
 
 CODE = """
 import resource, threading
-from whet.processes.memory import keep_freed_memory
+from whet.processes.malloc import keep_freed_memory
 if {keep}:
     keep_freed_memory()
 faults = []

@@ -6,8 +6,8 @@ import pytest
 
 from tests.tiny import tiny_tokenizer
 from whet.batch import Batch
-from whet.data.examples import PreferenceRows, Rows, SupervisedRows
 from whet.data.renderer import Renderer
+from whet.data.rows import PreferenceRows, Rows, SupervisedRows
 from whet.data.split import Tally
 from whet.errors import DataError
 

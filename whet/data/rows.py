@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from whet.data.base import Data
-from whet.data.messages import Answer, Conversation, Example, Labelled, Preference, Scored
 from whet.data.renderer import Renderer
 from whet.data.row import read_rows
+from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Scored
 from whet.data.source import MappedRows
 from whet.data.split import Tally, hold_out
 from whet.errors import DataError

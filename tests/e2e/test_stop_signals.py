@@ -18,7 +18,7 @@ from tests.e2e.test_resume import metrics, whet
 from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet import run
 from whet.errors import WhetError
-from whet.stopping import Stopped
+from whet.stop_signals import Stopped
 from whet.types import Task
 
 
@@ -33,7 +33,7 @@ class Slow(Lowercase):
 
 
 def recipe(folder: Path, **changes: Any) -> Any:
-    changes["data"] = {"type": "tests.e2e.test_stopping:Slow"} | changes.get("data", {})
+    changes["data"] = {"type": "tests.e2e.test_stop_signals:Slow"} | changes.get("data", {})
     return toy_recipe(folder, **{"steps": 6, "checkpoints": {"every": 0}, **changes})
 
 
@@ -163,4 +163,4 @@ class Exits(Lowercase):
 
 def test_an_exit_outside_of_a_grader_is_an_error_too(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=rf"tried to end the process: SystemExit\(0\) at {__file__}:"):
-        run.start(recipe(tiny_model, data={"type": "tests.e2e.test_stopping:Exits"}), tmp_path / "run")
+        run.start(recipe(tiny_model, data={"type": "tests.e2e.test_stop_signals:Exits"}), tmp_path / "run")
