@@ -63,7 +63,10 @@ TESTED = {
     "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
     "whet/algorithms/kto.py": ["tests/algorithms/test_kto.py"],
     "whet/algorithms/kto_pairs.py": ["tests/algorithms/test_kto.py"],
-    **{f"whet/algorithms/{name}.py": _ADVANTAGES for name in ("credit", "grpo", "reinforce_plus_plus", "gdpo", "ppo")},
+    **{
+        f"whet/algorithms/{name}.py": _ADVANTAGES
+        for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "ppo")
+    },
     "whet/algorithms/distillation.py": _ADVANTAGES,
     "whet/algorithms/prime.py": [*_ADVANTAGES, "tests/algorithms/test_process_rewards.py", "-k", "process"],
     "whet/distillation/mixture.py": ["tests/distillation/test_retokenize.py", "tests/distillation/test_mixture.py"],

@@ -28,7 +28,7 @@ from whet.build import build_sync
 from whet.config.problems import RecipeError
 from whet.errors import ConfigError, RefitError, WhetError
 from whet.learner.worker import LearnerWorker
-from whet.weights import buffers, memory, receiver
+from whet.weights import buffers, receiver, shared_memory
 from whet.weights.buffers import BufferReader, BufferWriter
 from whet.weights.digest import differing, digest
 from whet.weights.manifest import Entry, pack, to_text
@@ -352,8 +352,8 @@ def test_a_bucket_counts_as_taken_when_the_device_has_read_it(monkeypatch: pytes
 
 def test_memory_is_let_go_with_its_last_view_on_each_side() -> None:
     before = mapped()
-    one, handle = memory.share(4096, CPU)
-    other = memory.open_shared(handle, 4096, CPU)
+    one, handle = shared_memory.share(4096, CPU)
+    other = shared_memory.open_shared(handle, 4096, CPU)
     one[17] = 5
     assert other[17] == 5
     assert mapped() == before + 2
@@ -383,12 +383,12 @@ def test_memory_of_a_gpu_is_opened_under_the_number_that_it_has_here(monkeypatch
     given = (*kinds, 5, b"handle", 64, 0, False, b"counter", 0, b"event", True)
     assert len(given) == len(taken)
     monkeypatch.setattr(reductions, "rebuild_cuda_tensor", lambda *args: dict(zip(taken, args, strict=True)))
-    opened = memory.open_shared(pickle.dumps(given), 64, torch.device("cuda", 1))
+    opened = shared_memory.open_shared(pickle.dumps(given), 64, torch.device("cuda", 1))
     assert opened == dict(zip(taken, given, strict=True)) | {"storage_device": 1}
 
 
 def test_memory_that_cannot_be_opened_is_told() -> None:
-    one, handle = memory.share(64, CPU)
+    one, handle = shared_memory.share(64, CPU)
     del one
     with pytest.raises(RefitError, match=r"could not open .*64 bytes on cpu.* weights\.transport=collective or disk"):
         BufferReader(CPU, {"cpu": [handle]}, 64)
