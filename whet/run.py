@@ -79,6 +79,9 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
             async with open_run(recipe, folder, resuming=resuming, stop=stop) as run:
                 if run.start > recipe.steps:
                     raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
+                if run.start == recipe.steps:
+                    more = f"whet resume {shlex.quote(str(folder))} steps={2 * run.start}"
+                    log.warning("all %d steps are done; to go on for more of them: %s", run.start, more)
                 write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
                 await train(run)
 
