@@ -123,9 +123,9 @@ class LinkedGroup:
         waits = [asyncio.wrap_future(future) for future in futures]
         try:
             done, pending = await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-            first = next((rank for rank, wait in enumerate(waits) if wait in done and wait.exception()), None)
+            first = next((rank for rank, wait in enumerate(waits) if wait in done and _error(wait)), None)
             if first is not None:
-                if pending and not isinstance(waits[first].exception(), WorkerError):
+                if pending and not isinstance(_error(waits[first]), WorkerError):
                     await asyncio.wait(pending, timeout=min(seconds, _AFTERMATH))
                 self._raise(calls[0].method, waits, first)
             if pending:
@@ -138,7 +138,7 @@ class LinkedGroup:
                 wait.cancel()  # nor must anybody miss what it returns
 
     def _raise(self, method: str, waits: "Sequence[asyncio.Future[Any]]", first: int) -> None:
-        failures = {rank: wait.exception() for rank, wait in enumerate(waits) if wait.done()}
+        failures = {rank: _error(wait) for rank, wait in enumerate(waits) if wait.done()}
         rank = next((rank for rank, error in failures.items() if isinstance(error, WorkerError)), first)
         error = failures[rank]
         assert error is not None
@@ -164,6 +164,11 @@ class LinkedGroup:
     def _called(self, rank: int) -> str:
         where = self._ranks[rank].where
         return f"{rank} of {len(self._ranks)}" + (f" ({where})" if where else "")
+
+
+def _error(wait: "asyncio.Future[Any]") -> BaseException | None:
+    """Return what a finished call raised; closing the group cancels those that wait for the worker to be built."""
+    return WorkerError("the group was closed while it was built") if wait.cancelled() else wait.exception()
 
 
 class _Rank:
