@@ -52,6 +52,7 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[st
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever tests may ignore it (nohup)
     ) as process:
         until = time.monotonic() + 120
         while not steps_done(folder) and process.poll() is None and time.monotonic() < until:
