@@ -182,7 +182,13 @@ def test_several_interrupts_end_in_one_line(folder):
     command = [sys.executable, "-m", "tests.cli.stand_in", "train", "r.yaml", "name=wait"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     assert process.stdout.readline() == "waiting\n"
     for _ in range(5):
@@ -197,6 +203,8 @@ def test_an_interrupt_before_anything_has_begun_ends_in_one_line(folder, module)
     """It comes while this module is imported."""
     code = f"""
 import os, runpy, signal, sys
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
 class Interrupting:
     def find_spec(self, name, path, target=None):

@@ -159,7 +159,14 @@ def test_five_interrupts_of_a_run_end_in_one_line(tiny_model: Path, tmp_path: Pa
     recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1000))
     command = [sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )
     deadline = time.monotonic() + 120
     while not rollout_path(tmp_path / "run", 2).exists():
         assert process.poll() is None, process.communicate()
