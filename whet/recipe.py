@@ -20,7 +20,7 @@ from whet.environments.registry import TASK_SETS
 from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
 from whet.generators.config import GeneratorConfig
-from whet.generators.registry import GENERATORS
+from whet.generators.registry import GENERATORS, GONE
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.losses.composite import PolicyLoss
 from whet.metrics.sinks import SinkConfig
@@ -66,7 +66,7 @@ class Recipe(Config):
     """Whether learners and generator take turns on this machine's cores and GPUs, or which cores each gets."""
     parallel: ParallelConfig = ParallelConfig()
     """Over how many ranks each learner is spread, and how."""
-    generator: Annotated[GeneratorConfig, Component(GENERATORS)] = Field(default="torch")  # type: ignore[assignment]
+    generator: Annotated[GeneratorConfig, Component(GENERATORS, GONE)] = Field(default="torch")  # type: ignore[assignment]
     """The engine that samples."""
     weights: WeightSyncConfig = WeightSyncConfig()
     """How new weights reach the generator, and how their arrival is proven."""

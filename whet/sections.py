@@ -2,6 +2,7 @@
 recipe, so that none can read what its protocol doesn't name (mypy checks it); and what the parts of a run don't name is
 read by nobody: given all the same, it is an error."""
 
+import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, get_type_hints
 
@@ -39,8 +40,8 @@ class ForTexts(Protocol):
     def template_arguments(self) -> dict[str, JsonValue]: ...
 
 
-class ForLearners(Protocol):
-    """What is trained, how and where."""
+class _ForRun(Protocol):
+    """What is common to the parts of a run."""
 
     @property
     def seed(self) -> int: ...
@@ -50,6 +51,11 @@ class ForLearners(Protocol):
     def model(self) -> ModelConfig: ...
     @property
     def algorithm(self) -> Algorithm: ...
+
+
+class ForLearners(_ForRun, Protocol):
+    """What is trained, how and where."""
+
     @property
     def optimizer(self) -> OptimizerConfig: ...
     @property
@@ -62,17 +68,11 @@ class ForLearners(Protocol):
     def devices(self) -> DevicesConfig: ...
 
 
-class ForLoop(Protocol):
+class ForLoop(_ForRun, Protocol):
     """What happens in a step and between two."""
 
     @property
     def description(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def algorithm(self) -> Algorithm: ...
     @property
     def evaluation(self) -> HeldOut: ...
     @property
@@ -81,17 +81,9 @@ class ForLoop(Protocol):
     def sinks(self) -> tuple[SinkConfig, ...]: ...
 
 
-class ForRows(Protocol):
+class ForRows(_ForRun, Protocol):
     """A run that learns from rows."""
 
-    @property
-    def seed(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def model(self) -> ModelConfig: ...
-    @property
-    def algorithm(self) -> Algorithm: ...
     @property
     def rows(self) -> Rows: ...
     @property
@@ -129,7 +121,7 @@ def unread(recipe: "Recipe") -> Iterator[str]:
     samples = isinstance(recipe.algorithm, OnlineAlgorithm)
     read: dict[str, list[type[Config]]] = {}
     for part in (ForTexts, ForLearners, ForLoop, ForSampling if samples else ForRows):
-        for name, member in vars(part).items():
+        for name, member in inspect.getmembers(part):
             if isinstance(member, property):
                 read.setdefault(name, []).append(get_type_hints(member.fget)["return"])
     for name, field in type(recipe).model_fields.items():

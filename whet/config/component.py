@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -37,6 +37,7 @@ class Component:
     """
 
     registry: Mapping[str, str]  # built-in name -> "module:Class", or "module:VALUE" of a preset
+    gone: Mapping[str, str] = field(default_factory=dict)  # a name that there was -> what to write instead
 
     @property
     def names(self) -> str:
@@ -45,6 +46,8 @@ class Component:
     def resolve(self, name: str, base: object = Config) -> tuple[type[Config], Config | None]:
         """Return the class called ``name``, and the value if it names a preset. Raises ComponentError where it doesn't
         lead to a class derived from ``base``."""
+        if name in self.gone:
+            raise ComponentError(f"there is no type {name} any more: {self.gone[name]}")
         dotted = self.registry.get(name, name)
         if dotted == name and "." not in name and ":" not in name:
             raise ComponentError(

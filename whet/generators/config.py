@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from whet.config import Config
 from whet.processes.cores import part
@@ -103,15 +103,3 @@ class GeneratorConfig(Config, ABC):
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "Refittable[Any]":
         """Return one engine. ``deployment`` has the cores and GPUs that are its own."""
-
-
-class RouterConfig(GeneratorConfig):
-    """Refuses ``type: router``, for which a recipe sets ``replicas``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, settings: object) -> object:
-        raise ValueError("there is no type router: set replicas of the engine itself, as in {type: vllm, replicas: 2}")
-
-    def build_replica(self, *_: object) -> "Refittable[Any]":
-        raise NotImplementedError

@@ -3,5 +3,6 @@
 GENERATORS = {
     "torch": "whet.generators.torch_config:TorchGeneratorConfig",
     "vllm": "whet.generators.vllm_config:VllmGeneratorConfig",
-    "router": "whet.generators.config:RouterConfig",
 }
+
+GONE = {"router": "set replicas of the engine itself, as in {type: vllm, replicas: 2}"}
