@@ -12,13 +12,31 @@ from typing import Any, Literal, NotRequired, TypedDict
 Weighting = Literal["token", "sequence", "group", "constant"]  # how a token's share of a step is counted
 
 
+class FunctionCall(TypedDict):
+    """A function that a model wants to be called. The arguments are an object, as chat templates take them."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(TypedDict):
+    """A call in the nested form of the OpenAI API. The id is unique within its message."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class Message(TypedDict):
     """One chat message, in the form chat templates expect."""
 
     role: str
     content: str
-    tool_calls: NotRequired[list[dict[str, Any]]]
-    name: NotRequired[str]
+    reasoning_content: NotRequired[str]  # what a model thought before it answered
+    tool_calls: NotRequired[list[ToolCall]]
+    malformed_calls: NotRequired[list[str]]  # why parts of the content that look like calls are none
+    name: NotRequired[str]  # of the tool, in its result
+    tool_call_id: NotRequired[str]  # of the call that this is the result of
 
 
 class Status(StrEnum):
