@@ -19,6 +19,7 @@ from whet.cluster.lease import Devices
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
 from whet.environments.hosted import HostedEnvironments
+from whet.environments.validate import require
 from whet.errors import DataError, WhetError
 from whet.evaluate import evaluate_tasks
 from whet.learner.base import Learner, Scorer
@@ -125,6 +126,8 @@ class SampledFeed:
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
     ) -> Mapping[str, Scorer]:
+        if self.recipe.validation.required:
+            await require(self.recipe.taskset, self.recipe.validation.samples)
         return learners
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:

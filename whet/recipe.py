@@ -17,6 +17,7 @@ from whet.data.registry import ROWS
 from whet.data.rows import Rows
 from whet.environments.base import TaskSet
 from whet.environments.registry import TASK_SETS
+from whet.environments.validate import ValidationConfig
 from whet.errors import ConfigError
 from whet.evaluate import EvaluationConfig
 from whet.generators.config import GeneratorConfig
@@ -70,6 +71,8 @@ class Recipe(Config):
     """The engine that samples."""
     weights: WeightSyncConfig = WeightSyncConfig()
     """How new weights reach the generator, and how their arrival is proven."""
+    validation: ValidationConfig = ValidationConfig()
+    """Whether graders are checked before anything is trained on what they say."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))  # type: ignore[arg-type]

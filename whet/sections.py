@@ -14,6 +14,7 @@ from whet.cluster.config import ClusterConfig, DevicesConfig
 from whet.config import Component, Config
 from whet.data.rows import Rows
 from whet.environments.base import TaskSet
+from whet.environments.validate import ValidationConfig
 from whet.evaluate import EvaluationConfig, HeldOut
 from whet.generators.config import GeneratorConfig
 from whet.learner.config import LearnerConfig, OptimizerConfig
@@ -109,6 +110,8 @@ class ForSampling(Protocol):
     def generator(self) -> GeneratorConfig: ...
     @property
     def weights(self) -> WeightSyncConfig: ...
+    @property
+    def validation(self) -> ValidationConfig: ...
     @property
     def evaluation(self) -> EvaluationConfig: ...
     @property

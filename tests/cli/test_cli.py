@@ -256,3 +256,11 @@ def test_a_reader_that_goes_away_is_no_error(folder):
     )
     assert result.stdout.startswith("description:")
     assert result.stderr == ""
+
+
+def test_validate_prints_what_was_graded_and_fails_if_any_is_wrong(folder):
+    good = whet("validate", "arithmetic", "train_size=20", "--samples", "3", cwd=folder, module="whet")
+    assert (good.returncode, good.stdout.splitlines()[-1]) == (0, "all as expected")
+    bad = whet("validate", "tests.environments.test_validate:Echo", "accepts_all=true", cwd=folder, module="whet")
+    assert bad.returncode == 1
+    assert "WRONG  boundary, nothing: expected 0, but: it earned 2" in bad.stdout

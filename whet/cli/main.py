@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli import doctor, evaluate, export, plan, recipes, show, train, view
+from whet.cli import doctor, evaluate, export, plan, recipes, show, train, validate, view
 from whet.cli.words import Session
 from whet.closing import left_behind
 from whet.errors import WhetError
@@ -55,6 +55,7 @@ app.command("train")(train.train)
 app.command("resume")(train.resume)
 app.command("eval")(evaluate.evaluate)
 app.command("show")(show.show)
+app.command("validate")(validate.validate)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)
 app.command("export")(export.export)

@@ -13,6 +13,7 @@ from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 from whet.data.base import Data
+from whet.environments.cases import Answer, Case
 from whet.errors import ConfigError, DataError
 from whet.types import Group, Message, Task
 
@@ -103,6 +104,15 @@ class TaskSet(Data, Environments, ABC):
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of ``"train"`` or ``"test"``, in a fixed order, no uid twice. They don't overlap."""
+
+    def cases(self) -> Sequence[Case]:
+        """Return answers with known rewards: good, bad, at the boundary and adversarial ones. ``whet validate`` grades
+        them. By default none."""
+        return ()
+
+    def gold(self, task: Task) -> Answer | None:
+        """Return a right answer to the task, which earns full marks; None where the data know none, as by default."""
+        return None
 
     def open(self) -> Environments:
         """Build what makes and grades episodes. By default the task set itself, by its own ``make`` or ``grade``."""

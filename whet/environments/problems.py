@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 from whet.config import Config
 from whet.data.split import Tally, distinct, hold_out
 from whet.environments.base import Environments, TaskSet
+from whet.environments.cases import Case, Kind
 from whet.environments.math_grader import MathGrader
 from whet.errors import ConfigError, DataError
 from whet.seeds import derive_seed
@@ -74,6 +75,31 @@ class BoxedProblems(TaskSet, ABC):
     def open(self) -> Environments:
         """By default a ``MathGrading``; a subclass with its own ``grade`` or ``make`` stands for itself."""
         return self if self.own_episodes else self.grader.open()
+
+    def gold(self, task: Task) -> str:
+        return f"\\boxed{{{task.data['answer']}}}"
+
+    def cases(self) -> Sequence[Case]:
+        """Answers to the first task, whatever it asks."""
+        task = self._tasks["train"][0]
+        gold, box = task.data["answer"], self.gold(task)
+        wrong = f"\\boxed{{{gold} + 1}}"
+        answers: list[tuple[Kind, str, str, float]] = [
+            ("good", "boxed", box, 1.0),
+            ("good", "boxed after reasoning", f"First I thought it was 7. So the answer is ${box}$.", 1.0),
+            ("good", "the last of two boxes is right", f"{wrong} no, {box}", 1.0),
+            ("bad", "another answer", wrong, 0.0),
+            ("bad", "the last of two boxes is wrong", f"{box} no, {wrong}", 0.0),
+            ("boundary", "nothing", "", 0.0),
+            ("boundary", "an empty box", "\\boxed{}", 0.0),
+            ("boundary", "a box that is not closed", f"\\boxed{{{gold}", 0.0),
+            ("adversarial", "several answers in one box", f"\\boxed{{{gold}, {gold} + 1, {gold} + 2}}", 0.0),
+            ("adversarial", "code", "\\boxed{__import__('os')._exit(0)}", 0.0),
+            ("adversarial", "an endless tower", f"\\boxed{{{'9^{' * 200}9{'}' * 200}}}", 0.0),
+        ]
+        if self.grader.require_box:
+            answers.append(("boundary", "without a box", f"The answer is {gold}.", 0.0))
+        return [Case(name, task, answer, expected, kind) for kind, name, answer, expected in answers]
 
     @cached_property
     def _tasks(self) -> dict[Split, list[Task]]:

@@ -18,6 +18,7 @@ from pydantic import Field
 from whet.config.nearest import did_you_mean
 from whet.data.split import Tally, distinct
 from whet.environments.base import Environments, TaskSet
+from whet.environments.cases import Case
 from whet.environments.grading import GradingPool
 from whet.environments.math_grader import last_boxed
 from whet.environments.problems import Split, known_split, messages, question_key
@@ -80,6 +81,21 @@ class ReasoningGym(TaskSet):
             Task(uid=uid, prompt=messages(self.system, f"{entry['question']}\n\n{instruction}".strip()))
             for uid, entry in self._entries[known_split(split)].items()
         ]
+
+    def gold(self, task: Task) -> str | None:
+        """The generator's own answer; None where it gives none, or one that can't stand where it should."""
+        answer = str(self.entry(task)[0].get("answer") or "")
+        wrapped = {"boxed": f"\\boxed{{{answer}}}", "tag": f"<answer>{answer}</answer>"}.get(self.answer, answer)
+        return wrapped if answer and extract(wrapped, self.answer) == answer.strip() else None
+
+    def cases(self) -> Sequence[Case]:
+        """What is no answer: of right and wrong ones only the generator's scorer knows."""
+        task = self.tasks("train")[0]
+        empty = [Case("nothing", task, "", 0.0, "boundary"), Case("spaces", task, " \n ", 0.0, "boundary")]
+        if self.answer in ("tag", "boxed"):
+            empty.append(Case("an answer that is not marked", task, "It is 42.", 0.0, "boundary"))
+            empty.append(Case("a mark that is not closed", task, "<answer>42 \\boxed{42", 0.0, "adversarial"))
+        return empty
 
     def open(self) -> "GymGrading":
         return GymGrading(self)

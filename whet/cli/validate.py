@@ -1,0 +1,61 @@
+"""``whet validate``: whether a task set grades answers as it should."""
+
+import dataclasses
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whet.cli.words import AsJson, Overrides, print_json
+
+if TYPE_CHECKING:
+    from whet.environments.validate import Graded
+
+
+def validate(
+    target: Annotated[
+        str, typer.Argument(metavar="TASKSET|RECIPE", help="A task set (its settings follow: path=...) or a recipe.")
+    ],
+    overrides: Overrides = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", min=0, help="How many of the data's own right answers to grade.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Grade answers whose reward is known. Exit code 1 if any is graded wrongly."""
+    from whet.config import load
+    from whet.environments.registry import TASK_SETS
+    from whet.environments.validate import validate as grade
+    from whet.environments.validate import wrong
+    from whet.processes.compute import run_computing
+    from whet.recipe import Recipe
+
+    changes = overrides or []
+    if target in TASK_SETS or ":" in target:
+        settings = load(Recipe, "quickstart", [f"data={target}", *(f"data.{one}" for one in changes)]).value
+    else:
+        settings = load(Recipe, target, changes).value
+    graded = run_computing(grade(settings.taskset, settings.validation.samples if samples is None else samples))
+    found = wrong(graded)
+    if as_json:
+        print_json([dataclasses.asdict(one) | {"wrong": one in found} for one in graded])
+    else:
+        _print(graded, found)
+    if found:
+        raise typer.Exit(1)
+
+
+def _print(graded: "list[Graded]", found: "list[Graded]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from whet.visible import visible
+
+    table = Table("answers", "graded", "as expected")
+    counts, right = Counter(one.kind for one in graded), Counter(one.kind for one in graded if one.right)
+    for kind, count in counts.items():
+        table.add_row(kind, str(count), str(right[kind]))
+    Console().print(table)
+    for one in found:
+        print(visible(f"WRONG  {one.kind}, {one.name}: expected {one.expected:g}, but: {one.outcome}"))
+    print(f"{len(found)} of {len(graded)} answers are graded wrongly" if found else "all as expected")
