@@ -11,8 +11,9 @@ from whet.errors import DataError
 Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
 
 
-def read_jsonl(path: str | Path) -> list[Placed]:
-    """The objects of a file; blank lines and a byte order mark are allowed.
+def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
+    """The objects of a file; blank lines and a byte order mark are allowed. ``nan_is_null``: ``NaN``, which tables
+    write for a cell that is missing, is read as null.
 
     Raises ``DataError`` for a file that can't be read or holds no row, and, naming the line, for one that is not a JSON
     object, has a key twice or a number that is not finite.
@@ -25,7 +26,7 @@ def read_jsonl(path: str | Path) -> list[Placed]:
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
-                    rows.append((f"{path}:{number}", _parse(line, f"{path}:{number}")))
+                    rows.append((f"{path}:{number}", _parse(line, f"{path}:{number}", nan_is_null)))
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror}") from None
     if not rows:
@@ -33,9 +34,12 @@ def read_jsonl(path: str | Path) -> list[Placed]:
     return rows
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, Any]:
+    constant = _null if nan_is_null else _finite
     try:
-        value = json.loads(line.decode(), object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_finite)
+        value = json.loads(
+            line.decode(), object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=constant
+        )
     except UnicodeDecodeError as problem:
         raise DataError(f"{where}: not UTF-8: {problem.reason} at byte {problem.start + 1} of the line") from None
     except json.JSONDecodeError as problem:
@@ -60,3 +64,7 @@ def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is not a finite number; write null, or leave the field out")
     return number
+
+
+def _null(text: str) -> float | None:
+    return None if text == "NaN" else _finite(text)

@@ -73,9 +73,10 @@ class Row(BaseModel):
 R = TypeVar("R", bound=Row)
 
 
-def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None) -> list[R]:
+def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None, nan_is_null: bool = False) -> list[R]:
     """Return the rows of a JSONL file or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
-    ``columns`` says what fields are called there, and wins over a field that has the name already.
+    ``columns`` says what fields are called there, and wins over a field that has the name already; ``nan_is_null``: see
+    ``read_jsonl``.
 
     Raises ``DataError`` for what can't be read, and for the first row that is wrong.
     """
@@ -86,7 +87,7 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
         hidden = found.keys() | set(columns.values())
         return found | {name: value for name, value in values.items() if name not in hidden}
 
-    placed = fetch_rows(path) if path.startswith("hf:") else read_jsonl(path)
+    placed = fetch_rows(path) if path.startswith("hf:") else read_jsonl(path, nan_is_null)
     return [kind.of(where, renamed(values)) for where, values in placed]
 
 

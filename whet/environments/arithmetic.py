@@ -4,9 +4,7 @@ import random
 
 from pydantic import Field
 
-from whet.data.split import Tally, distinct
-from whet.environments.problems import BoxedProblems, Problem, Split
-from whet.errors import ConfigError
+from whet.environments.problems import BoxedProblems, Problem, Split, draw_distinct
 from whet.seeds import derive_seed
 
 NAMES = ("Ada", "Ben", "Chen", "Dina", "Emil", "Farah", "Goran", "Hana")
@@ -40,15 +38,11 @@ class Arithmetic(BoxedProblems):
 
     def _generate(self, split: Split, size: int, apart_from: list[Problem]) -> list[Problem]:
         rng = random.Random(derive_seed(self.seed, "arithmetic", split))
-        drawn = [self._draw(rng, split, index) for index in range(4 * size + 100)]
-        tally = Tally(f"arithmetic/{split}", len(drawn))
-        kept = distinct(drawn, Problem.key, tally, apart_from)
-        if len(kept) < size:
-            raise ConfigError(
-                f"arithmetic: only {len(kept)} different {split} problems in {len(drawn)} drawn, {size} wanted; "
-                "ask for fewer, or allow more digits, terms or operations"
-            )
-        return kept[:size]
+
+        def draw(index: int) -> Problem:
+            return self._draw(rng, split, index)
+
+        return draw_distinct(f"arithmetic/{split}", draw, size, Problem.key, apart_from, "digits, terms or operations")
 
     def _draw(self, rng: random.Random, split: Split, index: int) -> Problem:
         numbers = [rng.randint(0 if self.digits == 1 else 1, 10**self.digits - 1) for _ in range(self.terms)]

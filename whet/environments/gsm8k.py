@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
 from whet.environments.math_grader import as_number
-from whet.environments.problems import BoxedProblems, Problem, Split, split_problems
+from whet.environments.problems import BoxedProblems, Problem, Split, separate
 
 HUB = "hf:openai/gsm8k:main:"
 
@@ -41,7 +41,7 @@ class GSM8K(BoxedProblems):
         train = self._read(self.path or f"{HUB}train", "train")
         test = self._read(test_path, "test") if test_path else None
         tally = Tally(f"gsm8k ({self.path or HUB})", len(train) + len(test or []))
-        return split_problems("gsm8k", train, test, self.test_size, tally)
+        return separate("gsm8k", train, test, self.test_size, Problem.key, tally)
 
     def _read(self, path: str, split: Split) -> list[Problem]:
         rows = read_rows(path, Question)

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
-from whet.environments.problems import BoxedProblems, Problem, Split, split_problems
+from whet.environments.problems import BoxedProblems, Problem, Split, separate
 from whet.errors import DataError
 
 
@@ -50,7 +50,7 @@ class Math(BoxedProblems):
         tally = Tally(f"math ({self.path})", len(train_rows) + len(test_rows or []))
         train = self._problems(train_rows, "train", tally)
         test = None if test_rows is None else self._problems(test_rows, "test", tally)
-        return split_problems("math", train, test, self.test_size, tally)
+        return separate("math", train, test, self.test_size, Problem.key, tally)
 
     def _problems(self, rows: list[Question], split: Split, tally: Tally) -> list[Problem]:
         problems = []

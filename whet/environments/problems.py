@@ -1,14 +1,14 @@
 """Questions with known mathematical answers, as a task set: the common part of GSM8K, MATH and arithmetic.
 
-Also the guarantee all of them give: the test questions are not among the training questions, and no question is there
-twice. Knows no file format.
+Also the guarantee that all task sets here give: the test questions are not among the training questions, and no
+question is there twice. Knows no file format.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from pydantic import Field, field_validator
 
@@ -23,6 +23,7 @@ from whet.types import Message, Task
 
 BOXED = "Reason step by step and put the final answer in \\boxed{}."
 Split = Literal["train", "test"]
+T = TypeVar("T")
 
 
 @dataclass(slots=True, frozen=True)
@@ -134,23 +135,39 @@ def known_split(split: str) -> Split:
     return cast(Split, split)
 
 
-def split_problems(
-    name: str, train: list[Problem], test: list[Problem] | None, test_size: int, tally: Tally
-) -> dict[Split, list[Problem]]:
-    """Distinct problems in two splits that share no question. ``test`` None: ``test_size`` of ``train`` are held out;
-    otherwise ``test_size`` bounds ``test``. ``tally`` counts both files' rows."""
-    train = distinct(train, Problem.key, tally)
+def separate(
+    name: str, train: list[T], test: list[T] | None, test_size: int, key: Callable[[T], int], tally: Tally
+) -> dict[Split, list[T]]:
+    """Distinct tasks in two splits that share no key. ``test`` None: ``test_size`` of ``train`` are held out; otherwise
+    ``test_size`` bounds ``test``. ``tally`` counts both files' rows."""
+    train = distinct(train, key, tally)
     if test is None and test_size * 2 > len(train):
         raise ConfigError(
             f"{name}: test_size={test_size} would hold out more than half of {len(train)} rows; "
             "lower test_size or give test_path"
         )
-    test = None if test is None else distinct(test, Problem.key, tally)
-    train, test = hold_out(train, test, test_size, Problem.key, tally)
+    test = None if test is None else distinct(test, key, tally)
+    train, test = hold_out(train, test, test_size, key, tally)
     tally.report(len(train) + len(test))
     if not train:
         raise DataError(f"{name}: no training problem is left")
     return {"train": train, "test": test}
+
+
+def draw_distinct(
+    name: str, draw: Callable[[int], T], size: int, key: Callable[[T], int], apart_from: list[T], more: str
+) -> list[T]:
+    """Return ``size`` tasks with keys of their own. ``draw`` is given the index of the draw. Raises ``ConfigError``,
+    which says what allows for ``more``, when too few of them differ."""
+    drawn = [draw(index) for index in range(4 * size + 100)]
+    kept = distinct(drawn, key, Tally(name, len(drawn)), apart_from)
+    if len(kept) < size:
+        group, _, of = name.partition("/")
+        raise ConfigError(
+            f"{group}: only {len(kept)} different {of} problems in {len(drawn)} drawn, {size} wanted; "
+            f"ask for fewer, or allow more {more}"
+        )
+    return kept[:size]
 
 
 def question_key(question: str) -> int:
