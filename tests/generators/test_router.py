@@ -51,7 +51,7 @@ def test_an_episode_stays_with_its_replica_and_a_later_one_finds_the_prompt() ->
         await router.sample(PROMPT + first.tokens + [9], SamplingParams(4), "session 0")
         await router.sample(OTHER + other.tokens + [9], SamplingParams(4), "session 1")
         assert (await router.sample(OTHER, SamplingParams(2), "another")).cached == len(OTHER)
-        assert prompt_tokens(router) == [2 * len(PROMPT) + 5, 2 * len(OTHER) + 5]
+        assert prompt_tokens(router) == [len(PROMPT) + 5, len(OTHER) + 5]
 
     run(router, body)
 

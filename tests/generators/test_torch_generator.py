@@ -322,3 +322,22 @@ def test_a_model_with_other_memory_than_attention_is_refused() -> None:
     hybrid.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(ConfigError, match="linear_attention"):
         TorchGenerator(TorchGeneratorConfig(dtype="float32"), hybrid)
+
+
+@pytest.mark.parametrize("on_refit", ["recompute", "keep"])
+def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(on_refit: str) -> None:
+    generator, reference = make(on_refit=on_refit, max_batch=3), tiny_llama(seed=1, initializer_range=0.3)
+
+    async def body() -> None:
+        tasks = [asyncio.create_task(generator.sample(OTHER, SamplingParams(200, seed=i), "s")) for i in range(5)]
+        await generator.sample(PROMPT, SamplingParams(2), "s")
+        await load_into(generator, reference.state_dict().items(), 1)
+        for c in await asyncio.gather(*tasks):
+            assert c.versions[1] == 1
+            with torch.no_grad():
+                logits = reference(torch.tensor([OTHER + c.tokens]), use_cache=False).logits[0, len(OTHER) - 1 : -1]
+            expected = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
+            new = torch.isclose(torch.tensor(c.logprobs), expected, atol=1e-4, rtol=0)
+            assert new[-50:].all() == (on_refit == "recompute" or c.versions[0] == 1)
+
+    run(generator, body)

@@ -23,11 +23,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd
 from tests.tiny import tiny_llama, tiny_qwen3
 from tests.vllm_engine import Loop, load, make
+from tests.weights.collected import Listed
 from whet.errors import DeadlineError, GeneratorError, RefitError
 from whet.generators.base import SamplingParams
 from whet.generators.vllm_generator import VllmGenerator
 from whet.generators.vllm_guard import marked
 from whet.types import Distribution
+from whet.weights.config import WeightSyncConfig
+from whet.weights.engine import EngineSync
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -111,6 +114,32 @@ def test_a_prompt_is_served_from_the_cache_until_weights_change(engine: VllmGene
         assert second.cached >= 128
 
     loop.run(body())
+
+
+@pytest.mark.parametrize("on_refit", ["recompute", "keep"])
+def test_keys_of_requests_under_way_are_computed_anew_under_new_weights_or_kept(loop: Loop, on_refit: str) -> None:
+    generator, reference = make(tiny_llama(), on_refit=on_refit), tiny_llama(seed=1, initializer_range=0.3)
+
+    async def body() -> None:
+        await load(tiny_llama(initializer_range=0.3), generator)
+        under_way = asyncio.ensure_future(generator.sample(OTHER, SamplingParams(400), "s"))
+        first = await generator.sample([*range(100)], SamplingParams(2), "s")
+        weights = Listed(list(reference.state_dict().items()))
+        await EngineSync(WeightSyncConfig(), [1, 2, 3]).load(weights, generator, 1)
+        again = await generator.sample([*range(100)], SamplingParams(2), "s")
+        c = await under_way
+        assert (c.versions, first.versions, again.versions) == ((0, 1), (0, 0), (1, 1))
+        assert again.cached == 0
+        with torch.no_grad():
+            logits = reference(torch.tensor([OTHER + c.tokens]), use_cache=False).logits[0, len(OTHER) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(c.tokens)[:, None])[:, 0]
+        new = torch.isclose(torch.tensor(c.logprobs), expected, atol=1e-3, rtol=0)
+        assert new[-20:].all() == (on_refit == "recompute")
+
+    try:
+        loop.run(body())
+    finally:
+        loop.run(generator.close())
 
 
 def test_nothing_listens_beyond_this_machine(engine: VllmGenerator) -> None:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whet.models.decode_attention import BLOCK, DecodeCache, Prefill, size_class
+from whet.models.decode_attention import BLOCK, DecodeCache, Prefill, Prefix, size_class
 from whet.models.dense_attention import AttentionSettings
 
 
@@ -48,7 +48,7 @@ def test_prefill_and_decode_equal_one_plain_causal_attention(settings: Attention
     expected = [plain(*qkv, settings) for qkv in full]
 
     packed = [torch.cat([full[rows.index(p)][j][:, :n] for p, n in enumerate(prompts)], 1)[None] for j in range(3)]
-    state = Prefill(prompts)
+    state = Prefill(prompts, [Prefix(0)] * len(prompts))
     out = state.attend(0, *packed, settings)[0]
     start = 0
     for p, n in enumerate(prompts):

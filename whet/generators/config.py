@@ -50,6 +50,10 @@ class GeneratorConfig(Config, ABC):
     slack: int = Field(default=16, ge=0)
     """With ``replicas``: a request goes where its prompt is known, unless that replica has this many more requests
     under way than the least busy one."""
+    on_refit: Literal["recompute", "keep"] = "recompute"
+    """What becomes of the keys and values of requests under way when new weights come (``rollouts.max_staleness`` above
+    0): computed anew from the tokens, so that each later token is the new policy's; or kept, which costs nothing, and
+    what follows is sampled by a mixture of both policies."""
     deadline: float = Field(default=300.0, gt=0)
     """Seconds without progress after which a wait is an error."""
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.engine_model import EngineModel
+from whet.generators.prefix_store import Known, PrefixStore, shared
 from whet.generators.sampling import sample_tokens, uniform_stream
-from whet.models.decode_attention import ROWS, DecodeCache, Prefix
+from whet.models.decode_attention import BLOCK, ROWS, DecodeCache, Prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -34,7 +35,7 @@ class Request:
     logprobs: list[float] = field(default_factory=list)
     versions: tuple[int, int] | None = None
     finish: Literal["stop", "length", "aborted"] | None = None
-    cached: int = 0  # tokens of the prompt that were known when it was admitted
+    cached: int = 0  # tokens of the prompt that were not computed for it
     cancelled: bool = False  # set by another thread; the row is given up before the next step
 
     def __post_init__(self) -> None:
@@ -67,7 +68,8 @@ class Request:
 class Counters:
     """Totals since the start; seconds of the engine's thread."""
 
-    prefill_tokens: int = 0
+    prompt_tokens: int = 0  # of all requests
+    prefill_tokens: int = 0  # of them, those that were computed
     decode_steps: int = 0
     sampled_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -94,11 +96,11 @@ class Decoder:
         prefix_tokens: int,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
-        self.max_batch, self.prefill_tokens, self.prefix_tokens = max_batch, prefill_tokens, prefix_tokens
+        self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
         self.queue: deque[Request] = deque()
         self.rows: list[Request] = []  # row i of the cache is rows[i]
         self.cache = DecodeCache(max_batch, engine.device)
-        self.known: dict[tuple[int, ...], tuple[Prefix, Tensor]] = {}  # prompts under the present weights, by last use
+        self.known = PrefixStore(prefix_tokens)  # under the present weights
         self.version = 0
         self.counters = Counters()
 
@@ -109,6 +111,12 @@ class Decoder:
     def forget_prefixes(self) -> None:
         """The weights changed: new requests compute their prompts anew. Rows under way keep what they have."""
         self.known.clear()
+
+    def readmit(self) -> None:
+        """Put the rows under way first in the queue: what they have so far will be computed anew, as a prompt."""
+        for row in reversed(range(len(self.rows))):
+            self.cache.leave(row)
+            self.queue.appendleft(self.rows.pop())
 
     def step(self) -> list[Request]:
         """Returns the requests that ended in this step."""
@@ -147,39 +155,56 @@ class Decoder:
                 taken.append(request)
         if not taken:
             return ended
-        for request in taken:
-            request.cached = len(request.prompt) if request.prompt in self.known else 0
         started = perf_counter()
-        known = self._prompts(list(dict.fromkeys(request.prompt for request in taken)))
+        known = self._prompts(taken)
         sampled = perf_counter()
-        logits = [known[request.prompt][1] for request in taken]
+        logits = [one.logits for one in known]
         self._sample(taken, torch.stack(logits + logits[-1:] * (-len(logits) % ROWS)))
         self.counters.prefill_seconds += sampled - started
         self.counters.sampling_seconds += perf_counter() - sampled
-        staying = [request for request in taken if request.finish is None]
-        self.cache.join(known[request.prompt][0] for request in staying)
-        self.rows += staying
+        staying = [(request, one.prefix) for request, one in zip(taken, known, strict=True) if request.finish is None]
+        self.cache.join(prefix for _, prefix in staying)
+        self.rows += [request for request, _ in staying]
         return ended + [request for request in taken if request.finish is not None]
 
-    def _prompts(self, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Prefix, Tensor]]:
-        """The prefixes of these prompts, computed where not known, packed into forwards of bounded size."""
-        found = {prompt: self.known.pop(prompt) for prompt in prompts if prompt in self.known}
-        pack: list[tuple[int, ...]] = []
-        missing = [prompt for prompt in prompts if prompt not in found]
-        for i, prompt in enumerate(missing):
-            pack.append(prompt)
-            size = sum(map(len, pack))
-            if i + 1 == len(missing) or size + len(missing[i + 1]) > self.prefill_tokens:
-                found.update(zip(pack, self.engine.prefill(pack), strict=True))
-                self.counters.prefill_tokens += size
-                pack = []
-        self.known.update(found)
-        held = sum(map(len, self.known))
-        while held > self.prefix_tokens:
-            oldest = next(iter(self.known))
-            held -= len(oldest)
-            del self.known[oldest]
-        return found
+    def _prompts(self, requests: Sequence[Request]) -> list[Known]:
+        """What the requests continue, computed where it is not known."""
+        wanted = [request.prompt + tuple(request.tokens) for request in requests]
+        found = {prompt: self.known.get(prompt) for prompt in wanted}
+        computed: dict[tuple[int, ...], int] = {}
+        missing = sorted(prompt for prompt, known in found.items() if known is None)
+        while missing:
+            pack, missing = self._pack(missing)
+            results = self.engine.prefill(list(pack), list(pack.values()))
+            for (prompt, beginning), (prefix, logits) in zip(pack.items(), results, strict=True):
+                found[prompt] = self.known.add(prompt, Known(prefix, logits))
+                computed[prompt] = len(prompt) - beginning.length
+        self.known.trim()
+        self.counters.prompt_tokens += sum(map(len, wanted))
+        self.counters.prefill_tokens += sum(computed.values())
+        for request, prompt in zip(requests, wanted, strict=True):
+            new = computed.pop(prompt, 0)  # the first one computes it for all
+            request.cached = request.cached if request.tokens else len(prompt) - new
+        return [known for prompt in wanted if (known := found[prompt]) is not None]
+
+    def _pack(self, missing: list[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], Prefix], list[tuple[int, ...]]]:
+        """Choose what one forward of bounded size computes; ``missing`` is sorted: what begins alike stands side by
+        side. Returns (its prompts, with what is known of their beginnings; those that are left for later)."""
+        pack: dict[tuple[int, ...], Prefix] = {}
+        later: list[tuple[int, ...]] = []
+        before: tuple[int, ...] = ()
+        size = 0
+        for prompt in missing:
+            known = self.known.longest(prompt)
+            new = len(prompt) - known.length
+            waits = shared(before, prompt) >= known.length + BLOCK  # for what the one before it leaves
+            if pack and (waits or size + new > self.prefill_tokens):
+                later.append(prompt)
+            else:
+                pack[prompt] = known
+                size += new
+            before = prompt
+        return pack, later
 
     def _sample(self, requests: Sequence[Request], logits: Tensor) -> None:
         tokens, logprobs = sample_tokens(

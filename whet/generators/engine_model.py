@@ -128,14 +128,19 @@ class EngineModel:
             linear.refresh()
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> list[tuple[Prefix, Tensor]]:
-        """The keys and values of each prompt and the logits [V] after its last token, all in one forward."""
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[Prefix] | None = None
+    ) -> list[tuple[Prefix, Tensor]]:
+        """The keys and values of each prompt and the logits [V] after its last token, all in one forward over what
+        comes after the ``known`` beginning of each, which leaves at least its last token."""
+        known = known or [Prefix(0)] * len(prompts)
         lengths = [len(prompt) for prompt in prompts]
-        padding = [0] * (-sum(lengths) % ROWS)
-        tokens = [token for prompt in prompts for token in prompt] + padding
-        positions = [position for length in lengths for position in range(length)] + padding
-        last = (torch.tensor(lengths).cumsum(0) - 1).tolist()
-        state = Prefill(lengths)
+        new = [range(prefix.length, length) for prefix, length in zip(known, lengths, strict=True)]
+        padding = [0] * (-sum(map(len, new)) % ROWS)
+        tokens = [prompt[i] for prompt, part in zip(prompts, new, strict=True) for i in part] + padding
+        positions = [position for part in new for position in part] + padding
+        last = (torch.tensor([len(part) for part in new]).cumsum(0) - 1).tolist()
+        state = Prefill(lengths, known)
         logits = self._forward(state, tokens, positions, last + last[-1:] * (-len(last) % ROWS))
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
             raise ConfigError(_unsupported(self.model, "not every layer is attention with keys and values of its own"))

@@ -206,11 +206,14 @@ class TorchGenerator:
             await compute(_nothing, deadline=self.config.deadline, turn=True)  # after the step, which is a turn, too
 
     async def resume(self, version: int) -> None:
-        """Go on with weights ``version``. Prompts computed under older weights are not used for new requests."""
+        """Go on with weights ``version``. Prompts computed under older weights are not used for new requests; of those
+        under way, ``config.on_refit`` decides."""
         with self._lock:
             if self._stepping:
                 raise WhetError("resume without pause: the engine is in the middle of a step")
             self._decoder.forget_prefixes()
+            if self.config.on_refit == "recompute":
+                self._decoder.readmit()
             self.engine.weights_changed()
             self._decoder.version = version
             self._paused = False

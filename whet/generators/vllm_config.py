@@ -26,6 +26,8 @@ class VllmGeneratorConfig(GeneratorConfig):
     """Most tokens in one forward; a longer prompt takes several."""
     cache_gib: float = Field(default=1.0, gt=0)
     """Memory of each replica for keys and values, in GiB; its ranks share it."""
+    prefix_caching: bool = True
+    """Keep the keys and values of what was computed for later requests that begin alike, as long as there is room."""
     tensor: int = Field(default=1, ge=1)
     """Ranks of each replica, processes that share every matrix and every head of attention: for a model that is too
     large or too slow for one device. It must divide the model's heads."""

@@ -1,10 +1,10 @@
 """The generator on vLLM: requests go to an engine in processes of its own, and tokens come back.
 
 Who waits for what: the engine starts with the first call that needs it. ``sample`` hands its request over and awaits
-the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` forgets all
-keys and values (those of requests under way are computed anew, from their tokens) and lets them go on. Every wait has
-the config's deadline. A dead or frozen engine fails every wait with an error that names its processes. When this
-process ends, however it ends, the engine ends (``vllm_processes.py``).
+the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` lets them go
+on, with keys and values that are computed anew, or kept (``on_refit``). Every wait has the config's deadline. A dead or
+frozen engine fails every wait with an error that names its processes. When this process ends, however it ends, the
+engine ends (``vllm_processes.py``).
 """
 
 import asyncio
@@ -141,8 +141,9 @@ class VllmGenerator:
         last = None
         if len(self._under_way) <= 1:
             self._progress = time.monotonic()  # an idle engine had nothing to say
+        inputs = tokens_input(prompt, cache_salt=str(self.version))  # finds nothing that older weights left
         try:
-            async for output in engine.generate(tokens_input(prompt), params, name, lora_request=self._adapter()):
+            async for output in engine.generate(inputs, params, name, lora_request=self._adapter()):
                 last = output
                 self._progress = time.monotonic()
         except (EngineDeadError, EngineGenerateError) as error:
@@ -184,9 +185,11 @@ class VllmGenerator:
         await self._bounded(engine.pause_generation(mode="keep", clear_cache=False), "the pause")
 
     async def resume(self, version: int) -> None:
-        """Go on with weights ``version``. No key or value computed under older weights is used again."""
+        """Go on with weights ``version``. No key or value computed under older weights is used again; with
+        ``config.on_refit`` "keep", but for requests under way."""
         engine = await self._started()
-        await self._bounded(self._forget(engine), "the reset of its prefix cache")
+        if self.config.on_refit == "recompute":
+            await self._bounded(self._forget(engine), "the reset of its prefix cache")
         await self._bounded(engine.update_weight_version(str(version)), "the new version")
         self.version = version
         self._progress = time.monotonic()

@@ -96,6 +96,7 @@ class VllmProcesses:
             "worker_extension_cls": _WORKER,
             "disable_log_stats": True,
             "enable_sleep_mode": self.frees_memory,
+            "enable_prefix_caching": None if config.prefix_caching else False,  # None: for models that can
         }
         if adapter is not None:  # one at a time. Other modules stay as they are: wrapping them costs time and memory
             room = min(room for room in LORA_RANKS if room >= adapter.rank)

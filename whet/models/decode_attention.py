@@ -1,27 +1,31 @@
 """Attention over cached keys and values, for sampling.
 
 transformers calls :func:`attention` in every layer (registered under ``NAME``); the keyword ``whet_cache`` given to the
-model tells what the tokens of this forward are: :class:`Prefill` for packed prompts, :class:`DecodeCache` for one new
-token of each row. A row is one completion under way. Its keys lie in two places: its prompt in a *tile* shared with
-other rows of the same prompt, its own tokens in the row's part of the cache. The softmax runs over both.
+model tells what the tokens of this forward are: :class:`Prefill` for packed prompts, or what is new of them,
+:class:`DecodeCache` for one new token of each row. A row is one completion under way. Its keys lie in two places: its
+prompt in a *tile* shared with other rows of the same prompt, its own tokens in the row's part of the cache. The softmax
+runs over both.
 
 A row's result must not depend on its neighbours, to the bit. So every product has a number of rows that is a multiple
 of four (matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an
-exact zero, and padded keys come last in their part. Knows nothing of tokens, sampling or requests.
+exact zero, and padded keys come last in their part. Nor may what a prompt leaves depend on how much of it was known
+before: it is computed in tiles of one shape that lie where the positions say. Knows nothing of tokens, sampling or
+requests.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from whet.models.dense_attention import AttentionSettings, dense_attention, score_dtype
+from whet.models.dense_attention import AttentionSettings, score_dtype
 
 NAME = "whet_decode"
 BLOCK = 64
 ROWS = 16  # the number of rows of a forward is a multiple of this
+QUERIES, KEYS = 64, 256  # of a tile of prefill
 
 
 class Cache(Protocol):
@@ -80,48 +84,57 @@ class Prefix:
     keys: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, D]
     values: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, Dv]
 
+    def first(self, length: int) -> "Prefix":
+        """Return those of its first tokens, without a copy."""
+        return Prefix(length, [x[:, :length] for x in self.keys], [x[:, :length] for x in self.values])
+
 
 class Prefill:
-    """A forward over several prompts packed one after another; fills one :class:`Prefix` for each.
+    """A forward over several prompts packed one after another, of each what comes after its ``known`` beginning; fills
+    one :class:`Prefix` for each.
 
-    Each prompt attends to itself only and by its own call, so that its result is that of the prompt alone.
+    Each prompt attends to itself only, so that its result is that of the prompt alone.
     """
 
-    def __init__(self, lengths: list[int]) -> None:
+    def __init__(self, lengths: Sequence[int], known: Sequence[Prefix]) -> None:
         self.prefixes = [Prefix(length) for length in lengths]
+        self.known = known
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
         start = 0
-        for prefix in self.prefixes:
+        for prefix, known in zip(self.prefixes, self.known, strict=True):
             if len(prefix.keys) != layer:
                 raise RuntimeError(f"attention layer {layer} was called as number {len(prefix.keys)}")
-            part = slice(start, start + prefix.length)
-            q, k, v = query[:, :, part], key[:, :, part], value[:, :, part]
-            out[:, part] = _causal(q, k, v, settings).transpose(1, 2)
-            prefix.keys.append(k[0].clone(memory_format=torch.contiguous_format))
-            prefix.values.append(v[0].clone(memory_format=torch.contiguous_format))
-            start += prefix.length
+            part = slice(start, start + prefix.length - known.length)
+            prefix.keys.append(torch.cat([*known.keys[layer : layer + 1], key[0, :, part]], dim=1))
+            prefix.values.append(torch.cat([*known.values[layer : layer + 1], value[0, :, part]], dim=1))
+            out[0, part] = _causal(query[0, :, part], prefix.keys[layer], prefix.values[layer], settings)
+            start = part.stop
         return out
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Tensor:
-    """Return plain causal attention of one prompt, [1, heads, L, D] -> [1, heads, L, Dv]."""
-    length = q.shape[2]
-    if settings.softcap is None and settings.sinks is None:
-        windowed = settings.window is not None and length > settings.window
-        mask = _visible(0, length, length, settings.window, q.device) if windowed else None
-        return nn.functional.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=mask is None, scale=settings.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-    queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
+    """Return attention of the last tokens of a prompt to all of it, q [heads, N, D], k and v [kv_heads, length, D] ->
+    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, whatever N is."""
+    (heads, new, width), (kv_heads, length, _), exact = q.shape, k.shape, score_dtype(q.dtype)
+    first, pad = length - new, nn.functional.pad
+    tiles = pad(q, (0, 0, first % QUERIES, -length % QUERIES)).to(exact).view(heads, -1, QUERIES, width).transpose(0, 1)
+    keys, values = (pad(x, (0, 0, 0, -length % KEYS)).to(exact).split(KEYS, dim=1) for x in (k, v))
     outs = []
-    for start in range(0, length, 512):  # bounds the memory of the scores
-        part = queries[:, start : start + 512]
-        visible = _visible(start, start + part.shape[1], length, settings.window, q.device)[None, None]
-        bias = torch.zeros(visible.shape, dtype=score_dtype(q.dtype), device=q.device)
-        outs.append(dense_attention(part, keys, values, bias.masked_fill_(~visible, float("-inf")), settings))
-    return torch.cat(outs, dim=1).transpose(1, 2)
+    for number, tile in enumerate(tiles, first // QUERIES):
+        start, end = number * QUERIES, (number + 1) * QUERIES
+        seen = range(-(-end // KEYS))
+        queries = tile.reshape(kv_heads, -1, width)
+        scores = torch.cat([queries @ keys[i].mT for i in seen], dim=-1).view(heads, QUERIES, -1)
+        hidden = ~_visible(start, end, scores.shape[-1], settings.window, q.device)
+        bias = torch.zeros_like(hidden, dtype=exact).masked_fill_(hidden, float("-inf"))
+        p = _softmax(scores, settings, bias).view(kv_heads, -1, scores.shape[-1]).split(KEYS, dim=-1)
+        out = p[0] @ values[0]
+        for i in seen[1:]:
+            out += p[i] @ values[i]
+        outs.append(out.view(heads, QUERIES, -1))
+    return torch.cat(outs, dim=1)[:, first % QUERIES :][:, :new].transpose(0, 1).to(q.dtype)
 
 
 def _visible(start: int, end: int, length: int, window: int | None, device: torch.device) -> Tensor:
