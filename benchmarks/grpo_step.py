@@ -38,7 +38,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute, run_computing
 from whet.recipe import Recipe
-from whet.rollouts.episode import Sampling
+from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.run import Run, open_run
 from whet.train import train

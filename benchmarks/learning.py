@@ -20,7 +20,7 @@ from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
 from whet.processes.malloc import keep_freed_memory
-from whet.types import Distribution, Group, Span, Task, Trajectory
+from whet.types import Distribution, Episode, Group, Span, Task, Trajectory
 
 
 def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:
@@ -33,7 +33,7 @@ def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:
     for index in range(prompts):
         prompt = tokens(60)
         lengths = torch.randint(48, 81, (answers,), generator=generator).tolist()
-        rows = [Trajectory([Span(prompt, False), Span(tokens(length), True)]) for length in lengths]
+        rows = [Episode([Trajectory([Span(prompt, False), Span(tokens(length), True)])]) for length in lengths]
         groups.append(Group(str(index), Task(str(index), []), rows))
     return Batch.from_groups(groups, share_prompts=share)
 

@@ -27,7 +27,7 @@ from whet.config import load
 from whet.generators.base import SamplingParams
 from whet.losses.composite import PolicyLoss
 from whet.recipe import Recipe
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Episode, Group, Span, Task, Trajectory
 
 HOW = ("merged", "adapter")
 
@@ -36,7 +36,7 @@ async def learn(learner: Any, seed: int) -> None:
     """One optimizer step on 64 tokens."""
     tokens = torch.randint(0, 40000, (80,), generator=torch.Generator().manual_seed(seed)).tolist()
     spans = [Span(tokens[:16], False), Span(tokens[16:], True, [-5.0] * 64)]
-    batch = Batch.from_groups([Group("g", Task("t", []), [Trajectory(spans)])]).weigh("token")
+    batch = Batch.from_groups([Group("g", Task("t", []), [Episode([Trajectory(spans)])])]).weigh("token")
     batch.advantages = batch.trained.double()
     await learner.update(batch, PolicyLoss())
 

@@ -2,17 +2,29 @@
 
 from hypothesis import strategies as st
 
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Episode, Group, Message, Span, Status, Task, Trajectory
+
+
+def episode(
+    spans: list[Span],
+    reward: float = 0.0,
+    scores: dict[str, float] | None = None,
+    status: Status = Status.COMPLETED,
+    messages: list[Message] | None = None,
+    error: str | None = None,
+) -> Episode:
+    """An episode of one branch."""
+    return Episode([Trajectory(spans, messages or [])], reward, scores or {}, status, error=error)
 
 
 def group(uid: str, prompt: list[int], answers: list[list[int]], rewards: list[float] | None = None) -> Group:
     """One group: a prompt and trained answers; every sampled token has log-prob -1."""
     rewards = rewards or [float(i) for i in range(len(answers))]
-    trajectories = [
-        Trajectory([Span(prompt, False), Span(answer, True, [-1.0] * len(answer), (0, 0))], reward=reward)
+    episodes = [
+        episode([Span(prompt, False), Span(answer, True, [-1.0] * len(answer), (0, 0))], reward=reward)
         for answer, reward in zip(answers, rewards, strict=True)
     ]
-    return Group(uid, Task(uid.split(":")[-1], []), trajectories)
+    return Group(uid, Task(uid.split(":")[-1], []), episodes)
 
 
 @st.composite
@@ -23,12 +35,12 @@ def groups(draw: st.DrawFn, vocabulary: int = 32, longest: int = 12) -> list[Gro
     made = []
     for index in range(draw(st.integers(1, 4))):
         prompt = system + draw(st.lists(st.integers(0, vocabulary - 1), min_size=1, max_size=longest))
-        trajectories = []
+        episodes = []
         for _ in range(draw(st.integers(1, 4))):
             spans = [Span(prompt, False)]
             for _ in range(draw(st.integers(1, 2))):
                 spans.append(Span(draw(tokens), draw(st.sampled_from([True, True, True, False]))))
                 spans.append(Span(draw(tokens), False))
-            trajectories.append(Trajectory(spans, reward=draw(st.floats(-2, 2))))
-        made.append(Group(f"g{index}", Task(f"t{index}", []), trajectories))
+            episodes.append(episode(spans, reward=draw(st.floats(-2, 2))))
+        made.append(Group(f"g{index}", Task(f"t{index}", []), episodes))
     return made

@@ -5,11 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.groups import group, groups
-from whet.batch import MIN_COMMON_PREFIX, Batch
+from tests.groups import episode, group, groups
+from whet.batch import Batch
 from whet.errors import DataError
+from whet.forest import MIN_COMMON_PREFIX
 from whet.packing import pack
-from whet.types import Group, Span, Status, Task, Trajectory
+from whet.types import Group, Span, Status, Task
 
 
 def paths(batch: Batch) -> list[tuple[list[int], list[bool]]]:
@@ -144,16 +145,16 @@ def test_per_sequence_sums_trained_tokens_and_per_token_spreads_back():
 
 
 def test_the_first_token_of_a_root_has_no_predictor_and_is_not_trained():
-    lone = Group("a", Task("t", []), [Trajectory([Span([1, 2, 3], True)])])
+    lone = Group("a", Task("t", []), [episode([Span([1, 2, 3], True)])])
     assert Batch.from_groups([lone]).trained.tolist() == [False, True, True]
 
 
 def test_failed_and_empty_trajectories_are_refused_by_name():
-    failed = Group("bad", Task("t", []), [Trajectory([], status=Status.FAILED, error="no route")])
+    failed = Group("bad", Task("t", []), [episode([], status=Status.FAILED, error="no route")])
     with pytest.raises(DataError, match=r"'bad'.*no route"):
         Batch.from_groups([failed])
     with pytest.raises(DataError, match=r"'empty'.*without any token"):
-        Batch.from_groups([Group("empty", Task("t", []), [Trajectory([])])])
-    short = Group("short", Task("t", []), [Trajectory([Span([1], False), Span([2, 3], True, [-1.0])])])
+        Batch.from_groups([Group("empty", Task("t", []), [episode([])])])
+    short = Group("short", Task("t", []), [episode([Span([1], False), Span([2, 3], True, [-1.0])])])
     with pytest.raises(DataError, match=r"'short'.*2 sampled tokens with 1"):
         Batch.from_groups([short])

@@ -43,7 +43,7 @@ def test_the_same_answers_whatever_runs_beside_them(tiny_model: Path) -> None:
     narrow = measured(tiny_model, Lowercase(), samples=4, temperature=1.0, concurrency=2)
     assert wide == narrow
     assert wide.n == 12
-    assert len(wide.trajectories) == 48
+    assert len(wide.episodes) == 48
     assert set(wide.pass_at) == {1, 2, 4}
     assert wide.low <= wide.accuracy <= wide.high
 

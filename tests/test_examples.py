@@ -65,7 +65,7 @@ def test_every_solution_is_scored(solutions: Path, tmp_path: Path, tiny_model: P
     algorithm = {"type": "reward_model", "loss": "score_regression"}
     recipe = rows_recipe(tiny_model, "scored", tmp_path / "out" / "train.jsonl", algorithm)
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
-    assert {group.trajectories[0].reward for group in recipe.rows.groups(renderer, judging=True)["train"]} == {0.0, 1.0}
+    assert {group.episodes[0].reward for group in recipe.rows.groups(renderer, judging=True)["train"]} == {0.0, 1.0}
 
 
 def test_a_file_of_another_kind_is_refused_with_its_line(solutions: Path, tmp_path: Path) -> None:

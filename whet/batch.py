@@ -12,15 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import takewhile
 from typing import Any, Literal
 
 from whet.errors import DataError
+from whet.forest import columns_of, predictors
 from whet.lazy import Tensor, torch
 from whet.seeds import derive_seed
-from whet.types import Distribution, Group, Status, Trajectory, Weighting
-
-MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
+from whet.types import Distribution, Group, Weighting
 
 Axis = Literal["token", "sequence"]
 Output = Literal["logprobs", "entropy", "values", "topk", "topk_ids"]
@@ -75,10 +73,12 @@ class Batch:
     group: Tensor = field(metadata=_SEQUENCE)  # [S] int64, index into group_uids
     reward: Tensor = field(metadata=_SEQUENCE)  # [S] float64
     truncated: Tensor = field(metadata=_SEQUENCE)  # [S] bool
+    episode: Tensor = field(metadata=_SEQUENCE)  # [S] int64, ascending; its branches share reward, scores and status
     group_uids: tuple[str, ...] = ()
     distribution: Distribution = field(default_factory=Distribution)  # of which log-probs are taken
     scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where a sequence lacks the score
     weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
+    turn_rewards: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; at the last token of each reply
     rollout_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float32, as sampled
     old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
     reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
@@ -91,23 +91,18 @@ class Batch:
     def from_groups(
         cls, groups: Sequence[Group], *, share_prompts: bool = True, distribution: Distribution | None = None
     ) -> Batch:
-        """Lay out the trajectories of the groups, in order. The tokens that all trajectories of a group have in common
-        before the first trained token become one shared segment; so do those that all groups have in common (a system
-        prompt, say), if they are enough to be worth it. ``share_prompts=False`` makes every trajectory a root.
+        """Lay out the trajectories of the groups, in order. The tokens that trajectories of a group have in common
+        before their first trained token become shared segments; so do those that all groups have in common (a system
+        prompt, say). Beyond the prompt of a group a common stretch must be long enough to be worth it.
+        ``share_prompts=False`` makes every trajectory a root.
 
-        Raises ``DataError`` for a failed trajectory or one without tokens.
+        Raises ``DataError`` for a failed episode, or a trajectory without tokens.
         """
-        layout = _Layout()
-        prompts = [_same_start([_leading(t) for t in group.trajectories]) for group in groups]
-        common = _same_start(prompts) if share_prompts and len(groups) > 1 else []
-        root = layout.shared_segment(common, parent=-1) if len(common) >= MIN_COMMON_PREFIX else -1
-        for index, (group, prompt) in enumerate(zip(groups, prompts, strict=True)):
-            parent, shared = root, len(common) if root >= 0 else 0
-            if share_prompts and len(group.trajectories) > 1 and len(prompt) > shared:
-                parent, shared = layout.shared_segment(prompt[shared:], parent), len(prompt)
-            for trajectory in group.trajectories:
-                layout.add_sequence(group.uid, index, trajectory, parent, shared)
-        return layout.batch(tuple(group.uid for group in groups), distribution or Distribution())
+        return cls(
+            **columns_of(groups, share_prompts),
+            group_uids=tuple(group.uid for group in groups),
+            distribution=distribution or Distribution(),
+        )
 
     def __len__(self) -> int:
         return self.tokens.numel()
@@ -173,6 +168,17 @@ class Batch:
         """The number of trained tokens of each sequence, [S] int64."""
         return self.per_sequence(self.trained.long())
 
+    @property
+    def first_branch(self) -> Tensor:
+        """Return which sequences are the first of their episode, [S] bool: one for each episode."""
+        return torch.diff(self.episode, prepend=self.episode.new_tensor([-1])) != 0
+
+    def per_episode(self, values: Tensor) -> Tensor:
+        """Sum over the branches of each sequence's episode. [S] -> [S]"""
+        if not self.sequences:
+            return values
+        return values.new_zeros(int(self.episode[-1]) + 1).index_add(0, self.episode, values)[self.episode]
+
     def paths(self) -> list[Tensor]:
         """Return the tokens of each sequence in order, shared ones first, as indices into this batch: S tensors, [n]
         each, empty for a sequence without a token of its own."""
@@ -192,17 +198,18 @@ class Batch:
         """Return the batch with ``weight`` filled: each trained token's share of this optimizer step, from counts over
         the whole batch. This is the only normaliser there is.
 
-        ``token``: 1 / trained tokens (DAPO, arXiv 2503.14476). ``sequence``: 1 / (sequences x the sequence's trained
+        ``token``: 1 / trained tokens (DAPO, arXiv 2503.14476). ``sequence``: 1 / (episodes x the episode's trained
         tokens) (GRPO, arXiv 2402.03300). ``group``: 1 / (groups x the group's trained tokens). ``constant``:
-        1 / (sequences x ``divisor``) (Dr. GRPO, arXiv 2503.20783). A sequence or group without a
+        1 / (episodes x ``divisor``) (Dr. GRPO, arXiv 2503.20783). An episode or group without a
         trained token is not counted.
         """
         per_sequence = self.trained_per_sequence.double()
-        counted = (per_sequence > 0).sum().clamp(min=1)
+        per_episode = self.per_episode(per_sequence)
+        counted = ((per_episode > 0) & self.first_branch).sum().clamp(min=1)
         if weighting == "token":
             share = torch.full_like(per_sequence, 1.0) / per_sequence.sum().clamp(min=1)
         elif weighting == "sequence":
-            share = 1.0 / (counted * per_sequence.clamp(min=1))
+            share = 1.0 / (counted * per_episode.clamp(min=1))
         elif weighting == "group":
             per_group = torch.zeros(len(self.group_uids), dtype=torch.float64).index_add(0, self.group, per_sequence)
             share = 1.0 / ((per_group > 0).sum().clamp(min=1) * per_group.clamp(min=1)[self.group])
@@ -237,7 +244,7 @@ class Batch:
         part = self._each(lambda column, axis: column[kept[axis]])
         part.segment_start, part.segment_parent = start, new_segment[part.segment_parent]
         part.sequence = new_sequence[part.sequence]
-        part.predictor = _predictors(start, length, part.segment_parent)
+        part.predictor = predictors(start, length, part.segment_parent)
         return part, tokens
 
     def minibatches(self, count: int, seed: int = 0) -> list[tuple[Batch, Tensor]]:
@@ -269,100 +276,3 @@ class Batch:
 
 
 _COMMON = tuple(column.name for column in fields(Batch) if "axis" in column.metadata and column.default is None)
-
-
-def _predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
-    """Return the token before each token; of a segment's first token its parent's last one, -1 in a root. [N]"""
-    last = start + length - 1
-    predictor = torch.arange(int(length.sum())) - 1
-    predictor[start] = torch.where(parent < 0, -1, last[parent])
-    return predictor
-
-
-def _leading(trajectory: Trajectory) -> list[int]:
-    """Return the tokens before the first trained one."""
-    return [token for span in takewhile(lambda span: not span.trained, trajectory.spans) for token in span.tokens]
-
-
-def _same_start(lists: Sequence[list[int]]) -> list[int]:
-    """Return the longest common prefix; of one list the list itself."""
-    if not lists:
-        return []
-    low, high = min(lists), max(lists)  # a prefix of the first and the last in order is a prefix of all
-    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))]
-
-
-class _Layout:
-    """A batch under construction, from lists of segments and sequences."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []  # of all segments
-        self.trained: list[bool] = []
-        self.logprobs: list[float] = []
-        self.length: list[int] = []  # of each segment
-        self.parent: list[int] = []
-        self.sequence: list[int] = []
-        self.position: list[int] = []  # of its first token
-        self.group: list[int] = []  # of each sequence
-        self.trajectories: list[Trajectory] = []
-        self.sampled = False
-
-    def segment(self, tokens: list[int], trained: list[bool], logprobs: list[float], parent: int, sequence: int) -> int:
-        self.tokens += tokens
-        self.trained += trained
-        self.logprobs += logprobs
-        self.position.append(0 if parent < 0 else self.position[parent] + self.length[parent])
-        self.length.append(len(tokens))
-        self.parent.append(parent)
-        self.sequence.append(sequence)
-        return len(self.parent) - 1
-
-    def shared_segment(self, tokens: list[int], parent: int) -> int:
-        return self.segment(tokens, [False] * len(tokens), [0.0] * len(tokens), parent, sequence=-1)
-
-    def add_sequence(self, uid: str, group: int, trajectory: Trajectory, root: int, shared: int) -> None:
-        if trajectory.status is Status.FAILED:
-            raise DataError(f"group {uid!r} holds a failed trajectory ({trajectory.error}); drop or retry it first")
-        tokens, trained, logprobs = list[int](), list[bool](), list[float]()
-        for span in trajectory.spans:
-            tokens += span.tokens
-            trained += [span.trained] * len(span.tokens)
-            logprobs += span.logprobs or [0.0] * len(span.tokens)
-            self.sampled |= span.logprobs is not None
-            if span.logprobs is not None and len(span.logprobs) != len(span.tokens):
-                raise DataError(f"group {uid!r}: {len(span.tokens)} sampled tokens with {len(span.logprobs)} log-probs")
-        if not tokens:
-            raise DataError(f"group {uid!r} holds a trajectory without any token")
-        if tokens[shared:]:
-            self.segment(tokens[shared:], trained[shared:], logprobs[shared:], root, len(self.trajectories))
-        self.group.append(group)
-        self.trajectories.append(trajectory)
-
-    def batch(self, uids: tuple[str, ...], distribution: Distribution) -> Batch:
-        length, parent = torch.tensor(self.length, dtype=torch.long), torch.tensor(self.parent, dtype=torch.long)
-        start = length.cumsum(0) - length
-        offset = torch.tensor(self.position, dtype=torch.long) - start
-        trained = torch.tensor(self.trained, dtype=torch.bool)
-        trained[start[parent < 0]] = False  # nothing predicts the first token of a root
-        rows = self.trajectories
-        names = dict.fromkeys(name for row in rows for name in row.scores)
-        return Batch(
-            tokens=torch.tensor(self.tokens, dtype=torch.long),
-            position=torch.arange(len(self.tokens)) + offset.repeat_interleave(length),
-            predictor=_predictors(start, length, parent),
-            sequence=torch.tensor(self.sequence, dtype=torch.long).repeat_interleave(length),
-            trained=trained,
-            segment_start=start,
-            segment_parent=parent,
-            group=torch.tensor(self.group, dtype=torch.long),
-            reward=_numbers([row.reward for row in rows]),
-            truncated=torch.tensor([row.status is Status.TRUNCATED for row in rows], dtype=torch.bool),
-            group_uids=uids,
-            distribution=distribution,
-            scores={name: _numbers([row.scores.get(name, float("nan")) for row in rows]) for name in names},
-            rollout_logprobs=torch.tensor(self.logprobs, dtype=torch.float32) if self.sampled else None,
-        )
-
-
-def _numbers(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)

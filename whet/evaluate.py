@@ -17,9 +17,10 @@ from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.processes.compute import compute, run_computing
-from whet.rollouts.episode import Sampling, Temperature, play
+from whet.rollouts.episode import play
+from whet.rollouts.sampling import Sampling, Temperature
 from whet.seeds import derive_seed
-from whet.types import Status, Task, Trajectory
+from whet.types import Episode, Status, Task
 
 if TYPE_CHECKING:
     from whet.recipe import Recipe
@@ -76,7 +77,7 @@ class Report:
     truncated: float  # share of answers that ran into the length limit
     pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
     per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
-    trajectories: list[tuple[Task, Trajectory]] = field(default_factory=list)
+    episodes: list[tuple[Task, Episode]] = field(default_factory=list)
 
     def compare(self, other: "Report") -> dict[str, float]:
         """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,
@@ -119,9 +120,9 @@ async def evaluate_tasks(
 
     samples, slots = config.samples, asyncio.Semaphore(config.concurrency)
 
-    async def answer(task: Task, sample: int) -> Trajectory:
+    async def answer(task: Task, sample: int) -> Episode:
         async with slots:
-            trajectory = await play(
+            episode = await play(
                 environments,
                 task,
                 generator,
@@ -132,9 +133,9 @@ async def evaluate_tasks(
                 session=f"evaluation/{task.uid}/{sample}",
                 timing=Timing(),
             )
-        if trajectory.status is Status.FAILED:
-            raise DataError(f"the evaluation of {task.uid} failed: {trajectory.error}")
-        return trajectory
+        if episode.status is Status.FAILED:
+            raise DataError(f"the evaluation of {task.uid} failed: {episode.error}")
+        return episode
 
     limit = asyncio.timeout(config.deadline)
     try:
@@ -167,7 +168,7 @@ async def evaluate_tasks(
             k: sum(pass_at_k(samples, c, k) for c in per_task) / len(tasks) for k in (1, 2, 4, 8, 16) if k <= samples
         },
         per_task=[right / samples for right in per_task],
-        trajectories=[(task, answers[i * samples + j]) for i, task in enumerate(tasks) for j in range(samples)],
+        episodes=[(task, answers[i * samples + j]) for i, task in enumerate(tasks) for j in range(samples)],
     )
 
 

@@ -41,24 +41,26 @@ def pack(batch: Batch, ranks: int, max_tokens: int, unit: str = "token") -> list
 
 def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
     """Return (tokens, sequences) of each part that stays together: groups, or as many sequences of a group as fit."""
-    own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences).tolist()
-    first = batch.segment_start[batch.sequence[batch.segment_start] >= 0]  # the token of each sequence after its prompt
-    shared = (
-        torch.zeros(batch.sequences, dtype=torch.long)
-        .index_copy(0, batch.sequence[first], batch.position[first])
-        .tolist()
-    )
+    length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
+    leaf = dict(zip(batch.sequence[batch.segment_start].tolist(), range(len(parent)), strict=True))
     members: dict[int, list[int]] = {}
     for sequence, group in enumerate(batch.group.tolist()):
         members.setdefault(group, []).append(sequence)
     pieces: list[tuple[int, list[int]]] = []
     for group, sequences in members.items():
-        size, current = shared[sequences[0]], list[int]()
+        held, current = set[int](), list[int]()  # segments, sequences
+        size = 0
         for sequence in sequences:
-            if current and not whole_groups and size + own[sequence] > max_tokens:
-                pieces.append((size, current))
-                size, current = shared[sequence], []
-            size += own[sequence]
+            path, at = set[int](), leaf.get(sequence, -1)
+            while at >= 0:
+                path.add(at)
+                at = parent[at]
+            size = sum(length[segment] for segment in held | path)
+            if current and not whole_groups and size > max_tokens:
+                pieces.append((sum(length[segment] for segment in held), current))
+                held, current = set(), []
+                size = sum(length[segment] for segment in path)
+            held |= path
             current.append(sequence)
             if size > max_tokens:
                 what = "a whole group" if whole_groups else "one sequence with its prompt"

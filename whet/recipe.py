@@ -28,7 +28,7 @@ from whet.metrics.sinks import SinkConfig
 from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
-from whet.rollouts.episode import Sampling
+from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.sections import unread
 from whet.weights.config import WeightSyncConfig

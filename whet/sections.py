@@ -21,7 +21,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
-from whet.rollouts.episode import Sampling
+from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
 

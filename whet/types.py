@@ -1,8 +1,9 @@
 """The plain data that flows from data sets and environments to the learner. Needs no torch, model or device.
 
-A ``Task`` is posed; the answers to it are ``Trajectory``s made of ``Span``s of tokens; the trajectories of one task
-form a ``Group``. A row for supervised fine-tuning is a group of one, a preference pair a group of two, GRPO's
-samples a group of G: every objective reads the same columns.
+A ``Task`` is posed; each attempt at it is an ``Episode``, whose branches are ``Trajectory``s made of ``Span``s of
+tokens; the episodes of one task form a ``Group``. Nearly every episode has one branch: an agent that rewrites its
+history, or has a second conversation beside the first, leaves several. A row for supervised fine-tuning is a group of
+one, a preference pair a group of two, GRPO's samples a group of G: every objective reads the same columns.
 """
 
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ class Status(StrEnum):
     """The end of an episode."""
 
     COMPLETED = "completed"  # the model or the environment ended it
-    TRUNCATED = "truncated"  # it ran into the length or turn limit
+    TRUNCATED = "truncated"  # it used up a budget: length, turns, time
     FAILED = "failed"  # infrastructure failed; carries no reward and must never be trained on
 
 
@@ -74,18 +75,15 @@ class Span:
     trained: bool
     logprobs: list[float] | None = None  # [len(tokens)]; present exactly when our policy sampled them
     versions: tuple[int, int] | None = None  # oldest and newest weights that sampled them
+    reward: float = 0.0  # the environment's for this reply; part of the episode's
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One answer, or one row of a data set: spans in order; their tokens concatenated are what the model saw."""
+    """One line of conversation, or one row of a data set: its spans' tokens concatenated are what the model saw."""
 
     spans: list[Span]
-    reward: float = 0.0
-    scores: dict[str, float] = field(default_factory=dict)  # named reward components and diagnostics
-    status: Status = Status.COMPLETED
     messages: list[Message] = field(default_factory=list)  # the same in text, for people and group graders
-    error: str | None = None  # why, when status is FAILED
 
     @property
     def tokens(self) -> list[int]:
@@ -99,9 +97,64 @@ class Trajectory:
 
 
 @dataclass(slots=True)
+class Usage:
+    """What an episode took, over all its branches."""
+
+    turns: int = 0  # replies
+    tool_calls: int = 0
+    prompt_tokens: int = 0  # that the generator was given, each turn anew
+    cached_tokens: int = field(default=0, compare=False)  # of these, known to it already
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(slots=True)
+class Episode:
+    """One attempt at a task. Its branches share the reward and count as one answer."""
+
+    branches: list[Trajectory]
+    reward: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)  # named reward components and diagnostics
+    status: Status = Status.COMPLETED
+    usage: Usage = field(default_factory=Usage)
+    limit: str | None = None  # the budget that was used up, when status is TRUNCATED
+    error: str | None = None  # why, when status is FAILED
+
+    @classmethod
+    def from_json(cls, saved: dict[str, Any]) -> "Episode":
+        """Return the episode of which ``saved`` is ``dataclasses.asdict``, also after a way through JSON."""
+
+        def span(saved: dict[str, Any]) -> Span:
+            return Span(**(saved | {"versions": saved["versions"] and tuple(saved["versions"])}))
+
+        branches = [Trajectory([span(one) for one in b["spans"]], b["messages"]) for b in saved["branches"]]
+        changes = {"branches": branches, "status": Status(saved["status"]), "usage": Usage(**saved["usage"])}
+        return cls(**(saved | changes))
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation in which the episode ended."""
+        return self.branches[-1].messages if self.branches else []
+
+    @property
+    def spans(self) -> list[Span]:
+        """The spans of all branches, in order."""
+        return [span for branch in self.branches for span in branch.spans]
+
+    @property
+    def trained_tokens(self) -> int:
+        """The number of trained tokens."""
+        return sum(branch.trained_tokens for branch in self.branches)
+
+
+@dataclass(slots=True)
 class Group:
-    """All trajectories of one task in one step."""
+    """All episodes of one task in one step."""
 
     uid: str  # unique within a run, also when the same task is drawn twice
     task: Task
-    trajectories: list[Trajectory]
+    episodes: list[Episode]
+
+    @property
+    def trajectories(self) -> list[Trajectory]:
+        """All branches of all episodes, in the order of a batch's sequences."""
+        return [branch for episode in self.episodes for branch in episode.branches]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.groups import episode
 from tests.losses.batches import fill, random_groups, refilled, without
 from tests.reference import advantages as slow
 from tests.reference.plain import Plain, Said, plain
@@ -23,7 +24,7 @@ from whet.batch import Batch
 from whet.config import Component
 from whet.errors import DataError
 from whet.losses.kl import KL
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 
 SEEDS = (0, 1, 2, 3)
 OLD = ("values", "old_logprobs", "reference_logprobs")
@@ -88,7 +89,7 @@ def make(seed: int) -> Batch:
 
 
 def group_of(rewards: list[float], uid: str = "g", length: int = 2) -> Group:
-    rows = [Trajectory([Span([1, 2], False), Span([3 + i] * length, True)], r) for i, r in enumerate(rewards)]
+    rows = [episode([Span([1, 2], False), Span([3 + i] * length, True)], r) for i, r in enumerate(rewards)]
     return Group(uid, Task(uid, []), rows)
 
 

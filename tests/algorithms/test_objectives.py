@@ -83,7 +83,7 @@ def some_groups(paired: bool, seed: int) -> list[Group]:
         rewards = [1.0, 0.0] if paired else [dice.random() for _ in answers]
         made.append(group(f"g{index}", tokens(), answers, rewards))
     for one in made:
-        for trajectory in one.trajectories:
+        for trajectory in one.episodes:
             trajectory.scores["correct"] = trajectory.reward
     return made
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from tests.checkpoint.without_whet import run_without_whet
+from tests.groups import episode
 from tests.tiny import VOCAB, tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
 from whet.batch import Batch
 from whet.checkpoint.export import export
@@ -23,7 +24,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.losses.reward_model import sequence_scores
 from whet.models.config import LoraSettings, ModelConfig
-from whet.types import Group, Message, Task, Trajectory
+from whet.types import Group, Message, Task
 
 CONVERSATIONS: list[list[Message]] = [
     [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}],
@@ -87,7 +88,7 @@ def make_run(
         worker.state.save(staging / "reward_model")
 
     asyncio.run(CheckpointStore(run / "checkpoints").save(1, write, {}))
-    group = Group("g", Task("t", []), [Trajectory([], messages=messages) for messages in CONVERSATIONS])
+    group = Group("g", Task("t", []), [episode([], messages=messages) for messages in CONVERSATIONS])
     batch = Batch.from_groups([judged(group, Renderer(tokenizer, template))])
     worker.model.eval()
     with torch.no_grad():

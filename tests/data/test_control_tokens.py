@@ -148,7 +148,7 @@ def test_rows_and_pairs_are_inert(tmp_path: Path) -> None:
     path.write_text(json.dumps({"prompt": hostile, "completion": hostile, "chosen": hostile, "rejected": "c"}))
     for rows, count in ((SupervisedRows, 2), (PreferenceRows, 2)):
         (group,) = rows(path=str(path)).groups(renderer)["train"]
-        assert [t.tokens.count(end) for t in group.trajectories] == [count] * len(group.trajectories)
+        assert [t.tokens.count(end) for t in group.trajectories] == [count] * len(group.episodes)
         whole = "<|im_start|>user\n" + hostile + "<|im_end|>\n<|im_start|>assistant\n" + hostile + "<|im_end|>"
         assert renderer.decode(group.trajectories[0].tokens) == whole
 

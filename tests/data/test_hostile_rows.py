@@ -59,7 +59,7 @@ def with_raw(kind: str, field: str, raw: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_good_row_is_read(tmp_path: Path, kind: str) -> None:
     (group,) = read(tmp_path, kind, good(kind))
-    assert [trajectory.trained_tokens for trajectory in group.trajectories] == [2] * len(group.trajectories)
+    assert [trajectory.trained_tokens for trajectory in group.episodes] == [2] * len(group.episodes)
 
 
 @pytest.mark.parametrize(("kind", "field"), FIELDS)
@@ -109,7 +109,7 @@ def test_a_label_that_is_neither_true_nor_false_is_refused(tmp_path: Path, raw: 
 
 def test_labels_become_rewards(tmp_path: Path) -> None:
     groups = list(read(tmp_path, "labelled", good("labelled"), good("labelled", label=False)))
-    assert [group.trajectories[0].reward for group in groups] == [1.0, 0.0]
+    assert [group.episodes[0].reward for group in groups] == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_pairs_without_a_prompt_of_their_own_always_keep_an_answer(tmp_path: Pat
     asked, said = {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}
     longer = json.dumps({"chosen": [asked, said], "rejected": [asked, said, asked, said]})
     (group,) = read(tmp_path, "preference", longer)
-    assert [len(t.messages) for t in group.trajectories] == [2, 4]
+    assert [len(t.messages) for t in group.episodes] == [2, 4]
     only_the_prompt = json.dumps({"prompt": [asked], "chosen": [asked], "rejected": [asked, said]})
     with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'chosen' must hold an answer after the prompt"):
         read(tmp_path, "preference", only_the_prompt)
@@ -227,7 +227,7 @@ def test_a_row_that_trains_nothing_is_counted_and_left_out(tmp_path: Path) -> No
         def group(self, row: Any, renderer: Renderer) -> Any:
             group = super().group(row, renderer)
             if row.where.endswith(":2"):
-                for span in group.trajectories[0].spans:
+                for span in group.episodes[0].spans:
                     span.trained = False
             return group
 

@@ -61,8 +61,8 @@ def test_prompt_and_completion_are_one_message_each_or_lists_of_them():
 
 def test_a_preference_pair_is_a_group_of_two_with_rewards_one_and_nothing():
     pair = pair_of(prompt="one", chosen="good", rejected="bad")
-    assert [trajectory.reward for trajectory in pair.trajectories] == [1, 0]
-    assert [trained(trajectory) for trajectory in pair.trajectories] == [["good<|im_end|>"], ["bad<|im_end|>"]]
+    assert [trajectory.reward for trajectory in pair.episodes] == [1, 0]
+    assert [trained(trajectory) for trajectory in pair.episodes] == [["good<|im_end|>"], ["bad<|im_end|>"]]
     batch = Batch.from_groups([pair])
     assert batch.sequences == 2
     assert int((batch.sequence == -1).sum()) == len(RENDERER.render_prompt([CHAT[1]]))

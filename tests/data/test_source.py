@@ -5,13 +5,14 @@ import json
 
 import pytest
 
+from tests.groups import episode
 from whet.data.source import DatasetSource, MappedRows
 from whet.errors import ConfigError, DataError
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 
 
 def group(index):
-    return Group(f"row{index}", Task(f"row{index}", []), [Trajectory([Span([index], True)])])
+    return Group(f"row{index}", Task(f"row{index}", []), [episode([Span([index], True)])])
 
 
 def draw(source, steps, version=0):

@@ -85,7 +85,7 @@ def test_rows_without_tools_may_call_them_and_judged_rows_too(tmp_path: Path) ->
     path.write_text(json.dumps({"messages": CHAT[:2], "tools": TOOLS, "label": False}) + "\n")
     (group,) = LabelledRows(path=str(path)).groups(Renderer(tiny_tokenizer(TEMPLATE)))["train"]
     assert texts(group.trajectories[0], trained=True)[0].startswith('<call>{"name": "add"')
-    assert group.trajectories[0].reward == 0
+    assert group.episodes[0].reward == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.groups import episode
 from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.reference import alignment, mixture
 from tests.tiny import tiny_llama, tiny_tokenizer
@@ -70,7 +71,7 @@ def some_groups() -> list[Group]:
             prompt = Span(renderer.render_prompt(asked), False)
             said: Any = {"role": "assistant", "content": text}
             trained = text != "never trained"
-            rows.append(Trajectory([prompt, Span(tokens + end, trained)], float(number), messages=[*asked, said]))
+            rows.append(episode([prompt, Span(tokens + end, trained)], float(number), messages=[*asked, said]))
         groups.append(Group(f"g{index}", Task(f"t{index}", asked, {"judge": ["red", "blue", "red"][index]}), rows))
     return groups
 
@@ -178,7 +179,7 @@ def test_a_teacher_with_other_tokens_is_compared_by_spans_of_text(
         taught(OnPolicyDistillation, folders, "stranger", **LOSS), models | {"stranger": stranger}, groups, share
     )
     assert batch.old_logprobs is not None
-    rows = [row for group in groups for row in group.trajectories]
+    rows = [row for group in groups for row in group.episodes]
     for index, row in enumerate(rows):
         own = (batch.trained & (batch.sequence == index)).nonzero().squeeze(1)
         made = retokenize(row, tiny_tokenizer(), Renderer(bpe_tokenizer()), "g")
@@ -228,10 +229,7 @@ def test_more_tokens_than_there_are_means_all_of_them(
 def test_a_step_in_which_nothing_is_trained_asks_nobody(
     models: dict[str, WorkerLearner], folders: dict[str, Path], names: tuple[str, ...]
 ) -> None:
-    groups = [
-        replace(group, trajectories=[replace(group.trajectories[0], spans=group.trajectories[0].spans[:1])])
-        for group in some_groups()
-    ]
+    groups = [replace(group, episodes=[episode(group.trajectories[0].spans[:1])]) for group in some_groups()]
     batch = asked(taught(OnPolicyDistillation, folders, *names, **LOSS), models, groups)
     assert not batch.column("teacher_token_logprobs").any()
 

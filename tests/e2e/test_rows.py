@@ -359,7 +359,7 @@ def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_mode
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
     recipe = rows_recipe(tiny_model, "preference", path, {"type": "reward_model"})
     (group, *_) = recipe.rows.groups(renderer, judging=True)["train"]
-    for trajectory in group.trajectories:
+    for trajectory in group.episodes:
         plain = renderer.tokenizer.apply_chat_template(trajectory.messages, return_dict=False)
         assert trajectory.tokens[:-1] == plain
         assert trajectory.trained_tokens == 1
@@ -376,4 +376,4 @@ def test_a_file_may_call_the_fields_by_other_names(tiny_model: Path, tmp_path: P
     columns = {"prompt": "question", "completion": "answer"}
     recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, data={"columns": columns})
     (group,) = recipe.rows.groups(Renderer(tiny_tokenizer()))["train"]
-    assert [message["content"] for message in group.trajectories[0].messages] == ["one", "two"]
+    assert [message["content"] for message in group.episodes[0].messages] == ["one", "two"]

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tests.groups import episode
 from tests.learner.parts import VOCABULARY, cut, gradients, whole, worker
 from whet.batch import Batch
 from whet.losses.composite import PolicyLoss
 from whet.losses.policy_gradient import CISPOClip, PPOClip, Reinforce
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 
 PROMPT = [3, 1, 4]
 
@@ -43,7 +44,7 @@ def exact_gradient(folder: Path) -> dict[str, Tensor]:
 @pytest.mark.parametrize("surrogate", [Reinforce(), PPOClip(), CISPOClip()], ids=lambda s: type(s).__name__)
 def test_the_expected_policy_gradient_is_the_gradient_of_the_expected_reward(llama: Path, surrogate: Any) -> None:
     learner, exact = worker(llama), exact_gradient(llama)
-    rows = [Trajectory([Span(PROMPT, False), Span(list(outcome), True)]) for outcome in OUTCOMES]
+    rows = [episode([Span(PROMPT, False), Span(list(outcome), True)]) for outcome in OUTCOMES]
     batch = Batch.from_groups([Group("bandit", Task("bandit", []), rows)])
     logprobs = learner.score(whole(batch), {"logprobs"})[0]["logprobs"]
     batch.weight = batch.per_token(batch.per_sequence(logprobs).exp())  # each outcome by its probability

@@ -7,8 +7,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from tests.groups import episode
 from whet.batch import Axis, Batch, ModelOutput
-from whet.types import Group, Span, Status, Task, Trajectory
+from whet.types import Episode, Group, Span, Status, Task
 
 K = 4
 
@@ -24,7 +25,7 @@ def random_groups(seed: int, sizes: tuple[int, ...] = (3, 1, 4, 2)) -> list[Grou
     return groups
 
 
-def _row(dice: random.Random, prompt: list[int], kind: int) -> Trajectory:
+def _row(dice: random.Random, prompt: list[int], kind: int) -> Episode:
     def answer(trained: bool) -> Span:
         tokens = [dice.randrange(9) for _ in range(dice.randint(1, 4))]
         return Span(tokens, trained, [-1.0] * len(tokens))
@@ -36,7 +37,7 @@ def _row(dice: random.Random, prompt: list[int], kind: int) -> Trajectory:
     }.get(kind, [answer(True)])
     scores = {"correct": float(dice.randint(0, 2)), "format": dice.random(), "constant": 0.3}
     status = Status.TRUNCATED if dice.random() < 0.4 else Status.COMPLETED
-    return Trajectory([Span(prompt, False), *spans], float(dice.randint(0, 3)) - 1.0, scores, status)
+    return episode([Span(prompt, False), *spans], float(dice.randint(0, 3)) - 1.0, scores, status)
 
 
 def pair_groups(seed: int, pairs: int = 4) -> list[Group]:

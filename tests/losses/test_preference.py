@@ -8,6 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from tests.groups import episode
 from tests.losses.batches import fill, pair_groups, random_groups, unpaired_groups
 from tests.reference import preference as slow
 from tests.reference.plain import plain, said
@@ -17,7 +18,7 @@ from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
 from whet.losses.value import ValueLoss, explained_variance
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 
 PAIR_LOSSES = [
     DPOLoss(),
@@ -77,13 +78,13 @@ def test_only_which_reward_is_higher_counts(loss: Any) -> None:
 @pytest.mark.parametrize("bad", ["three", "one", "tie", "nan"])
 def test_a_group_that_is_no_pair_is_named(loss: Any, bad: str) -> None:
     groups = pair_groups(0)
-    extra = Trajectory([Span([1], False), Span([2], True)], 0.5)
+    extra = episode([Span([1], False), Span([2], True)], 0.5)
     if bad == "three":
-        groups[2].trajectories.append(extra)
+        groups[2].episodes.append(extra)
     elif bad == "one":
-        groups[2].trajectories.pop()
+        groups[2].episodes.pop()
     else:
-        for row in groups[2].trajectories:
+        for row in groups[2].episodes:
             row.reward = 0.5 if bad == "tie" else math.nan
     batch, output = fill(groups, 0, "group")
     with pytest.raises(DataError, match=r"'pair-2' is no preference pair"):
@@ -164,7 +165,7 @@ def test_a_tie_is_no_success() -> None:
 
 def test_a_pair_that_trains_nothing_is_not_counted() -> None:
     groups = pair_groups(0)
-    for row in groups[0].trajectories:
+    for row in groups[0].episodes:
         for span in row.spans:
             span.trained = False
     batch, output = fill(groups, 0, "group")
@@ -243,7 +244,7 @@ def test_a_margin_that_is_missing_is_named(lacking: str) -> None:
 
 def test_the_score_of_a_sequence_is_the_value_at_its_last_trained_token() -> None:
     turns = [Span([1], False), Span([2, 3], True), Span([4], False), Span([5, 6], True), Span([7], False)]
-    batch = Batch.from_groups([Group("g", Task("g", []), [Trajectory(turns, 2.0)])]).weigh("sequence")
+    batch = Batch.from_groups([Group("g", Task("g", []), [episode(turns, 2.0)])]).weigh("sequence")
     values = torch.arange(len(batch)).double()
     loss, metrics = ScoreRegression()(ModelOutput(torch.zeros(len(batch)), values=values), batch)
     assert loss.item() == (5.0 - 2.0) ** 2

@@ -18,6 +18,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from tests.groups import episode
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
 from whet.batch import Batch
 from whet.errors import WhetError
@@ -25,7 +26,7 @@ from whet.models import dense_attention, forest_attention
 from whet.models.dense_attention import AttentionSettings
 from whet.models.dense_attention import dense_attention as dense
 from whet.models.forest_attention import ForestLayout, decoder_of, forest_hidden, supports_forest, use_forest_attention
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 
 SIZES: dict[str, Any] = {
     "vocab_size": 264,
@@ -103,6 +104,7 @@ def forest(parents: list[int], lengths: list[int], seed: int = 0) -> tuple[Batch
         segment_start=torch.tensor([sum(lengths[:i]) for i in range(len(lengths))]),
         segment_parent=torch.tensor(parents),
         group=none,
+        episode=none,
         reward=none.double(),
         truncated=none.bool(),
     )
@@ -197,7 +199,7 @@ def test_bfloat16_autocast_agrees_with_float32_within_rounding() -> None:
 def test_a_batch_of_groups_gives_what_its_rows_give_unshared() -> None:
     prompts = [list(range(1, 20)), list(range(40, 45))]
     groups = [
-        Group(str(i), Task(str(i), []), [Trajectory([Span(p, False), Span([7 * i + j, 3, 9], True)]) for j in range(4)])
+        Group(str(i), Task(str(i), []), [episode([Span(p, False), Span([7 * i + j, 3, 9], True)]) for j in range(4)])
         for i, p in enumerate(prompts)
     ]
     shared, unshared = Batch.from_groups(groups), Batch.from_groups(groups, share_prompts=False)

@@ -194,10 +194,10 @@ def test_a_group_lost_to_failures_rests_and_says_nothing() -> None:
 def test_right_is_the_score_correct_or_else_a_reward_above_the_threshold() -> None:
     made = answered(2, of=4)
     assert (pass_rate(made, 0.5), pass_rate(made, -1.0), pass_rate(made, 1.0)) == (0.5, 1.0, 0.0)
-    for trajectory in made.trajectories[:3]:
+    for trajectory in made.episodes[:3]:
         trajectory.scores["correct"] = 0.0
     assert pass_rate(made, 0.5) == 0.0
-    made.trajectories[3].reward = 0.6
+    made.episodes[3].reward = 0.6
     assert pass_rate(made, 0.5) == 0.25
 
 
@@ -236,7 +236,7 @@ class Uneven(Lowercase):
 
     async def score_group(self, task: Task, group: Group) -> None:
         number = int(task.uid.split("/")[-1])
-        for place, trajectory in enumerate(group.trajectories):
+        for place, trajectory in enumerate(group.episodes):
             right = place % 2 == 0 if learnable(task.uid) else number % 2 == 0
             trajectory.reward = trajectory.scores["correct"] = float(right)
 

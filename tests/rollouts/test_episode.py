@@ -13,9 +13,10 @@ from whet.data.renderer import Renderer
 from whet.environments.base import Observation, Step
 from whet.errors import DataError
 from whet.generators.base import Completion, SamplingParams
-from whet.metrics.clock import Timing
-from whet.rollouts.episode import Sampling, run_episode
-from whet.types import Message, Status, Trajectory
+from whet.rollouts.episode import run_episode
+from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import Recording
+from whet.types import Episode, Message, Status
 
 RENDERER = Renderer(tiny_tokenizer())
 
@@ -48,29 +49,29 @@ class Short:
         return Completion(tokens, [0.0] * len(tokens), (0, 0), reason)
 
 
-def play(environment: Echo, **sampling: Any) -> tuple[Trajectory, list[int]]:
+def play(environment: Echo, **sampling: Any) -> tuple[Episode, list[int]]:
     generator: Any = Short()
     settings = Sampling(**({"max_prompt_tokens": 40, "max_new_tokens": 10, "max_turns": 3} | sampling))
-    episode = run_episode(environment, generator, RENDERER, settings, seed=0, session="e", timing=Timing())
+    episode = run_episode(environment, Recording(generator, RENDERER, settings, "e", seed=0))
     return asyncio.run(episode), generator.asked
 
 
-def observations(trajectory: Trajectory) -> list[str]:
-    return [message["content"] for message in trajectory.messages if message["role"] == "tool"]
+def observations(episode: Episode) -> list[str]:
+    return [message["content"] for message in episode.messages if message["role"] == "tool"]
 
 
 def test_what_fits_is_shown_as_it_is() -> None:
-    trajectory, asked = play(Echo("a" * 50), max_observation_tokens=200)
-    assert observations(trajectory) == ["a" * 50] * 2
-    assert trajectory.status == Status.TRUNCATED
+    episode, asked = play(Echo("a" * 50), max_observation_tokens=200)
+    assert observations(episode) == ["a" * 50] * 2
+    assert episode.status == Status.TRUNCATED
     assert asked == [10, 10, 10]
 
 
 @pytest.mark.parametrize("texts", [["a" * 300 + "z"], ["b" * 200, "short", "c" * 250], ["é" * 5000]])
 def test_a_long_observation_loses_its_middle_and_says_so(texts: list[str]) -> None:
-    trajectory, _ = play(Echo(*texts), max_observation_tokens=250)
-    assert [len(span.tokens) <= 250 for span in trajectory.spans if not span.trained][1:] == [True, True]
-    shown = observations(trajectory)[: len(texts)]
+    episode, _ = play(Echo(*texts), max_observation_tokens=250)
+    assert [len(span.tokens) <= 250 for span in episode.spans if not span.trained][1:] == [True, True]
+    shown = observations(episode)[: len(texts)]
     for text, seen in zip(texts, shown, strict=True):
         if len(text) < 20:
             assert seen == text
@@ -78,7 +79,7 @@ def test_a_long_observation_loses_its_middle_and_says_so(texts: list[str]) -> No
             assert seen.startswith(text[:20])
             assert seen.endswith(text[-20:])
             assert "characters left out]" in seen
-    assert "".join(shown) in RENDERER.decode(trajectory.tokens).replace("<|im_end|>\n<|im_start|>tool\n", "")
+    assert "".join(shown) in RENDERER.decode(episode.branches[0].tokens).replace("<|im_end|>\n<|im_start|>tool\n", "")
 
 
 def test_a_limit_below_what_the_template_writes_is_an_error() -> None:
@@ -88,11 +89,11 @@ def test_a_limit_below_what_the_template_writes_is_an_error() -> None:
 
 def test_an_episode_never_gets_longer_than_it_may() -> None:
     whole, _ = play(Echo("a" * 20), max_observation_tokens=60, max_turns=9)
-    for most in range(41, len(whole.tokens)):
-        trajectory, asked = play(Echo("a" * 20), max_observation_tokens=60, max_turns=9, max_episode_tokens=most)
-        assert len(trajectory.tokens) <= most
-        assert trajectory.spans[-1].trained
-        assert trajectory.status == Status.TRUNCATED
+    for most in range(41, len(whole.branches[0].tokens)):
+        episode, asked = play(Echo("a" * 20), max_observation_tokens=60, max_turns=9, max_episode_tokens=most)
+        assert len(episode.branches[0].tokens) <= most
+        assert episode.spans[-1].trained
+        assert episode.status == Status.TRUNCATED
         assert min(asked) > 0
 
 

@@ -18,8 +18,8 @@ def test_dynamic_sampling_drops_groups_without_spread_and_only_those() -> None:
 def test_overlong_shaping_grows_linearly_over_the_buffer(length: int, shaping: float) -> None:
     shaped = OverlongShaping(limit=10, buffer=4)(group("g", [1], [[2] * length], [1.0]))
     assert shaped is not None
-    assert shaped.trajectories[0].reward == pytest.approx(1.0 + shaping)
-    assert shaped.trajectories[0].scores["overlong"] == pytest.approx(shaping)
+    assert shaped.episodes[0].reward == pytest.approx(1.0 + shaping)
+    assert shaped.episodes[0].scores["overlong"] == pytest.approx(shaping)
 
 
 def test_overlong_shaping_counts_the_tokens_of_all_turns() -> None:
@@ -27,16 +27,16 @@ def test_overlong_shaping_counts_the_tokens_of_all_turns() -> None:
     two_turns.trajectories[0].spans *= 2
     shaped = OverlongShaping(limit=10, buffer=4, penalty=2.0)(two_turns)
     assert shaped is not None
-    assert shaped.trajectories[0].reward == pytest.approx(-2.0)
+    assert shaped.episodes[0].reward == pytest.approx(-2.0)
 
 
 def test_the_overlong_filter_trains_nothing_on_truncated_answers_and_keeps_their_reward() -> None:
     made = group("g", [1], [[2, 3], [4, 5]], [0.0, 1.0])
-    made.trajectories[0].status = Status.TRUNCATED
+    made.episodes[0].status = Status.TRUNCATED
     filtered = OverlongFilter()(made)
     assert filtered is not None
-    assert [t.trained_tokens for t in filtered.trajectories] == [0, 2]
-    assert [t.reward for t in filtered.trajectories] == [0.0, 1.0]
+    assert [t.trained_tokens for t in filtered.episodes] == [0, 2]
+    assert [t.reward for t in filtered.episodes] == [0.0, 1.0]
     assert made.trajectories[0].trained_tokens == 2, "the recorded group is not changed"
 
 
@@ -44,8 +44,8 @@ def test_the_best_and_the_worst_answer_become_a_pair_of_which_the_first_is_bette
     made = group("g", [1], [[2], [3], [4], [5], [6]], [0.5, -1.0, 2.0, 2.0, -1.0])
     pair = BestAndWorst()(made)
     assert pair is not None
-    assert [(t.tokens, t.reward) for t in pair.trajectories] == [([1, 4], 2.0), ([1, 3], -1.0)]
-    assert (pair.uid, pair.task, len(made.trajectories)) == ("g", made.task, 5)
+    assert [(e.branches[0].tokens, e.reward) for e in pair.episodes] == [([1, 4], 2.0), ([1, 3], -1.0)]
+    assert (pair.uid, pair.task, len(made.episodes)) == ("g", made.task, 5)
     assert BestAndWorst()(group("g", [1], [[2], [3], [4]], [0.5, 0.5, 0.5])) is None
 
 
@@ -57,7 +57,7 @@ def test_the_pass_rate_filter_keeps_tasks_of_medium_difficulty(right: int, kept:
 
 def test_the_pass_rate_filter_goes_by_the_score_correct_where_there_is_one() -> None:
     made = group("g", [1], [[2], [3]], [0.0, 1.0])
-    made.trajectories[0].scores["correct"] = 1.0
+    made.episodes[0].scores["correct"] = 1.0
     assert PassRate()(made) is None
     assert PassRate(low=1.0, high=1.0)(made) is made
     assert PassRate(threshold=1.0, low=0.0, high=0.0)(made) is made

@@ -58,8 +58,8 @@ class Judges(Says):
 
     async def score_group(self, task: Task, group: Group) -> None:
         if self.victim in (None, task.uid):
-            group.trajectories[-1].scores |= {n: v for n, v in self.scores.items() if n != "reward"}
-            group.trajectories[-1].reward = self.scores.get("reward", 0.0)
+            group.episodes[-1].scores |= {n: v for n, v in self.scores.items() if n != "reward"}
+            group.episodes[-1].reward = self.scores.get("reward", 0.0)
 
 
 async def second_task(folder: Path) -> str:
@@ -116,7 +116,7 @@ def test_so_does_a_score_that_score_group_sets(tiny_model: Path, value: Any) -> 
 def test_whole_numbers_and_those_of_numpy_are_rewards(tiny_model: Path, value: Any) -> None:
     async def go() -> None:
         async with source(tiny_model, Says(scores={"reward": value})) as rollouts:
-            rewards = {t.reward for group in await rollouts.next_groups() for t in group.trajectories}
+            rewards = {t.reward for group in await rollouts.next_groups() for t in group.episodes}
             assert rewards == {float(value)}
             assert all(type(reward) is float for reward in rewards)
 
@@ -152,7 +152,7 @@ def test_a_group_of_one_has_no_spread_and_no_advantage(tiny_model: Path) -> None
         async with source(tiny_model) as rollouts:
             rollouts.group_size = 1
             groups = await rollouts.next_groups()
-            assert [len(group.trajectories) for group in groups] == [1, 1, 1]
+            assert [len(group.episodes) for group in groups] == [1, 1, 1]
             assert rollouts.tally()[0].result()["reward/std"] == 0
             batch = Batch.from_groups(groups)
             assert not GroupAdvantage()(batch).advantages.any()

@@ -128,7 +128,7 @@ def test_a_score_that_only_some_answers_carry_is_averaged_over_those(tiny_model:
     async def go() -> None:
         async with source(tiny_model, Opinionated(graded=[])) as rollouts:
             groups = await rollouts.next_groups()
-            assert sum("style" in t.scores for group in groups for t in group.trajectories) == 3
+            assert sum("style" in t.scores for group in groups for t in group.episodes) == 3
             assert rollouts.tally()[0].result()["scores/style"] == 0.75
 
     asyncio.run(go())

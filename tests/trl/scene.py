@@ -112,7 +112,7 @@ def sampled(seed: int, only_trained: bool = True) -> list[Group]:
     differently."""
     groups = random_groups(seed, (3, 2, 4, 3))
     for group in groups:
-        group.trajectories = [t for t in group.trajectories if t.trained_tokens or not only_trained]
+        group.episodes = [t for t in group.episodes if t.trained_tokens or not only_trained]
     return [group for group in groups if group.trajectories]
 
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 
+from tests.groups import episode
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GroupAdvantage
 from whet.batch import Batch
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 
 pytestmark = pytest.mark.trl
 GROUP = 4
@@ -61,7 +62,7 @@ def ours(estimator: Any, **scores: Tensor) -> Tensor:
     groups = []
     for index, row in enumerate(rewards.double().tolist()):
         answers = [
-            Trajectory(
+            episode(
                 [Span([1], False), Span([2], True, [-1.0])],
                 reward=reward,
                 scores={name: float(values[index, sample]) for name, values in scores.items()},

@@ -25,7 +25,7 @@ def pairs(seed: int, count: int = 4, all_trained: bool = False) -> Scene:
     """Pairs; one rejected answer trains nothing unless ``all_trained``."""
     groups = pair_groups(seed, count)
     if all_trained:
-        groups = [group for group in groups if all(t.trained_tokens for t in group.trajectories)]
+        groups = [group for group in groups if all(t.trained_tokens for t in group.episodes)]
     return scene(groups, seed).weigh("group")
 
 

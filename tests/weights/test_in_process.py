@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.groups import episode
 from tests.toy import toy_recipe
 from tests.weights.collected import weights_of
 from whet.batch import Batch
@@ -18,7 +19,7 @@ from whet.errors import ConfigError, RefitError
 from whet.generators.engine_model import OpenEngine
 from whet.losses.composite import PolicyLoss
 from whet.recipe import Recipe
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Group, Span, Task
 from whet.weights.config import RefitConfig
 from whet.weights.in_process import InProcessSync
 
@@ -41,7 +42,7 @@ async def parts(folder: Path, tmp_path: Path, **changes: Any) -> AsyncIterator[t
 
 async def learn_something(learner: Any) -> None:
     spans = [Span([5, 6, 7], False), Span([8, 9, 10], True, [-1.0] * 3)]
-    batch = Batch.from_groups([Group("g", Task("t", []), [Trajectory(spans)])]).weigh("token")
+    batch = Batch.from_groups([Group("g", Task("t", []), [episode(spans)])]).weigh("token")
     batch.advantages = batch.trained.double()
     await learner.update(batch, PolicyLoss())
 

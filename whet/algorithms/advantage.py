@@ -1,8 +1,8 @@
 """From the rewards of sequences to the advantages of tokens: the interface, and the arithmetic that estimators share.
 All in float64, over the whole step.
 
-Groups are known by the batch's group index. Sequences without a trained token receive nothing but count in their
-group's baseline. Rewards that are all equal give exactly 0, whatever the rounding of their mean.
+Groups are known by the batch's group index. An episode counts once, however many branches it has, also where none of
+its tokens is trained. Rewards that are all equal give exactly 0, whatever the rounding of their mean.
 
 Suffixes: N tokens, S sequences, T steps (trained tokens of a sequence, the last one first).
 """
@@ -80,13 +80,17 @@ class Steps:
         return column
 
     def rewards(self, rewards: Tensor, penalty: KL | None) -> Tensor:
-        """Reward at each step: the sequence's at the last one, minus the penalty of each token. [S] -> [T, S]"""
+        """Reward at each step: what a reply earned at its last token, the rest of the episode's at the last step of
+        each branch, minus the penalty of each token. [S] -> [T, S]"""
         batch = self.batch
         if penalty is None:
             paid = torch.zeros(len(batch), dtype=torch.float64)
         else:
             old = batch.column("old_logprobs").double()
             paid = penalty.coefficient * penalty.estimate(old, batch.column("reference_logprobs"))
+        if batch.turn_rewards is not None:
+            paid = paid - batch.turn_rewards
+            rewards = rewards - batch.per_episode(batch.per_sequence(batch.turn_rewards))
         matrix = -self.of(paid)
         matrix[0] += rewards
         return matrix
@@ -119,12 +123,13 @@ def finite_rewards(batch: Batch, rewards: Tensor, what: str = "reward") -> Tenso
 
 
 def group_sums(batch: Batch, values: Tensor) -> Tensor:
-    """Sums over each sequence's group. [S] -> [S]"""
-    return values.new_zeros(len(batch.group_uids)).index_add(0, batch.group, values)[batch.group]
+    """Sums over the episodes of each sequence's group; ``values`` are the same in all branches of one. [S] -> [S]"""
+    first = batch.first_branch
+    return values.new_zeros(len(batch.group_uids)).index_add(0, batch.group[first], values[first])[batch.group]
 
 
 def group_centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Reward minus the group's mean, exactly 0 where all are equal; and the size of the group. [S] each"""
+    """Reward minus the group's mean, exactly 0 where all are equal; and the number of its episodes. [S] each"""
     members = group_sums(batch, torch.ones_like(rewards))
     groups = rewards.new_zeros(len(batch.group_uids))
     high = groups.scatter_reduce(0, batch.group, rewards, "amax", include_self=False)
@@ -148,6 +153,12 @@ def whitened(values: Tensor, std: Std, eps: float) -> Tensor:
     if values.numel() == 0 or values.max() == values.min():
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.std(correction=int(std == "sample")) + eps)
+
+
+def whitened_episodes(batch: Batch, values: Tensor, std: Std, eps: float) -> Tensor:
+    """The same for values of episodes, each of which counts once. [S] -> [S]"""
+    first = batch.first_branch
+    return whitened(values[first], std, eps)[first.cumsum(0) - 1]
 
 
 def whitened_tokens(batch: Batch, advantages: Tensor, std: Std, eps: float) -> Tensor:

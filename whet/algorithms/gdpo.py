@@ -13,14 +13,14 @@ from whet.algorithms.advantage import (
     finite_rewards,
     group_centred,
     group_std,
-    whitened,
+    whitened_episodes,
 )
 from whet.batch import Batch
 from whet.lazy import torch
 
 
 class GDPOAdvantage(Advantage):
-    """Each reward component normalised within its group, weighted, summed, then whitened over the sequences of the
+    """Each reward component normalised within its group, weighted, summed, then whitened over the episodes of the
     step."""
 
     components: dict[str, float] = Field(min_length=1)
@@ -40,4 +40,4 @@ class GDPOAdvantage(Advantage):
             centred_S, members_S = group_centred(batch, scores_S)
             spread_S = group_std(batch, centred_S, members_S, self.std) + self.eps
             total_S = total_S + weight * divided(centred_S, spread_S)
-        return Credit(batch.per_token(whitened(total_S, self.std, self.eps)))
+        return Credit(batch.per_token(whitened_episodes(batch, total_S, self.std, self.eps)))

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from whet.batch import Batch
 from whet.seeds import derive_seed
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Episode, Group, Span, Task, Trajectory
 
 
 def mismatched(batch: Batch) -> Batch:
@@ -30,5 +30,5 @@ def mismatched(batch: Batch) -> Batch:
         reply = halves[(index + 1) % len(halves)][3][: room - len(prompt)]
         spans = [Span([token for token, _ in run], trains) for trains, run in groupby(reply, key=lambda pair: pair[1])]
         uid = f"mismatched {index}"
-        groups.append(Group(uid, Task(uid, []), [Trajectory([Span(prompt, False), *spans])]))
+        groups.append(Group(uid, Task(uid, []), [Episode([Trajectory([Span(prompt, False), *spans])])]))
     return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 class GAE(Advantage):
     """Generalised advantage estimation (arXiv 1506.02438) over trained tokens only; what stands between them (tool
-    results, users) is skipped. The reward arrives at the last trained token.
+    results, users) is skipped. What a reply earns arrives at its last token, the rest at the last one of each branch.
 
     VAPO (arXiv 2504.05118): ``critic_lambda: 1`` decouples the critic's targets from the policy's advantages, and
     ``length_adaptive: 0.05`` makes the policy's lambda 1 - 1 / (0.05 x length).

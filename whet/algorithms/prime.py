@@ -20,7 +20,6 @@ from whet.errors import ConfigError
 from whet.lazy import torch
 from whet.losses.composite import PolicyLoss
 from whet.losses.implicit_reward import ImplicitReward
-from whet.losses.weighted import mean_per_sequence
 from whet.models.config import LoraSettings, ModelConfig
 from whet.rollouts.filters import PassRate
 from whet.types import Weighting
@@ -54,7 +53,9 @@ class ProcessRewards(Advantage):
         start_N = batch.column("reward_reference_logprobs")
         process_N = self.beta * (batch.column("reward_logprobs").double() - start_N)
 
-        mean_S, rated_S = mean_per_sequence(batch, process_N), (batch.trained_per_sequence > 0).double()
+        tokens_S = batch.per_episode(batch.trained_per_sequence)
+        mean_S = batch.per_episode(batch.per_sequence(process_N)) / tokens_S.clamp(min=1)
+        rated_S = (tokens_S > 0).double()
         others_S = group_sums(batch, rated_S) - rated_S
         baseline_S = (group_sums(batch, mean_S) - mean_S) / others_S.clamp(min=1)
         steps = Steps(batch)

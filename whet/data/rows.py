@@ -19,7 +19,7 @@ from whet.data.source import MappedRows
 from whet.data.split import Tally, hold_out
 from whet.errors import DataError
 from whet.seeds import derive_seed
-from whet.types import Group, Message, Span, Task, Trajectory
+from whet.types import Episode, Group, Message, Span, Task, Trajectory
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,13 @@ class Rows(Data):
         return self.batch_size
 
     def group(self, row: Example, renderer: Renderer) -> Group:
-        """Return the group of a row: a trajectory for each answer. Raises ``DataError`` naming the row and field."""
-        trajectories = []
-        for answer in row.answers:
-            trajectory = render_conversation(row, answer, renderer, self.train_on)
-            trajectories.append(replace(trajectory, reward=answer.reward))
+        """Return the group of a row: an episode for each answer. Raises ``DataError`` naming the row and field."""
+        episodes = [
+            Episode([render_conversation(row, answer, renderer, self.train_on)], reward=answer.reward)
+            for answer in row.answers
+        ]
         facts = row.model_dump(exclude=_CONVERSATION if row.tools else _CONVERSATION | {"tools"})
-        return Group(uid=row.where, task=Task(row.where, row.question, facts), trajectories=trajectories)
+        return Group(uid=row.where, task=Task(row.where, row.question, facts), episodes=episodes)
 
     def groups(self, renderer: Renderer, *, judging: bool = False) -> Groups:
         """One group per row of each split, rendered when drawn; with ``judging`` laid out for a reward model. All rows
@@ -135,12 +135,12 @@ def judged(group: Group, renderer: Renderer) -> Group:
     """Return the group as a reward model reads it: each conversation as the chat template writes it, and one token
     more. That token is the only trained one. It is never seen, as nothing follows it: it holds the place whose
     predictor is the conversation's last token, where the score is read."""
-    trajectories = []
-    for trajectory in group.trajectories:
-        tokens = renderer.render_whole(trajectory.messages, group.task.data.get("tools"))
+    episodes = []
+    for episode in group.episodes:
+        tokens = renderer.render_whole(episode.messages, group.task.data.get("tools"))
         spans = [Span(tokens, trained=False), Span(tokens[-1:], trained=True)]
-        trajectories.append(replace(trajectory, spans=spans))
-    return replace(group, trajectories=trajectories)
+        episodes.append(replace(episode, branches=[Trajectory(spans, episode.messages)]))
+    return replace(group, episodes=episodes)
 
 
 def render_conversation(row: Example, answer: Answer, renderer: Renderer, train_on: TrainOn) -> Trajectory:

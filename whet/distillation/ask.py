@@ -16,7 +16,7 @@ from whet.distillation.teacher import Teacher
 from whet.distillation.vocabulary import renderer_of, same_tokens, tokenizer_of
 from whet.errors import DataError
 from whet.learner.base import Scorer, Top
-from whet.types import Group
+from whet.types import Episode, Group
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ async def _through_text(batch: Batch, groups: Sequence[Group], teacher: LoadedTe
         log.warning("teacher %s can't write %d replies as they are; each is scored as a whole", teacher.name, unlike)
     there = Batch.from_groups(
         [
-            replace(group, trajectories=[row.trajectory for row in several])
+            replace(group, episodes=[Episode([row.trajectory]) for row in several])
             for group, several in zip(groups, made, strict=True)
         ],
         share_prompts=teacher.learner.facts.forest,

@@ -1,4 +1,4 @@
-"""Rollouts on disk: ``rollouts/step-000012.jsonl``, one line of JSON per trajectory.
+"""Rollouts on disk: ``rollouts/step-000012.jsonl``, one line of JSON per branch.
 
 The recorder turns trajectories into ``RolloutRecord``s, which are written here; the report and ``whet view`` read them.
 Neither needs a tokenizer or a model.
@@ -18,13 +18,23 @@ from whet.types import Message, Status
 
 
 @dataclass(slots=True)
+class Turn:
+    """One reply of an episode."""
+
+    tokens: int  # how many of the record's tokens are its
+    reward: float = 0.0
+    versions: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
 class RolloutRecord:
-    """One trajectory as people look at it. T is the number of trained tokens, over all trained spans."""
+    """A branch of an episode as people look at it. T is the number of sampled tokens, over all replies."""
 
     step: int
     uid: str = ""  # the group's
     task: str = ""  # the task's uid
-    sample: int = 0  # index in the group
+    sample: int = 0  # index of the episode in the group
+    branch: int = 0  # index in the episode; reward, scores and status are the episode's
     prompt: str = ""  # what the model saw first, as text
     answer: str = ""  # what it wrote, all trained spans
     messages: list[Message] = field(default_factory=list)
@@ -32,6 +42,8 @@ class RolloutRecord:
     advantage: float | None = None  # None when dropped or not yet known
     scores: dict[str, float] = field(default_factory=dict)
     status: str = Status.COMPLETED.value
+    limit: str | None = None  # the budget that was used up
+    turns: list[Turn] = field(default_factory=list)
     error: str | None = None
     tokens: list[int] = field(default_factory=list)  # [T]
     texts: list[str] = field(default_factory=list)  # [T] the decoded piece of each token
@@ -68,6 +80,7 @@ class RolloutRecord:
         known = {name: value for name, value in line.items() if name in names}
         if isinstance(known.get("versions"), list):
             known["versions"] = tuple(known["versions"])
+        known["turns"] = [Turn(**turn) for turn in known.get("turns") or []]
         known["scores"] = {name: value for name, value in (known.get("scores") or {}).items() if value is not None}
         return cls(**known)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models.forest_attention import decoder_of, forest_hidden, supports_forest, use_forest_attention
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Episode, Group, Span, Task, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,9 @@ def _difference(model: "PreTrainedModel", forest: bool) -> str:
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt, *replies = ([token % vocabulary for token in row] for row in ([3, 4, 5, 6, 7], [9, 8], [13, 12, 11, 10]))
     answers = [Trajectory([Span(prompt, False), Span(reply, True)]) for reply in replies]
-    batch = Batch.from_groups([Group("", Task("", []), answers)], share_prompts=forest)
+    batch = Batch.from_groups(
+        [Group("", Task("", []), [Episode([answer]) for answer in answers])], share_prompts=forest
+    )
     try:
         alone = torch.cat([_alone(model, answer) for answer in answers])
         if forest:

@@ -15,7 +15,7 @@ from whet.errors import DataError, WhetError
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import forest_hidden, supports_forest, use_forest_attention
 from whet.models.loading import resolve
-from whet.types import Group, Span, Task, Trajectory
+from whet.types import Episode, Group, Span, Task, Trajectory
 
 
 class RewardModel:
@@ -94,8 +94,8 @@ class RewardModel:
         the place whose predictor is the row's last token, as in training."""
         made = []
         for number, rows in enumerate(groups):
-            trajectories = [Trajectory([Span(row, False), Span(row[-1:], True)]) for row in rows]
-            made.append(Group(str(number), Task("", []), trajectories))
+            episodes = [Episode([Trajectory([Span(row, False), Span(row[-1:], True)])]) for row in rows]
+            made.append(Group(str(number), Task("", []), episodes))
         batch = Batch.from_groups(made, share_prompts=self.forest)
         last = forest_hidden(self.model, batch)[batch.predictor[batch.trained].to(self.model.device)]
         head = self.model.score

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.rollouts.pass_rate import pass_rate
-from whet.types import Group, Span, Status, Trajectory
+from whet.types import Episode, Group, Status
 
 FILTERS = {
     "dynamic_sampling": "whet.rollouts.filters:DynamicSampling",
@@ -33,7 +33,7 @@ class DynamicSampling(Filter):
     further tasks until the step is full. List it before any shaping, so that spread is judged on the plain reward."""
 
     def __call__(self, group: Group) -> Group | None:
-        rewards = {trajectory.reward for trajectory in group.trajectories}
+        rewards = {episode.reward for episode in group.episodes}
         return group if len(rewards) > 1 else None
 
 
@@ -67,20 +67,20 @@ class OverlongShaping(Filter):
 
     def __call__(self, group: Group) -> Group | None:
         shaped = []
-        for trajectory in group.trajectories:
-            over = (trajectory.trained_tokens - (self.limit - self.buffer)) / self.buffer
+        for episode in group.episodes:
+            over = (episode.trained_tokens - (self.limit - self.buffer)) / self.buffer
             shaping = -self.penalty * min(max(over, 0.0), 1.0)
-            scores = trajectory.scores | {"overlong": shaping}
-            shaped.append(replace(trajectory, reward=trajectory.reward + shaping, scores=scores))
-        return replace(group, trajectories=shaped)
+            scores = episode.scores | {"overlong": shaping}
+            shaped.append(replace(episode, reward=episode.reward + shaping, scores=scores))
+        return replace(group, episodes=shaped)
 
 
 class OverlongFilter(Filter):
     """Truncated answers train no token but still count in their group's baseline (DAPO, arXiv 2503.14476)."""
 
     def __call__(self, group: Group) -> Group | None:
-        masked = [_untrained(t) if t.status is Status.TRUNCATED else t for t in group.trajectories]
-        return replace(group, trajectories=masked)
+        masked = [_untrained(e) if e.status is Status.TRUNCATED else e for e in group.episodes]
+        return replace(group, episodes=masked)
 
 
 class BestAndWorst(Filter):
@@ -88,13 +88,13 @@ class BestAndWorst(Filter):
     drop groups without spread (online DPO, arXiv 2402.04792)."""
 
     def __call__(self, group: Group) -> Group | None:
-        best = max(group.trajectories, key=lambda trajectory: trajectory.reward)
-        worst = min(group.trajectories, key=lambda trajectory: trajectory.reward)
+        best = max(group.episodes, key=lambda episode: episode.reward)
+        worst = min(group.episodes, key=lambda episode: episode.reward)
         if best.reward == worst.reward:
             return None
-        return replace(group, trajectories=[best, worst])
+        return replace(group, episodes=[best, worst])
 
 
-def _untrained(trajectory: Trajectory) -> Trajectory:
-    spans = [Span(span.tokens, False, span.logprobs, span.versions) for span in trajectory.spans]
-    return replace(trajectory, spans=spans)
+def _untrained(episode: Episode) -> Episode:
+    masked = [replace(b, spans=[replace(span, trained=False) for span in b.spans]) for b in episode.branches]
+    return replace(episode, branches=masked)

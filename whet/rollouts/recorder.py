@@ -7,17 +7,19 @@ from torch import Tensor
 
 from whet.batch import Batch
 from whet.data.renderer import Renderer
-from whet.metrics.rollout_file import RolloutRecord
+from whet.metrics.rollout_file import RolloutRecord, Turn
 from whet.types import Group, Status
 
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
-    """One record per trajectory, in the order of ``batch``, which was made from ``groups``."""
+    """One record per branch, in the order of ``batch``, which was made from ``groups``."""
     index = 0
     for group in groups:
-        for sample, trajectory in enumerate(group.trajectories):
+        branches = [(s, b, episode) for s, episode in enumerate(group.episodes) for b in range(len(episode.branches))]
+        for sample, branch, episode in branches:
             own = batch.trained & (batch.sequence == index)
             advantages = _picked(batch.advantages, own)
+            trajectory = episode.branches[branch]
             sampled = [span for span in trajectory.spans if span.logprobs is not None]
             tokens = [token for span in sampled for token in span.tokens]
             versions = [span.versions for span in sampled if span.versions]
@@ -27,13 +29,16 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 uid=group.uid,
                 task=group.task.uid,
                 sample=sample,
+                branch=branch,
                 prompt=renderer.decode(trajectory.spans[0].tokens),
                 answer=renderer.decode(tokens),
                 messages=trajectory.messages,
-                reward=trajectory.reward,
+                reward=episode.reward,
                 advantage=advantages[0] if advantages else None,
-                scores=trajectory.scores,
-                status=trajectory.status.value,
+                scores=episode.scores,
+                status=episode.status.value,
+                limit=episode.limit,
+                turns=[Turn(len(span.tokens), span.reward, span.versions) for span in sampled],
                 tokens=tokens,
                 texts=[renderer.decode([token]) for token in tokens],
                 logprobs=[value for span in sampled for value in span.logprobs or []],
@@ -46,8 +51,8 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
 def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
     """One record per failed episode of groups that were lost: the task's own words, and why. No tokens, no reward."""
     for group in lost:
-        for sample, trajectory in enumerate(group.trajectories):
-            if trajectory.status is Status.FAILED:
+        for sample, episode in enumerate(group.episodes):
+            if episode.status is Status.FAILED:
                 yield RolloutRecord(
                     step=step,
                     uid=group.uid,
@@ -55,8 +60,8 @@ def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
                     sample=sample,
                     prompt="\n".join(message["content"] for message in group.task.prompt),
                     messages=group.task.prompt,
-                    status=trajectory.status.value,
-                    error=trajectory.error,
+                    status=episode.status.value,
+                    error=episode.error,
                 )
 
 

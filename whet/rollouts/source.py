@@ -28,11 +28,12 @@ from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
 from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws
-from whet.rollouts.episode import Sampling, play
+from whet.rollouts.episode import play
 from whet.rollouts.filters import Filter
 from whet.rollouts.permits import Permits
+from whet.rollouts.sampling import Sampling
 from whet.seeds import derive_seed
-from whet.types import Group, Span, Status, Task, Trajectory
+from whet.types import Episode, Group, Status, Task
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class RolloutSource:
             group = await self._finish(ticket)
             self._tickets.popleft()
             sampled += 1
-            lost = any(t.status is Status.FAILED for t in group.trajectories)
+            lost = any(episode.status is Status.FAILED for episode in group.episodes)
             if self.curriculum is not None:
                 self.curriculum.measured(ticket.task, None if lost else group, self.version)
             if lost:
@@ -186,9 +187,9 @@ class RolloutSource:
         with its group if that is finished. Tickets under way are sampled again, under the same seeds."""
         pending = []
         for ticket in self._tickets:
-            trajectories = None if ticket.group is None else [asdict(t) for t in ticket.group.trajectories]
+            episodes = None if ticket.group is None else [asdict(episode) for episode in ticket.group.episodes]
             saved = {"number": ticket.number, "task": ticket.task, "version": ticket.version}
-            pending.append(saved | {"trajectories": trajectories})
+            pending.append(saved | {"episodes": episodes})
         name, position = self._position
         return {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
 
@@ -204,9 +205,9 @@ class RolloutSource:
         self.version, self._next_ticket = version, state["next_ticket"]
         for saved in state["pending"]:
             ticket = _Ticket(saved["number"], saved["task"], saved["version"])
-            if saved["trajectories"] is not None:
+            if saved["episodes"] is not None:
                 task = self.tasks[ticket.task]
-                ticket.group = Group(self._uid(ticket), task, [_trajectory(t) for t in saved["trajectories"]])
+                ticket.group = Group(self._uid(ticket), task, [Episode.from_json(e) for e in saved["episodes"]])
             self._tickets.append(ticket)
         self.permits.hold(len(state["pending"]))
 
@@ -249,24 +250,24 @@ class RolloutSource:
 
     async def _run_group(self, ticket: _Ticket) -> None:
         task, uid = self.tasks[ticket.task], self._uid(ticket)
-        trajectories = await asyncio.gather(*(self._episode(task, uid, i) for i in range(self.group_size)))
-        group = Group(uid, task, list(trajectories))
-        if not any(t.status is Status.FAILED for t in trajectories):
+        episodes = await asyncio.gather(*(self._episode(task, uid, i) for i in range(self.group_size)))
+        group = Group(uid, task, list(episodes))
+        if not any(episode.status is Status.FAILED for episode in episodes):
             try:
                 await self.environments.score_group(task, group)
                 where = f"of {uid} after score_group"
-                for trajectory in trajectories:
-                    trajectory.reward = checked_score("reward", trajectory.reward, where)
-                    for name, value in trajectory.scores.items():
-                        trajectory.scores[name] = checked_score(name, value, where)
+                for episode in episodes:
+                    episode.reward = checked_score("reward", episode.reward, where)
+                    for name, value in episode.scores.items():
+                        episode.scores[name] = checked_score(name, value, where)
             except Exception as error:
                 if isinstance(error, WhetError) and not isinstance(error, DataError):
                     raise
                 why = f"score_group: {described(error)}"
-                group.trajectories = [Trajectory([], status=Status.FAILED, error=why)]
+                group.episodes = [Episode([], status=Status.FAILED, error=why)]
         ticket.group = group
 
-    async def _episode(self, task: Task, uid: str, sample: int) -> Trajectory:
+    async def _episode(self, task: Task, uid: str, sample: int) -> Episode:
         async with self._slots:
             return await play(
                 self.environments,
@@ -288,19 +289,20 @@ class RolloutSource:
 
     def _count(self, group: Group) -> None:
         metrics = self._tally.metrics
-        metrics.mean("reward/std", statistics.pstdev(trajectory.reward for trajectory in group.trajectories))
-        for trajectory in group.trajectories:
-            metrics.mean("reward/mean", trajectory.reward)
-            for name, value in trajectory.scores.items():
+        metrics.mean("reward/std", statistics.pstdev(episode.reward for episode in group.episodes))
+        for episode in group.episodes:
+            metrics.mean("reward/mean", episode.reward)
+            for name, value in episode.scores.items():
                 metrics.mean("accuracy" if name == "correct" else f"scores/{name}", value)
-            metrics.mean("answer/length_mean", trajectory.trained_tokens)
-            metrics.mean("answer/truncated", float(trajectory.status is Status.TRUNCATED))
-            metrics.sum("answer/tokens", trajectory.trained_tokens)
-            oldest = min((span.versions[0] for span in trajectory.spans if span.versions), default=self.version)
+            metrics.mean("answer/length_mean", episode.trained_tokens)
+            metrics.mean("answer/truncated", float(episode.status is Status.TRUNCATED))
+            metrics.sum("answer/tokens", episode.trained_tokens)
+            metrics.mean("episode/turns", episode.usage.turns)
+            oldest = min((span.versions[0] for span in episode.spans if span.versions), default=self.version)
             metrics.max("staleness/max", self.version - oldest)
 
     def _check_failures(self, group: Group, failed: int) -> None:
-        errors = [t.error for t in group.trajectories if t.status is Status.FAILED]
+        errors = [e.error for e in group.episodes if e.status is Status.FAILED]
         log.warning("group %s is dropped: %d of its episodes failed", group.uid, len(errors))
         most = self.config.max_failed * self.config.prompts_per_step
         if failed > (max(1.0, most) if most else 0):
@@ -320,11 +322,3 @@ class RolloutSource:
 
     def _uid(self, ticket: _Ticket) -> str:
         return f"{ticket.number:07d}:{self.tasks[ticket.task].uid}"
-
-
-def _trajectory(saved: dict[str, Any]) -> Trajectory:
-    spans = [
-        Span(s["tokens"], s["trained"], s["logprobs"], tuple(s["versions"]) if s["versions"] else None)
-        for s in saved["spans"]
-    ]
-    return Trajectory(**(saved | {"spans": spans, "status": Status(saved["status"])}))

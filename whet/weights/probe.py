@@ -8,7 +8,7 @@ from whet.errors import RefitError
 from whet.learner.base import Scorer
 from whet.metrics import Metrics
 from whet.processes.compute import compute
-from whet.types import Distribution, Group, Span, Task, Trajectory
+from whet.types import Distribution, Episode, Group, Span, Task, Trajectory
 from whet.weights.config import RefitConfig
 
 
@@ -40,7 +40,9 @@ async def compare_decoding(
 
 def _batch(prompt: list[int], tokens: list[int], distribution: Distribution) -> Batch:
     spans = [Span(prompt, trained=False), Span(tokens, trained=True)]
-    return Batch.from_groups([Group("probe", Task("probe", []), [Trajectory(spans)])], distribution=distribution)
+    return Batch.from_groups(
+        [Group("probe", Task("probe", []), [Episode([Trajectory(spans)])])], distribution=distribution
+    )
 
 
 def _difference(batch: Batch, scored: Tensor, decoded: list[float]) -> tuple[float, float]:

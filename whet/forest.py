@@ -1,0 +1,181 @@
+"""Lays out groups as a forest of segments: which tokens are shared, and where each sequence's own ones stand. From
+lists to the columns of a ``Batch``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any
+
+from whet.errors import DataError
+from whet.lazy import Tensor, torch
+from whet.types import Episode, Group, Status, Trajectory
+
+MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
+
+
+@dataclass(slots=True, frozen=True)
+class _Sequence:
+    """A sequence of the batch to be."""
+
+    number: int
+    group: int
+    uid: str
+    episode: int
+    trajectory: Trajectory
+    leading: list[int]  # the tokens before the first trained one, which it could share
+
+
+def columns_of(groups: Sequence[Group], share_prompts: bool) -> dict[str, Any]:
+    """Return the columns of the groups' batch. Raises ``DataError`` for a failed episode, or a trajectory without
+    tokens."""
+    forest = _Forest()
+    members = [forest.number(index, group) for index, group in enumerate(groups)]
+    if not share_prompts:
+        for sequence in forest.sequences:
+            forest.add_own(sequence, parent=-1, shared=0)
+        return forest.columns()
+    prompts = [same_start([sequence.leading for sequence in several]) for several in members]
+    common = same_start(prompts) if len(groups) > 1 else []
+    root = forest.add_shared(common, parent=-1) if len(common) >= MIN_COMMON_PREFIX else -1
+    for several in members:
+        forest.add(several, root, len(common) if root >= 0 else 0, least=1)
+    return forest.columns()
+
+
+def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
+    """Return the token before each token; of a segment's first token its parent's last one, -1 in a root. [N]"""
+    last = start + length - 1
+    predictor = torch.arange(int(length.sum())) - 1
+    predictor[start] = torch.where(parent < 0, -1, last[parent])
+    return predictor
+
+
+def same_start(lists: Sequence[list[int]]) -> list[int]:
+    """Return the longest common prefix; of one list the list itself."""
+    if not lists:
+        return []
+    low, high = min(lists), max(lists)  # a prefix of the first and the last in order is a prefix of all
+    return [a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(low, high, strict=False))]
+
+
+class _Forest:
+    """A forest under construction, from lists of segments and sequences."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # of all segments
+        self.trained: list[bool] = []
+        self.logprobs: list[float] = []
+        self.rewards: list[float] = []
+        self.length: list[int] = []  # of each segment
+        self.parent: list[int] = []
+        self.sequence: list[int] = []
+        self.position: list[int] = []  # of its first token
+        self.sequences: list[_Sequence] = []
+        self.episodes: list[Episode] = []
+        self.sampled = self.turns = False
+
+    def number(self, index: int, group: Group) -> list[_Sequence]:
+        """Number the sequences of a group, and return them."""
+        start = len(self.sequences)
+        for episode in group.episodes:
+            if episode.status is Status.FAILED:
+                raise DataError(f"group {group.uid!r} holds a failed episode ({episode.error}); drop or retry it first")
+            self.turns |= any(span.reward for span in [span for span in episode.spans if span.trained][:-1])
+            for branch in episode.branches:
+                leading = takewhile(lambda span: not span.trained, branch.spans)
+                tokens = [token for span in leading for token in span.tokens]
+                number = len(self.sequences)
+                self.sequences.append(_Sequence(number, index, group.uid, len(self.episodes), branch, tokens))
+            self.episodes.append(episode)
+        return self.sequences[start:]
+
+    def add(self, sequences: Sequence[_Sequence], parent: int, depth: int, least: int) -> None:
+        """Add sequences whose first ``depth`` tokens are those of ``parent``: what they have in common beyond, if that
+        is at least ``least`` tokens, then those that go on alike, then each by itself."""
+        common = same_start([sequence.leading for sequence in sequences])
+        if len(sequences) > 1 and len(common) - depth >= least:
+            parent, depth = self.add_shared(common[depth:], parent), len(common)
+        alike: dict[tuple[int, ...], list[_Sequence]] = {}
+        for sequence in sequences:
+            following = sequence.leading[len(common) :][:1]
+            alike.setdefault(tuple(following or (-1, sequence.number)), []).append(sequence)
+        for several in alike.values():
+            if len(several) > 1:
+                self.add(several, parent, depth, MIN_COMMON_PREFIX)
+            else:
+                self.add_own(several[0], parent, depth)
+
+    def add_shared(self, tokens: list[int], parent: int) -> int:
+        zeros = [0.0] * len(tokens)
+        return self._segment(tokens, [False] * len(tokens), zeros, zeros, parent, sequence=-1)
+
+    def add_own(self, sequence: _Sequence, parent: int, shared: int) -> None:
+        """Add the tokens of a sequence beyond its ``shared`` ones."""
+        tokens, trained, logprobs, rewards = list[int](), list[bool](), list[float](), list[float]()
+        for span in sequence.trajectory.spans:
+            count = len(span.tokens)
+            tokens += span.tokens
+            trained += [span.trained] * count
+            logprobs += span.logprobs or [0.0] * count
+            rewards += [0.0] * (count - 1) + [span.reward] * min(count, 1)
+            self.sampled |= span.logprobs is not None
+            if span.logprobs is not None and len(span.logprobs) != count:
+                raise DataError(f"group {sequence.uid!r}: {count} sampled tokens with {len(span.logprobs)} log-probs")
+        if not tokens:
+            raise DataError(f"group {sequence.uid!r} holds a trajectory without any token")
+        if tokens[shared:]:
+            own = (tokens[shared:], trained[shared:], logprobs[shared:], rewards[shared:])
+            self._segment(*own, parent, sequence.number)
+
+    def _segment(
+        self,
+        tokens: list[int],
+        trained: list[bool],
+        logprobs: list[float],
+        rewards: list[float],
+        parent: int,
+        sequence: int,
+    ) -> int:
+        self.tokens += tokens
+        self.trained += trained
+        self.logprobs += logprobs
+        self.rewards += rewards
+        self.position.append(0 if parent < 0 else self.position[parent] + self.length[parent])
+        self.length.append(len(tokens))
+        self.parent.append(parent)
+        self.sequence.append(sequence)
+        return len(self.parent) - 1
+
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of the batch by name."""
+        length, parent = _whole(self.length), _whole(self.parent)
+        start = length.cumsum(0) - length
+        offset = _whole(self.position) - start
+        trained = torch.tensor(self.trained, dtype=torch.bool)
+        trained[start[parent < 0]] = False  # nothing predicts the first token of a root
+        episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
+        names = dict.fromkeys(name for episode in episodes for name in episode.scores)
+        return {
+            "tokens": _whole(self.tokens),
+            "position": torch.arange(len(self.tokens)) + offset.repeat_interleave(length),
+            "predictor": predictors(start, length, parent),
+            "sequence": _whole(self.sequence).repeat_interleave(length),
+            "trained": trained,
+            "segment_start": start,
+            "segment_parent": parent,
+            "group": _whole([sequence.group for sequence in self.sequences]),
+            "episode": _whole([sequence.episode for sequence in self.sequences]),
+            "reward": _numbers([episode.reward for episode in episodes]),
+            "truncated": torch.tensor([episode.status is Status.TRUNCATED for episode in episodes], dtype=torch.bool),
+            "scores": {name: _numbers([e.scores.get(name, float("nan")) for e in episodes]) for name in names},
+            "turn_rewards": _numbers(self.rewards) if self.turns else None,
+            "rollout_logprobs": torch.tensor(self.logprobs, dtype=torch.float32) if self.sampled else None,
+        }
+
+
+def _whole(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long)
+
+
+def _numbers(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

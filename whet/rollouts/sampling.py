@@ -1,0 +1,80 @@
+"""The settings of sampling, and the budgets of an episode."""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
+
+from whet.config import Config
+from whet.generators.base import SamplingParams
+from whet.types import Distribution
+
+
+def _usable(temperature: float) -> float:
+    """Logits are divided by it, in single precision."""
+    if temperature and not 1e-3 <= temperature <= 1e3:
+        raise ValueError(f"expected 0 (the most likely token) or a number from 0.001 to 1000, got {temperature}")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_usable)]
+
+
+class Sampling(Config):
+    """How answers are sampled."""
+
+    temperature: Temperature = 1.0
+    """0 takes the most likely token each time."""
+    top_k: int = Field(0, ge=0)
+    """Sample among the k most likely tokens; 0: all."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Sample among the most likely tokens that hold this much probability."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Leave out tokens less likely than this share of the most likely one."""
+    max_new_tokens: int = Field(256, gt=0)
+    """Longest reply of one turn, in tokens."""
+    max_turns: int = Field(1, gt=0)
+    """Longest episode, in replies, over all its branches."""
+    max_seconds: float | None = Field(None, gt=0)
+    """Longest episode, by the clock: what takes longer is truncated."""
+    max_prompt_tokens: int = Field(2048, gt=0)
+    """A task with a longer prompt is an error."""
+    max_observation_tokens: int = Field(1024, gt=0)
+    """Longest that an environment says between two replies; of what is longer, the middle is left out."""
+    max_episode_tokens: int | None = Field(None, gt=1)
+    """Longest episode, with its prompt: what gets longer is truncated. By default all that the turns can add up to."""
+    stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = ()
+    """Texts that end a reply."""
+
+    @model_validator(mode="after")
+    def _leaves_room_for_a_reply(self) -> Self:
+        if self.max_episode_tokens is not None and self.max_episode_tokens <= self.max_prompt_tokens:
+            raise ValueError(
+                f"max_episode_tokens = {self.max_episode_tokens} leaves no room for a reply after "
+                f"max_prompt_tokens = {self.max_prompt_tokens}"
+            )
+        return self
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of an episode: its prompt, its replies and what is said between them."""
+        between = (self.max_turns - 1) * self.max_observation_tokens
+        tokens = self.max_prompt_tokens + self.max_turns * self.max_new_tokens + between
+        return tokens if self.max_episode_tokens is None else min(tokens, self.max_episode_tokens)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What the learner's log-probs are taken under; greedy sampling has none, so temperature 1."""
+        return (
+            Distribution(self.temperature, self.top_k, self.top_p, self.min_p) if self.temperature else Distribution()
+        )
+
+    def params(self, seed: int, stop_token_ids: tuple[int, ...], tokens: int) -> SamplingParams:
+        """What the generator is asked for, after ``tokens`` of the episode."""
+        return SamplingParams(
+            max_new_tokens=min(self.max_new_tokens, self.longest - tokens),
+            seed=seed,
+            distribution=self.distribution,
+            greedy=self.temperature == 0,
+            stop_token_ids=stop_token_ids,
+            stop=self.stop,
+        )

@@ -1,0 +1,185 @@
+"""A line of conversation between whoever drives an episode and the model, recorded as the tokens that the model saw.
+
+    environment ──► run_episode ─┐                    ┌─► renderer: messages <-> tokens
+                                 ├─► Session.reply ───┤
+    agent ──HTTP──► endpoint ────┘                    └─► generator: tokens -> tokens
+
+Tokens are only ever appended: what was sampled is not decoded and encoded again. Where a history is rewritten another
+line begins, a branch. All lines of an episode share its budgets. Knows no environment, no group and no learner.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from whet.data.renderer import Renderer
+from whet.errors import DataError
+from whet.generators.base import Completion, Generator
+from whet.metrics.clock import Timing
+from whet.rollouts.observation import shorten
+from whet.rollouts.sampling import Sampling
+from whet.seeds import derive_seed
+from whet.types import Message, Span, Trajectory, Usage
+
+Schemas = list[dict[str, Any]]  # of tools, as chat templates take them
+
+
+class LimitReached(Exception):
+    """A budget of the episode is used up. Not an error: the episode ends here, truncated."""
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(f"the episode has used up its {limit}")
+        self.limit = limit  # reply, turns, tokens or seconds
+
+
+@dataclass(slots=True, frozen=True)
+class Reply:
+    """What the model said."""
+
+    message: Message
+    prompt: list[int]  # the tokens before it
+    completion: Completion
+
+
+@dataclass(slots=True)
+class Recording:
+    """What all lines of one episode share."""
+
+    generator: Generator
+    renderer: Renderer
+    sampling: Sampling
+    name: str
+    seed: int
+    timing: Timing = field(default_factory=Timing)
+    usage: Usage = field(default_factory=Usage)
+    lines: "list[Session]" = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @contextlib.asynccontextmanager
+    async def clock(self) -> AsyncIterator[None]:
+        """Raise ``LimitReached`` in what runs inside when the episode's time is over."""
+        seconds = self.sampling.max_seconds
+        limit = asyncio.timeout(None if seconds is None else self.started + seconds - time.monotonic())
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise LimitReached("seconds") from None
+            raise
+        finally:
+            self.usage.seconds = time.monotonic() - self.started
+
+    @property
+    def branches(self) -> list[Trajectory]:
+        """The lines in which the model said something."""
+        spoken = [line for line in self.lines if line.ends]
+        return [Trajectory(line.spans, line.messages) for line in spoken]
+
+
+class Session:
+    """One line of a conversation being written.
+
+    >>> session = Session(Recording(generator, renderer, sampling, name="gsm8k/1", seed=0))
+    >>> reply = await session.reply([{"role": "user", "content": "2 + 2?"}])
+    >>> session.spans  # the question's tokens, and the reply's with their log-probs
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.messages: list[Message] = []  # as the model saw them
+        self.spans: list[Span] = []
+        self.ends: list[tuple[int, int]] = []  # after each reply: the number of messages, and of spans
+        self._given: list[Message] = []  # as they were given, where an observation was shortened
+        self._tools: Schemas | None = None
+        self._busy = asyncio.Lock()
+        recording.lines.append(self)
+
+    def extended_by(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
+        """Return whether the messages begin with all that this line holds, and go on with something new."""
+        return self._common(messages, tools) == len(self._given) < len(messages)
+
+    async def reply(self, messages: Sequence[Message], tools: Schemas | None = None, limit: int | None = None) -> Reply:
+        """Sample the reply to a conversation, given as a whole, of at most ``limit`` tokens. Only what is new is
+        rendered. Raises ``DataError`` where it doesn't extend this line, or the prompt is too long, and
+        ``LimitReached`` where a budget of the episode is used up."""
+        async with self._busy, self.recording.clock():
+            if not self.extended_by(messages, tools):
+                raise DataError(
+                    f"{self.recording.name}: the conversation does not go on from what the model has seen; a history "
+                    "that is rewritten needs a branch of its own (Session.branch)"
+                )
+            return await self._reply(messages[len(self._given) :], tools, limit)
+
+    def branch(self, messages: Sequence[Message], tools: Schemas | None = None) -> Self:
+        """Begin another line of the same episode, for messages that don't extend this one. The tokens up to the last
+        reply that both have in common are kept; there they are context, and not trained again."""
+        line = type(self)(self.recording)
+        common = self._common(messages, tools)
+        for count, spans in self.ends:
+            if count <= common and count < len(messages):
+                line.messages, line._given = self.messages[:count], self._given[:count]
+                line.spans = [replace(span, trained=False, reward=0.0) for span in self.spans[:spans]]
+                line._tools = tools
+        return line
+
+    def earn(self, reward: float) -> None:
+        """Credit the last reply."""
+        self.spans[-1].reward += reward
+
+    @property
+    def tokens(self) -> list[int]:
+        """All tokens of this line."""
+        return [token for span in self.spans for token in span.tokens]
+
+    def _common(self, messages: Sequence[Message], tools: Schemas | None) -> int:
+        """The number of messages at the start that are those of this line."""
+        if self._given and (tools or None) != (self._tools or None):
+            return 0
+        pairs = zip(self._given, messages, strict=False)
+        return next((i for i, (ours, other) in enumerate(pairs) if not _same(ours, other)), len(self._given))
+
+    async def _reply(self, new: Sequence[Message], tools: Schemas | None, limit: int | None) -> Reply:
+        recording = self.recording
+        renderer, sampling, usage = recording.renderer, recording.sampling, recording.usage
+        if usage.turns >= sampling.max_turns:
+            raise LimitReached("turns")
+        history = self.tokens
+        if not history:
+            added, shown = renderer.render_prompt(new, tools), list(new)
+            if len(added) > sampling.max_prompt_tokens:
+                raise DataError(
+                    f"{recording.name}: the prompt has {len(added)} tokens, more than sampling.max_prompt_tokens = "
+                    f"{sampling.max_prompt_tokens}; raise it or leave the task out"
+                )
+        else:
+            added, shown = shorten(new, history, renderer, sampling.max_observation_tokens)
+        history += added
+        if len(history) >= sampling.longest:
+            raise LimitReached("tokens")
+        params = sampling.params(derive_seed(recording.seed, usage.turns), renderer.stop_token_ids, len(history))
+        if limit is not None:
+            params = replace(params, max_new_tokens=min(limit, params.max_new_tokens))
+        usage.turns += 1
+        started = time.perf_counter()
+        completion = await recording.generator.sample(history, params, recording.name)
+        recording.timing.generating += time.perf_counter() - started
+        usage.prompt_tokens += len(history)
+        usage.cached_tokens += completion.cached
+        message = renderer.parse_reply(completion.tokens)
+        usage.tool_calls += len(message.get("tool_calls", ()))
+        self._tools = tools
+        self._given += [*new, message]
+        self.messages += [*shown, message]
+        self.spans += [Span(added, False), Span(completion.tokens, True, completion.logprobs, completion.versions)]
+        self.ends.append((len(self._given), len(self.spans)))
+        return Reply(message, history, completion)
+
+
+def _same(ours: Message, other: Message) -> bool:
+    """Return whether two messages say the same. Thoughts may be left out of a history that is sent back."""
+    left_out = {"malformed_calls"} | ({"reasoning_content"} - other.keys())
+    return {k: v for k, v in ours.items() if k not in left_out} == {k: v for k, v in other.items() if k not in left_out}
