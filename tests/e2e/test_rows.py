@@ -359,7 +359,7 @@ def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_mode
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))
     recipe = rows_recipe(tiny_model, "preference", path, {"type": "reward_model"})
     (group, *_) = recipe.rows.groups(renderer, judging=True)["train"]
-    for trajectory in group.episodes:
+    for trajectory in group.trajectories:
         plain = renderer.tokenizer.apply_chat_template(trajectory.messages, return_dict=False)
         assert trajectory.tokens[:-1] == plain
         assert trajectory.trained_tokens == 1
