@@ -163,6 +163,7 @@ class SampledFeed:
         self._disagrees = disagrees
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+        self.source.ledger.write(folder)
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
             lost = failures(step, self.source.lost)

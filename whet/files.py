@@ -52,6 +52,14 @@ def write_atomically(path: Path, data: bytes | str) -> None:
         staging.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
+def append(path: Path, data: str) -> None:
+    """Append to a file and flush it. A kill may leave a torn end; whoever reads the file skips it."""
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Flush a folder's list of names, so that a rename or a deletion survives a power cut."""
     handle = os.open(folder, os.O_RDONLY)

@@ -32,9 +32,11 @@ from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
+from whet.metrics.sinks.jsonl import truncate_after
 from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import described, end_copies
 from whet.recipe import Recipe
+from whet.rollouts.ledger import FILE as LEDGER
 from whet.run_folder import Place, create
 from whet.sections import ForLoop
 from whet.stop_signals import Stopped, StopRequest, stop_signals
@@ -286,6 +288,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool, stop: StopReque
             await run.load(checkpoint)
         if resuming:
             drop_rollouts_after(folder, run.start)
+            truncate_after(folder / LEDGER, run.start)
         resume_step = (run.start if checkpoint else -1) if resuming else None
         run.sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
         closing.closes("the sinks", run.sinks.close)

@@ -12,6 +12,7 @@ import pytest
 from tests.toy import toy_recipe, write_recipe
 from whet.checkpoint.crash_points import CRASH_POINTS
 from whet.metrics.sinks.jsonl import read_metrics, without_time
+from whet.rollouts.audit import audit
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +99,9 @@ def test_rollouts_that_ran_ahead_survive_a_kill(tiny_model: Path, tmp_path: Path
     recipe = write_recipe(tmp_path / "toy.yaml", ahead)
     finished = killed_and_resumed(recipe, tmp_path / "run", "step.generated:3")
     assert [line["step"] for line in finished if line["kind"] == "train"] == [0, 1, 2, 3, 4]
+    found = audit(tmp_path / "run")
+    assert not found.violations
+    assert (found.drawn, found.under_way, found.by_epoch()) == (12, 4, {0: {"trained": 8}})
 
 
 def test_resuming_a_finished_run_changes_nothing(recipe: Path, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from whet.processes.loop_thread import described
 from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws
 from whet.rollouts.episode import play
 from whet.rollouts.filters import Filter
+from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.permits import Permits
 from whet.rollouts.sampling import Sampling
 from whet.seeds import derive_seed
@@ -72,6 +73,7 @@ class _Ticket:
     number: int
     task: int  # index into the task set
     version: int  # weights when it was issued
+    epoch: int | None = None  # None with a curriculum
     job: "asyncio.Task[None] | None" = None
     group: Group | None = None  # once it is sampled
 
@@ -110,7 +112,8 @@ class RolloutSource:
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self.lost: list[Group] = []  # to failures, while the last step was sampled
-        self._owed = 0  # permits of the groups that were handed over last
+        self.ledger = Ledger()
+        self._owed: list[_Ticket] = []  # of the groups that were handed over last, with their permits
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
         self._slots = asyncio.Semaphore(config.concurrency)
@@ -133,7 +136,7 @@ class RolloutSource:
         wanted = self.config.prompts_per_step
         most = wanted * self.config.max_sampling_rounds
         groups: list[Group] = []
-        self.lost = []
+        self.lost, self._owed = [], []
         sampled = failed = 0
         self._issue()
         while len(groups) < wanted:
@@ -150,13 +153,16 @@ class RolloutSource:
             if lost:
                 failed += 1
                 self.lost.append(group)
+                self._end(ticket, "failed", next(e.error for e in group.episodes if e.error))
                 self._check_failures(group, failed)
             else:
                 self._count(group)
-                kept = self._filter(group)
+                kept, dropped_by = self._filter(group)
                 if kept is not None:
                     groups.append(kept)
+                    self._owed.append(ticket)
                     continue
+                self._end(ticket, "filtered", dropped_by)
             self.permits.give_back()
             if sampled + len(self._tickets) < most:
                 self._issue()
@@ -164,14 +170,15 @@ class RolloutSource:
         self._tally.metrics.sum("groups/failed", failed)
         if self.curriculum is not None:
             self._tally.metrics.merge(self.curriculum.metrics())
-        self._owed = len(groups)
         return groups
 
     async def published(self, version: int) -> None:
         """New weights are in the generator: the trained step's permits come back."""
         self.version = version
-        self.permits.give_back(self._owed)
-        self._owed = 0
+        for ticket in self._owed:
+            self._end(ticket, "trained", step=version)
+        self.permits.give_back(len(self._owed))
+        self._owed = []
         if self.config.max_staleness:
             self._issue()  # run ahead; in step, sampling starts when the next groups are asked for
 
@@ -187,11 +194,12 @@ class RolloutSource:
         with its group if that is finished. Tickets under way are sampled again, under the same seeds."""
         pending = []
         for ticket in self._tickets:
+            saved: dict[str, Any] = {"number": ticket.number, "task": ticket.task, "version": ticket.version}
             episodes = None if ticket.group is None else [asdict(episode) for episode in ticket.group.episodes]
-            saved = {"number": ticket.number, "task": ticket.task, "version": ticket.version}
-            pending.append(saved | {"episodes": episodes})
+            pending.append(saved | {"epoch": ticket.epoch, "episodes": episodes})
         name, position = self._position
-        return {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
+        state = {name: position.state(), "next_ticket": self._next_ticket, "pending": pending}
+        return state | {"ledger": self.ledger.state()}
 
     def load_state(self, state: dict[str, Any], version: int) -> None:
         """Go on from ``state`` under weights ``version``. What was under way is sampled by the next ``next_groups``."""
@@ -203,8 +211,9 @@ class RolloutSource:
             )
         position.load_state(state[name])
         self.version, self._next_ticket = version, state["next_ticket"]
+        self.ledger.load_state(state.get("ledger", f"{self._next_ticket}{UNKNOWN}"))
         for saved in state["pending"]:
-            ticket = _Ticket(saved["number"], saved["task"], saved["version"])
+            ticket = _Ticket(saved["number"], saved["task"], saved["version"], saved.get("epoch"))
             if saved["episodes"] is not None:
                 task = self.tasks[ticket.task]
                 ticket.group = Group(self._uid(ticket), task, [Episode.from_json(e) for e in saved["episodes"]])
@@ -218,6 +227,8 @@ class RolloutSource:
                 ticket.job = asyncio.create_task(self._run_group(ticket))
         while self.permits.take():
             ticket = _Ticket(self._next_ticket, self._draw(), self.version)
+            ticket.epoch = self.order.epoch if self.curriculum is None else None
+            self.ledger.dispatched(ticket.number)
             self._next_ticket += 1
             ticket.job = asyncio.create_task(self._run_group(ticket))
             self._tickets.append(ticket)
@@ -266,6 +277,12 @@ class RolloutSource:
                 why = f"score_group: {described(error)}"
                 group.episodes = [Episode([], status=Status.FAILED, error=why)]
         ticket.group = group
+        self.ledger.finished(ticket.number)
+
+    def _end(self, ticket: _Ticket, outcome: Outcome, why: str = "", step: int | None = None) -> None:
+        """``step``: by default the one that is being sampled for."""
+        at, uid = self.version + 1 if step is None else step, self.tasks[ticket.task].uid
+        self.ledger.ended(Entry(at, ticket.number, ticket.epoch, uid, ticket.version, outcome, why))
 
     async def _episode(self, task: Task, uid: str, sample: int) -> Episode:
         async with self._slots:
@@ -281,11 +298,14 @@ class RolloutSource:
                 timing=self._tally.timing,
             )
 
-    def _filter(self, group: Group) -> Group | None:
-        kept: Group | None = group
+    def _filter(self, group: Group) -> tuple[Group | None, str]:
+        """The group as it is learned from, or None and the filter that dropped it."""
         for keep in self.filters:
-            kept = kept and keep(kept)
-        return kept
+            kept = keep(group)
+            if kept is None:
+                return None, type(keep).__name__
+            group = kept
+        return group, ""
 
     def _count(self, group: Group) -> None:
         metrics = self._tally.metrics

@@ -85,7 +85,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     A torn last line, left by a kill or still being written, is skipped. Raises DataError for any other broken line. A
     missing file is an empty list."""
     merged: dict[tuple[int, str], dict[str, Any]] = {}
-    for _, line in _lines(path):
+    for _, line in read_lines(path):
         merged.setdefault((line["step"], line.get("kind", "train")), {}).update(line)
     return [merged[key] for key in sorted(merged, key=lambda key: key[0])]
 
@@ -95,7 +95,7 @@ def truncate_after(path: Path, step: int) -> None:
     nothing to drop."""
     if not path.exists():
         return
-    kept = b"".join(raw for raw, line in _lines(path) if line["step"] <= step)
+    kept = b"".join(raw for raw, line in read_lines(path) if line["step"] <= step)
     if len(kept) != path.stat().st_size:
         write_atomically(path, kept)
 
@@ -105,7 +105,8 @@ def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in line.items() if not name.startswith("time/")}
 
 
-def _lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Return each whole line, as it stands and read. Raises DataError for one that is broken or has no ``step``."""
     raw = path.read_bytes().split(b"\n") if path.exists() else []
     found = []
     for number, text in enumerate(raw[:-1], 1):  # behind the last newline is nothing, or a torn line
