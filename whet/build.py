@@ -29,7 +29,7 @@ def build_renderer(recipe: "ForTexts") -> "Renderer":
     from whet.data.renderer import Renderer
     from whet.models.loading import load_tokenizer
 
-    return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments)
+    return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments, recipe.tools_as_text)
 
 
 def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[Any]":

@@ -55,6 +55,8 @@ class Recipe(Config):
     """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
     template_arguments: dict[str, JsonValue] = Field(default={})
     """Variables of the chat template, as in ``{enable_thinking: false}``."""
+    tools_as_text: bool = False
+    """For a chat template that doesn't know tools: they stand in the system message, calls and results in the text."""
     sampling: Sampling = Sampling()
     """How the policy answers in training."""
     rollouts: RolloutConfig = RolloutConfig()

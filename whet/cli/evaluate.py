@@ -78,7 +78,7 @@ def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     from whet.recipe import Recipe
 
     own = load(Recipe, run).value
-    parts = ("model", "chat_template", "template_arguments", "checkpoints")
+    parts = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")
     return settings.model_copy(update={name: getattr(own, name) for name in parts})
 
 

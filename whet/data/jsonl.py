@@ -35,11 +35,8 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
 
 
 def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, Any]:
-    constant = _null if nan_is_null else _finite
     try:
-        value = json.loads(
-            line.decode(), object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=constant
-        )
+        value = (_TABLES if nan_is_null else STRICT).decode(line.decode())
     except UnicodeDecodeError as problem:
         raise DataError(f"{where}: not UTF-8: {problem.reason} at byte {problem.start + 1} of the line") from None
     except json.JSONDecodeError as problem:
@@ -68,3 +65,8 @@ def _finite(text: str) -> float:
 
 def _null(text: str) -> float | None:
     return None if text == "NaN" else _finite(text)
+
+
+STRICT = json.JSONDecoder(object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_finite)
+"""Refuses keys that are there twice and numbers that are not finite."""
+_TABLES = json.JSONDecoder(object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_null)

@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.config.nearest import did_you_mean
+from whet.data.calls import SAMPLE, ReplyFormat, ResponseTemplate, format_of
 from whet.data.control_tokens import ControlTokens
+from whet.data.tools_as_text import THINK, THOUGHT, as_text, with_thought
 from whet.errors import ConfigError, DataError
 from whet.types import Message
 
@@ -24,6 +26,7 @@ PLAIN = (
 _SET_HERE = {"messages", "tools", "add_generation_prompt"}
 _EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
 # Stand for a question and a reply in conversations that are rendered only to see what surrounds them.
+_OPENED = f"{THINK}\n"
 _QUESTION, _REPLY = "whetaskswhet", "whetreplywhet"
 
 
@@ -31,16 +34,21 @@ class Renderer:
     """Renders for one tokenizer and chat template."""
 
     def __init__(
-        self, tokenizer: Any, chat_template: str | None = None, arguments: Mapping[str, Any] | None = None
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        tools_as_text: bool = False,
     ) -> None:
         """``chat_template``: None for the tokenizer's own, ``"plain"`` for a simple built-in one, or Jinja text.
-        ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``.
+        ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``. ``tools_as_text``:
+        the template sees tools, calls and results as plain text (``tools_as_text.py``).
 
         Raises ``ConfigError`` for no template, one that doesn't read an argument or can't be rendered by appending.
         """
         self.tokenizer = tokenizer
         self.template = PLAIN if chat_template == "plain" else chat_template or tokenizer.chat_template
-        self.arguments = dict(arguments or {})
+        self.arguments, self.tools_as_text = dict(arguments or {}), tools_as_text
         if not self.template:
             raise ConfigError(
                 "the tokenizer has no chat template: set chat_template to 'plain' or to the text of a template, "
@@ -61,6 +69,8 @@ class Renderer:
         eos = tokenizer.eos_token_id
         stops = [token for token in (self.end_of_turn, eos) if token is not None]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        own = tokenizer.response_template if chat_template is None and not tools_as_text else None
+        self.replies = ResponseTemplate(own, self._question()) if own else self._reply_format()
 
     def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Tokens up to where the assistant's reply begins."""
@@ -76,9 +86,15 @@ class Renderer:
         if show(whole).startswith(prompt) and show(whole).endswith(self._closing):
             text = whole[len(prompt) : len(whole) - len(self._closing)]
         else:  # the prompt opens what the template leaves out of finished replies, such as a <think> tag
-            if reply.get("tool_calls"):
+            said = with_thought(self._written([reply], None)[0][0])
+            if said.get("tool_calls"):
                 raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
-            text = self._control.hide(reply["content"])
+            content, hide = said["content"], self._control.hide
+            if self._opens_thought():
+                thought, content = content.split(THOUGHT, 1) if THOUGHT in content else ("\n", f"\n\n{content}")
+                text = f"{hide(thought.removeprefix(_OPENED))}{THOUGHT}{hide(content)}"
+            else:
+                text = hide(content)
         if self.end_of_turn is None:
             return self._control.encode(text + self._closing)
         return [*self._control.encode(text), self.end_of_turn]
@@ -105,6 +121,7 @@ class Renderer:
     def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
         """What the template doesn't write although it is there: the tools, a reply's tool calls, a message of a role
         other than system, user and assistant. None where nothing is lost."""
+        messages, tools = self._written(messages, tools)
         if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
             return None
         whole = self._apply(messages, tools)
@@ -134,7 +151,41 @@ class Renderer:
         end = len(tokens)
         while end and tokens[end - 1] in self.stop_token_ids:
             end -= 1
-        return {"role": "assistant", "content": self.decode(tokens[:end])}
+        return self.replies.parse(self.decode(tokens[:end]))
+
+    def check_tools(self, tools: list[dict[str, Any]]) -> None:
+        """Raise ``ConfigError`` unless the model is shown the tools, and its calls of them can be read."""
+        advice = "set tools_as_text: true, or give a chat_template that writes them"
+        if self.left_out([{"role": "user", "content": _QUESTION}], tools):
+            raise ConfigError(f"the chat template leaves out the tools; {advice}")
+        if isinstance(self.replies, ReplyFormat) and self.replies.calls == "none":
+            raise ConfigError(f"the chat template writes calls of tools in no form that whet reads; {advice}")
+
+    def _question(self) -> str:
+        """A question as the template writes it, up to where the reply begins."""
+        return self._apply([{"role": "user", "content": _QUESTION}], generate=True)
+
+    def _reply_format(self) -> ReplyFormat:
+        asked: Message = {"role": "user", "content": _QUESTION}
+        calls = format_of("")
+        with contextlib.suppress(DataError):  # a template that has no place for calls
+            written, _ = self._written([asked, {"role": "assistant", "content": "", "tool_calls": [SAMPLE]}], None)
+            calls = format_of(self._apply(written))
+        return ReplyFormat(calls, THOUGHT in self.template, self._opens_thought())
+
+    def _written(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """Messages and tools as the template takes them."""
+        if self.tools_as_text:
+            messages, tools = as_text(messages, tools), None
+        if "reasoning_content" not in self.template:
+            messages = [with_thought(message) for message in messages]
+        return list(messages), tools
+
+    def _opens_thought(self) -> bool:
+        """Whether the prompt writes the <think> of a reply."""
+        return self._question().rstrip().endswith(THINK)
 
     def _check(self) -> str:
         """What the template writes after a reply. Raises ``ConfigError`` unless appending is sound."""
@@ -180,7 +231,7 @@ class Renderer:
         def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
             return self._apply(messages, tools, generate)
 
-        return self._control.render(apply, messages, tools)
+        return self._control.render(apply, *self._written(messages, tools))
 
     def _apply(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False

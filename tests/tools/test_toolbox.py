@@ -1,0 +1,234 @@
+"""Calls are answered in their order, within their limits; faults of tools are told to the model, those of the
+infrastructure raised."""
+
+import asyncio
+import http.server
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from whet.errors import ConfigError
+from whet.processes.loop_thread import Escape
+from whet.tools.tool import tool, tools_of
+from whet.tools.toolbox import Toolbox, ToolLimits
+from whet.types import Message, ToolCall
+
+SOON = ToolLimits(deadline_s=0.2, max_result_chars=100)
+
+
+def call(name: str, number: int = 0, /, **arguments: Any) -> ToolCall:
+    return {"id": f"call{number}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def answers(box: Toolbox, *calls: ToolCall) -> list[Message]:
+    return asyncio.run(box.answer(calls))
+
+
+def texts(box: Toolbox, *calls: ToolCall) -> list[str]:
+    return [message["content"] for message in answers(box, *calls)]
+
+
+def slow(seconds: float) -> float:
+    """Wait."""
+    time.sleep(seconds)
+    return seconds
+
+
+async def async_slow(seconds: float) -> float:
+    """Wait."""
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+def broken(kind: str) -> None:
+    """Break."""
+    raise {
+        "value": ValueError("bad \ud800 value"),
+        "connection": ConnectionResetError("gone"),
+        "exit": SystemExit(3),
+        "memory": MemoryError(),
+        "long": RuntimeError("x" * 10_000),
+    }[kind]
+
+
+def test_results_come_in_the_order_of_calls_with_their_ids_and_names() -> None:
+    box = Toolbox(tools_of([slow, async_slow]), ToolLimits(at_once=3))
+    started = time.monotonic()
+    found = answers(box, call("slow", 1, seconds=0.3), call("async_slow", 2, seconds=0.2), call("slow", 3, seconds=0.1))
+    assert time.monotonic() - started < 0.55  # at once
+    assert [(one["role"], one["name"], one["tool_call_id"], one["content"]) for one in found] == [
+        ("tool", "slow", "call1", "0.3"),
+        ("tool", "async_slow", "call2", "0.2"),
+        ("tool", "slow", "call3", "0.1"),
+    ]
+    assert box.counts["calls"] == 3
+
+
+def test_no_more_run_at_once_than_allowed() -> None:
+    running, most = 0, 0
+
+    async def counted() -> None:
+        """Count."""
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    answers(Toolbox(tools_of(counted), ToolLimits(at_once=2)), *[call("counted")] * 6)
+    assert most == 2
+
+
+def test_calls_of_an_object_run_one_after_the_other_in_order() -> None:
+    class Line:
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def say(self, word: str, seconds: float) -> list[str]:
+            """Say a word."""
+            time.sleep(seconds)
+            self.said.append(word)
+            return self.said
+
+    found = texts(
+        Toolbox(tools_of(Line()), ToolLimits()), call("say", word="a", seconds=0.05), call("say", word="b", seconds=0)
+    )
+    assert found == ['["a"]', '["a", "b"]']
+
+
+def test_the_model_is_told_what_it_did_wrong() -> None:
+    box = Toolbox(tools_of(slow), ToolLimits(max_calls=2))
+    unknown, wrong, refused = texts(box, call("slov", seconds=1), call("slow"), call("slow", seconds=0))
+    assert unknown == "Error: there is no tool 'slov'. Did you mean 'slow'? Tools: slow"
+    assert wrong.startswith("Error: wrong arguments for slow: seconds: Missing")
+    assert refused == "Error: not run, for only 2 calls are allowed"
+    assert box.counts == {"calls": 2, "errors": 2, "unknown": 1, "timeouts": 0, "refused": 1}
+    assert texts(box, call("slow", seconds=0)) == [refused]  # of the episode, not of the reply
+
+
+def test_an_exception_is_told_and_bounded() -> None:
+    box = Toolbox(tools_of(broken), SOON)
+    value, memory, long = texts(box, *(call("broken", kind=kind) for kind in ("value", "memory", "long")))
+    assert value == "Error: ValueError: bad \ufffd value"
+    assert memory == "Error: MemoryError: "
+    assert long == "Error: RuntimeError: " + "x" * 86 + "\n[the rest is left out]"
+
+
+@pytest.mark.parametrize("hung", ["slow", "async_slow"])
+def test_a_hung_tool_is_told_and_counted_and_holds_up_nothing(hung: str) -> None:
+    box = Toolbox(tools_of([slow, async_slow]), SOON)
+    started = time.monotonic()
+    late, fine = texts(box, call(hung, seconds=3), call("slow", seconds=0))
+    assert time.monotonic() - started < 1
+    assert late == f"Error: {hung} did not finish within 0.2 s"
+    assert fine == "0.0"
+    assert box.counts["timeouts"] == box.counts["errors"] == 1
+
+
+def test_a_late_result_is_thrown_away_and_its_object_is_called_no_more() -> None:
+    class Slow:
+        done = 0
+
+        def act(self, seconds: float) -> int:
+            """Act."""
+            time.sleep(seconds)
+            self.done += 1
+            return self.done
+
+    state = Slow()
+    box = Toolbox(tools_of(state), SOON)
+    assert texts(box, call("act", seconds=0.3), call("act", seconds=0)) == [
+        "Error: act did not finish within 0.2 s",
+        "Error: not run, for act has not finished",
+    ]
+    time.sleep(0.3)
+    assert state.done == 1
+    assert texts(box, call("act", seconds=0)) == ["Error: not run, for act has not finished"]
+
+
+@pytest.mark.parametrize(("kind", "error"), [("connection", ConnectionError), ("exit", Escape)])
+def test_a_fault_of_the_infrastructure_is_raised(kind: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        answers(Toolbox(tools_of(broken), SOON), call("broken", kind=kind))
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        if self.path == "/drip":
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(40):
+                self.wfile.write(b"drop ")
+                self.wfile.flush()
+                time.sleep(0.05)
+        elif self.path == "/huge":
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(1000):
+                self.wfile.write(b"x" * 1_000_000)
+        else:
+            self.send_error(int(self.path[1:]))
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[assignment,method-assign]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def fetcher(address: str) -> Sequence[Any]:
+    def fetch(path: str) -> Iterator[str]:
+        """Fetch a page."""
+        with urllib.request.urlopen(f"{address}/{path}", timeout=5) as page:
+            while part := page.read1(1 << 16):
+                yield part.decode()
+
+    return [tool(fetch)]
+
+
+def test_a_server_that_drips_is_given_up_on(address: str) -> None:
+    assert texts(
+        Toolbox(fetcher(address), SOON.model_copy(update={"max_result_chars": 10_000})), call("fetch", path="drip")
+    ) == ["Error: fetch did not finish within 0.2 s"]
+
+
+def test_a_body_of_a_gigabyte_is_cut_off_without_being_read(address: str) -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    try:
+        (text,) = texts(Toolbox(fetcher(address), ToolLimits(max_result_chars=50)), call("fetch", path="huge"))
+        assert text == "x" * 50 + "\n[the rest is left out]"
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_server_that_is_down_or_overloaded_is_never_the_models_fault(address: str, status: int) -> None:
+    with pytest.raises(urllib.error.HTTPError):
+        answers(Toolbox(fetcher(address), ToolLimits()), call("fetch", path=str(status)))
+
+
+def test_a_page_that_is_not_there_is_told_and_a_server_that_is_not_there_raised(address: str) -> None:
+    (text,) = texts(Toolbox(fetcher(address), ToolLimits()), call("fetch", path="404"))
+    assert text == "Error: HTTPError: HTTP Error 404: Not Found"
+    with pytest.raises(urllib.error.URLError):
+        answers(Toolbox(fetcher("http://127.0.0.1:9"), ToolLimits()), call("fetch", path="x"))
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two tools are called slow"):
+        Toolbox(tools_of([slow, slow]), ToolLimits())
