@@ -16,7 +16,7 @@ FLOORS = [
     {"losses", "environments", "data", "tools"},
     {"models"},
     {"generators", "cluster", "parallel"},
-    {"rollouts", "learner", "weights", "checkpoint"},
+    {"rollouts", "endpoint", "learner", "weights", "checkpoint"},
     {"distillation"},
     {"algorithms"},
     {"build"},

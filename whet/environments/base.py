@@ -53,6 +53,27 @@ class Environment(Protocol):
         ...
 
 
+@dataclass(slots=True, frozen=True)
+class Address:
+    """Where a program finds the model: what a client of OpenAI's API is given."""
+
+    base_url: str
+    api_key: str
+
+
+@runtime_checkable
+class Program(Protocol):
+    """One episode that calls the model itself. An exception is an infrastructure failure, never a reward."""
+
+    async def run(self, address: Address) -> Step:
+        """Do the task with the model at ``address``, and return what that is worth."""
+        ...
+
+    async def close(self) -> None:
+        """Called once at the end, also after an exception."""
+        ...
+
+
 def finite(value: Any, what: str) -> float:
     """Return the value as a float. Raises ``DataError`` for anything that is no finite number: a broken grader is never
     a reward of zero."""

@@ -100,7 +100,7 @@ class Session:
 
     def extended_by(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
         """Return whether the messages begin with all that this line holds, and go on with something new."""
-        return self._common(messages, tools) == len(self._given) < len(messages)
+        return self.in_common(messages, tools) == len(self._given) < len(messages)
 
     async def reply(self, messages: Sequence[Message], tools: Schemas | None = None, limit: int | None = None) -> Reply:
         """Sample the reply to a conversation, given as a whole, of at most ``limit`` tokens. Only what is new is
@@ -118,7 +118,7 @@ class Session:
         """Begin another line of the same episode, for messages that don't extend this one. The tokens up to the last
         reply that both have in common are kept; there they are context, and not trained again."""
         line = type(self)(self.recording)
-        common = self._common(messages, tools)
+        common = self.in_common(messages, tools)
         for count, spans in self.ends:
             if count <= common and count < len(messages):
                 line.messages, line._given = self.messages[:count], self._given[:count]
@@ -135,8 +135,8 @@ class Session:
         """All tokens of this line."""
         return [token for span in self.spans for token in span.tokens]
 
-    def _common(self, messages: Sequence[Message], tools: Schemas | None) -> int:
-        """The number of messages at the start that are those of this line."""
+    def in_common(self, messages: Sequence[Message], tools: Schemas | None) -> int:
+        """Return the number of messages at the start that are those of this line."""
         if self._given and (tools or None) != (self._tools or None):
             return 0
         pairs = zip(self._given, messages, strict=False)
@@ -150,6 +150,8 @@ class Session:
         history = self.tokens
         if not history:
             added, shown = renderer.render_prompt(new, tools), list(new)
+            if len(added) > sampling.max_prompt_tokens and usage.turns:  # a history that an agent has rewritten
+                raise LimitReached("tokens")
             if len(added) > sampling.max_prompt_tokens:
                 raise DataError(
                     f"{recording.name}: the prompt has {len(added)} tokens, more than sampling.max_prompt_tokens = "

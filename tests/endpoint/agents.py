@@ -1,0 +1,114 @@
+"""An endpoint before a scripted model, for tests of what agents see of it."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from openai import AsyncOpenAI
+
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from whet.data.renderer import Renderer
+from whet.endpoint.conversations import Conversations
+from whet.endpoint.server import Endpoint
+from whet.environments.base import Address
+from whet.generators.base import Completion, SamplingParams
+from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import Recording
+from whet.types import Message
+
+TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
+
+
+class CallingRenderer(Renderer):
+    """A reply such as ``add {"a": 1}`` is a call of ``add``, and what stands before a bar was thought."""
+
+    def parse_reply(self, tokens: Any) -> Message:
+        text = super().parse_reply(tokens)["content"]
+        thought, bar, text = text.rpartition("|")
+        name, brace, arguments = text.partition(" {")
+        reply: Message = {"role": "assistant", "content": "" if brace else text}
+        if bar:
+            reply["reasoning_content"] = thought
+        if brace:
+            function: Any = {"name": name, "arguments": json.loads("{" + arguments)}
+            reply["tool_calls"] = [{"id": "call_0", "type": "function", "function": function}]
+        return reply
+
+
+RENDERER = CallingRenderer(tiny_tokenizer(TOOLS))
+
+
+@dataclass
+class Scripted:
+    """Says what ``answer`` makes of the text it is shown. While ``gate`` is shut, nothing is answered."""
+
+    answer: Callable[[str], str]
+    asked: list[SamplingParams] = field(default_factory=list)
+    sampling: int = 0
+    cancelled: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        self.asked.append(params)
+        self.sampling += 1
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.sampling -= 1
+        said = RENDERER.encode_text(self.answer(RENDERER.decode(prompt)))
+        tokens = [*said, RENDERER.stop_token_ids[0]][: params.max_new_tokens]
+        logprobs = [-0.5 - i / 10 for i in range(len(tokens))]
+        return Completion(tokens, logprobs, (3, 3), "stop" if len(tokens) > len(said) else "length", cached=2)
+
+
+@dataclass
+class Scene:
+    """Everything that a test of an agent looks at."""
+
+    endpoint: Endpoint
+    address: Address
+    conversations: Conversations
+    model: Scripted
+    http: httpx.AsyncClient
+    openai: AsyncOpenAI
+
+    @property
+    def recording(self) -> Recording:
+        return self.conversations.recording
+
+    async def chat(self, *messages: Any, **changes: Any) -> httpx.Response:
+        """POST a chat request; texts are taken in turn as the user's and the assistant's."""
+        roles = ("user", "assistant")
+        said = [m if isinstance(m, dict) else {"role": roles[i % 2], "content": m} for i, m in enumerate(messages)]
+        return await self.http.post("/chat/completions", json={"model": "any", "messages": said, **changes})
+
+
+@contextlib.asynccontextmanager
+async def scene(
+    answer: Callable[[str], str] | str, *, name: str | None = None, **sampling: Any
+) -> AsyncIterator[Scene]:
+    """An endpoint with one open episode."""
+    model = Scripted(answer if callable(answer) else lambda _: str(answer))
+    model.gate.set()
+    settings = Sampling(**({"max_turns": 20, "max_new_tokens": 200, "max_prompt_tokens": 600} | sampling))
+    conversations = Conversations(Recording(model, RENDERER, settings, "episode", seed=0))  # type: ignore[arg-type]
+    endpoint = Endpoint(RENDERER, model=name)
+    await endpoint.start()
+    try:
+        with endpoint.open(conversations) as address:
+            headers = {"authorization": f"Bearer {address.api_key}"}
+            async with (
+                httpx.AsyncClient(base_url=address.base_url, headers=headers, timeout=10) as http,
+                AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=1, timeout=10) as client,
+            ):
+                yield Scene(endpoint, address, conversations, model, http, client)
+    finally:
+        await conversations.close()
+        await endpoint.close()

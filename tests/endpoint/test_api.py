@@ -1,0 +1,254 @@
+"""What OpenAI's own client gets from the endpoint, and what is recorded of it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.endpoint.agents import RENDERER, Scene, scene
+
+ADD: Any = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object", "properties": {}}},
+}
+FLAT: Any = {"type": "function", **ADD["function"]}
+
+
+def run(answer: Any, test: Callable[[Scene], Awaitable[None]], **sampling: Any) -> None:
+    async def go() -> None:
+        async with scene(answer, **sampling) as opened:
+            await test(opened)
+
+    asyncio.run(go())
+
+
+def said(response: Any) -> list[Any]:
+    """Texts and calls of a response, without its ids."""
+    kept = {"text", "arguments", "name", "type"}
+    flat = [part for item in response.output for part in [item, *(getattr(item, "content", None) or [])]]
+    return [part.model_dump(include=kept) for part in flat]
+
+
+def user(text: str) -> Any:
+    return {"role": "user", "content": text}
+
+
+def test_a_chat_of_two_turns_is_one_line_whose_tokens_are_recorded() -> None:
+    async def chat(at: Scene) -> None:
+        first = await at.openai.chat.completions.create(model="gpt-x", messages=[user("hi")])
+        said = first.choices[0].message
+        assert (said.content, first.choices[0].finish_reason, first.model) == ("hello", "stop", "gpt-x")
+        again = [user("hi"), said.model_dump(), user("more")]
+        second = await at.openai.chat.completions.create(model="gpt-x", messages=again)
+        [line] = at.recording.branches
+        assert [span.trained for span in line.spans] == [False, True, False, True]
+        assert line.spans[1].versions == (3, 3)
+        assert second.usage is not None
+        assert second.usage.prompt_tokens == sum(len(span.tokens) for span in line.spans[:3])
+        assert second.usage.completion_tokens == len(line.spans[3].tokens) == len(line.spans[3].logprobs or [])
+        assert second.usage.prompt_tokens_details is not None
+        assert second.usage.prompt_tokens_details.cached_tokens == 2
+
+    run("hello", chat)
+
+
+def test_ids_and_log_probs_come_with_the_message_when_asked_for() -> None:
+    async def chat(at: Scene) -> None:
+        asked: Any = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+        got = await at.openai.chat.completions.create(
+            model="m", messages=[user("hi")], logprobs=True, top_logprobs=0, extra_body=asked
+        )
+        message: Any = got.choices[0].message
+        [line] = at.recording.branches
+        assert message.prompt_token_ids == line.spans[0].tokens
+        assert message.generation_token_ids == line.spans[1].tokens
+        assert message.generation_log_probs == line.spans[1].logprobs
+        scored = got.choices[0].logprobs
+        assert scored is not None
+        assert scored.content is not None
+        assert [one.token for one in scored.content] == [f"token_id:{token}" for token in line.spans[1].tokens]
+        assert [one.logprob for one in scored.content] == line.spans[1].logprobs
+        plain = (await at.chat("hi")).json()["choices"][0]
+        assert set(plain["message"]) == {"role", "content"}
+        assert plain["logprobs"] is None
+
+    run("hello", chat)
+
+
+def test_a_call_and_its_result_stay_in_one_line() -> None:
+    def model(shown: str) -> str:
+        return "It is 3." if "<|im_start|>tool" in shown else 'add first|add {"a": 1, "b": 2}'.replace("add first|", "")
+
+    async def chat(at: Scene) -> None:
+        messages: list[Any] = [user("1 + 2?")]
+        first = await at.openai.chat.completions.create(model="m", messages=messages, tools=[ADD])
+        assert first.choices[0].finish_reason == "tool_calls"
+        assert first.choices[0].message.content is None
+        [call] = first.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        assert (call.function.name, call.function.arguments) == ("add", '{"a": 1, "b": 2}')
+        messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+        second = await at.openai.chat.completions.create(model="m", messages=messages, tools=[ADD])
+        assert second.choices[0].message.content == "It is 3."
+        [line] = at.recording.branches
+        assert line.messages[2] == {"role": "tool", "tool_call_id": call.id, "content": "3", "name": "add"}
+        assert '"name": "add"' in RENDERER.decode(line.spans[0].tokens), "the model has not seen the tool"
+
+    run(model, chat)
+
+
+def test_tool_choice_none_shows_no_tools() -> None:
+    async def chat(at: Scene) -> None:
+        await at.chat("hi", tools=[ADD], tool_choice="none")
+        assert '"add"' not in RENDERER.decode(at.recording.branches[0].tokens)
+
+    run("hello", chat)
+
+
+@pytest.mark.parametrize("answer", ["a" * 150, 'add {"text": "' + "b" * 150 + '"}', "deep thought|so", ""])
+def test_a_streamed_chat_adds_up_to_the_same_answer(answer: str) -> None:
+    async def chat(at: Scene) -> None:
+        whole = (await at.openai.chat.completions.create(model="m", messages=[user("hi")])).choices[0]
+        async with at.openai.chat.completions.stream(
+            model="m", messages=[user("hi")], stream_options={"include_usage": True}
+        ) as stream:
+            pieces = [event async for event in stream]
+            final = await stream.get_final_completion()
+        got = final.choices[0]
+        assert (got.message.content or None) == (whole.message.content or None)
+        assert got.finish_reason == whole.finish_reason
+        said = [
+            [(c.function.name, c.function.arguments) for c in m.tool_calls or []] for m in (got.message, whole.message)
+        ]  # type: ignore[union-attr]
+        assert said[0] == said[1]
+        assert final.usage is not None
+        assert final.usage.completion_tokens > 0
+        assert len(pieces) > 2
+
+    run(answer, chat)
+
+
+def test_responses_keep_thoughts_words_and_calls_apart_and_go_on_from_them() -> None:
+    def model(shown: str) -> str:
+        return "three" if "<|im_start|>tool" in shown else 'let me see|add {"a": 1}'
+
+    async def respond(at: Scene) -> None:
+        items: list[Any] = [user("1 + 2?")]
+        first = await at.openai.responses.create(model="m", instructions="Be brief.", input=items, tools=[FLAT])
+        assert [item.type for item in first.output] == ["reasoning", "function_call"]
+        call: Any = first.output[1]
+        assert (call.name, call.arguments) == ("add", '{"a": 1}')
+        items += [item.model_dump(exclude_none=True) for item in first.output]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "3"})
+        second = await at.openai.responses.create(model="m", instructions="Be brief.", input=items, tools=[FLAT])
+        assert second.output_text == "three"
+        assert second.status == "completed"
+        [line] = at.recording.branches
+        assert [message["role"] for message in line.messages] == ["system", "user", "assistant", "tool", "assistant"]
+
+    run(model, respond)
+
+
+@pytest.mark.parametrize("answer", ["c" * 150, 'add {"text": "' + "b" * 150 + '"}', "deep|so"])
+def test_a_streamed_response_adds_up_to_the_same_answer(answer: str) -> None:
+    async def respond(at: Scene) -> None:
+        whole = await at.openai.responses.create(model="m", input="hi")
+        async with at.openai.responses.stream(model="m", input="hi") as stream:
+            events = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert said(final) == said(whole)
+        assert events[0] == "response.created"
+        assert events[-1] == "response.completed"
+
+    run(answer, respond)
+
+
+def test_an_answer_that_is_cut_says_so_in_both_apis() -> None:
+    async def ask(at: Scene) -> None:
+        chat = await at.openai.chat.completions.create(model="m", messages=[user("hi")], max_tokens=3)
+        assert chat.choices[0].finish_reason == "length"
+        assert at.conversations.limit is None, "the agent wanted it so"
+        response = await at.openai.responses.create(model="m", input="hi", max_output_tokens=3)
+        assert response.status == "incomplete"
+        assert response.incomplete_details is not None
+        assert response.incomplete_details.reason == "max_output_tokens"
+        await at.chat("a long one")
+        assert at.conversations.limit == "reply"
+        assert [params.max_new_tokens for params in at.model.asked] == [3, 3, 20]
+
+    run("hello" * 10, ask, max_new_tokens=20)
+
+
+def test_models_and_tokens_are_shown() -> None:
+    async def ask(at: Scene) -> None:
+        assert [model.id async for model in at.openai.models.list()] == ["policy"]
+        root = at.address.base_url.removesuffix("/v1")
+        text = await at.http.post(f"{root}/tokenize", json={"prompt": "abc", "model": "m"})
+        assert text.json() == {"count": 3, "tokens": RENDERER.encode_text("abc")}
+        chat = await at.http.post(f"{root}/tokenize", json={"messages": [user("hi")]})
+        assert chat.json()["tokens"] == RENDERER.render_prompt([user("hi")])
+
+    run("hello", ask)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"n": 2},
+        {"logit_bias": {"1": 1}},
+        {"top_logprobs": 5},
+        {"frequency_penalty": 0.5},
+        {"response_format": {"type": "json_object"}},
+        {"tool_choice": "required"},
+        {"stop": ["END"]},
+        {"best_of": 2},
+        {"temperature": "hot"},
+        {"messages": []},
+        {"messages": [{"role": "narrator", "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
+        {"tools": [{"type": "web_search"}]},
+    ],
+    ids=str,
+)
+def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any]) -> None:
+    async def ask(at: Scene) -> None:
+        answer = await at.chat("hi", **changes)
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert error["type"] == "invalid_request_error"
+        name = next(iter(changes))
+        assert error["param"].startswith(name)
+        assert name in error["message"]
+        assert not at.model.asked
+
+    run("hello", ask)
+
+
+def test_what_says_nothing_is_taken() -> None:
+    async def ask(at: Scene) -> None:
+        nothing = {
+            "n": 1,
+            "frequency_penalty": 0.0,
+            "response_format": {"type": "text"},
+            "logit_bias": None,
+            "user": "x",
+        }
+        assert (await at.chat("hi", **nothing, parallel_tool_calls=True, metadata={"a": "b"})).status_code == 200
+        parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+        assert (await at.chat(parts)).status_code == 200
+        assert at.recording.branches[1].messages[0]["content"] == "ab"
+
+    run("hello", ask)
+
+
+def test_the_recipe_decides_how_answers_are_sampled_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(at: Scene) -> None:
+        for _ in range(2):
+            assert (await at.chat("hi", temperature=0.2, top_p=1.0)).status_code == 200
+        assert {params.distribution.temperature for params in at.model.asked} == {1.0}
+        [warning] = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert "temperature = 0.2" in warning.getMessage()
+
+    run("hello", ask)

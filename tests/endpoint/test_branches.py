@@ -1,0 +1,109 @@
+"""Which line of the episode a call goes on with."""
+
+import asyncio
+from typing import Any
+
+from tests.endpoint.agents import Scene, scene
+from tests.endpoint.test_api import ADD, run, user
+
+
+def shape(at: Scene) -> list[list[bool]]:
+    """Of each line, which of its spans are trained."""
+    return [[span.trained for span in line.spans] for line in at.recording.branches]
+
+
+def test_a_sub_agent_with_its_own_history_is_a_branch_and_the_first_line_goes_on() -> None:
+    own = [{"role": "system", "content": "You search."}, user("trains to Rome")]
+
+    async def chat(at: Scene) -> None:
+        await at.chat("plan the trip")
+        await at.chat(*own)
+        await at.chat("plan the trip", "ok", "it leaves at 8")
+        await at.chat(*own, {"role": "assistant", "content": "ok"}, user("and back"))
+        assert shape(at) == [[False, True, False, True]] * 2
+
+    run("ok", chat)
+
+
+def test_a_rewritten_history_is_a_branch_that_keeps_what_is_common_as_context() -> None:
+    async def chat(at: Scene) -> None:
+        await at.chat("one")
+        await at.chat("one", "ok", "two")
+        await at.chat("one", "ok", "another")
+        await at.chat("summary of all that")
+        assert shape(at) == [[False, True, False, True], [False, False, False, True], [False, True]]
+        first, second, _ = at.recording.branches
+        assert second.spans[1].tokens == first.spans[1].tokens
+
+    run("ok", chat)
+
+
+def test_other_tools_are_another_line() -> None:
+    async def chat(at: Scene) -> None:
+        await at.chat("one", tools=[ADD])
+        await at.chat("one", "ok", "two")
+        assert len(at.recording.branches) == 2
+
+    run("ok", chat)
+
+
+def test_white_space_and_a_missing_thought_do_not_make_a_branch() -> None:
+    async def chat(at: Scene) -> None:
+        await at.chat("one")
+        await at.chat("one", "so", "two")
+        assert shape(at) == [[False, True, False, True]]
+        assert at.recording.branches[0].messages[1]["reasoning_content"] == "hm"
+
+    run("hm| so \n", chat)
+
+
+def test_calls_at_the_same_time_are_answered_side_by_side_and_each_is_recorded_once() -> None:
+    async def go() -> None:
+        async with scene("ok", max_turns=8) as at:
+            await at.chat("one")
+            at.model.gate.clear()
+            calls = [asyncio.create_task(at.chat("one", "ok", "vote")) for _ in range(4)]
+            while at.model.sampling < 4:
+                await asyncio.sleep(0.01)
+            at.model.gate.set()
+            assert [call.status_code for call in await asyncio.gather(*calls)] == [200] * 4
+            assert sorted(shape(at)) == [[False, False, False, True]] * 3 + [[False, True, False, True]]
+            assert len({params.seed for params in at.model.asked}) == 5, "votes must differ"
+
+    asyncio.run(go())
+
+
+def test_the_same_question_again_asks_for_another_sample_but_a_retry_for_the_same_answer() -> None:
+    async def chat(at: Scene) -> None:
+        first = (await at.chat("one")).json()
+        retry: Any = {"x-stainless-retry-count": "1"}
+        body = {"model": "any", "messages": [{"role": "user", "content": "one"}]}
+        again = (await at.http.post("/chat/completions", json=body, headers=retry)).json()
+        assert again == first
+        assert len(at.model.asked) == 1
+        other = (await at.chat("one")).json()
+        assert other["id"] != first["id"]
+        assert shape(at) == [[False, True]] * 2
+
+    run("ok", chat)
+
+
+def test_a_retry_while_the_first_call_is_under_way_joins_it() -> None:
+    async def chat(at: Scene) -> None:
+        at.model.gate.clear()
+        body = {"model": "any", "messages": [{"role": "user", "content": "one"}]}
+        first = asyncio.create_task(at.http.post("/chat/completions", json=body))
+        while not at.model.sampling:
+            await asyncio.sleep(0.01)
+        retry = asyncio.create_task(
+            at.http.post("/chat/completions", json=body, headers={"x-stainless-retry-count": "1"})
+        )
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await asyncio.sleep(0.1)
+        at.model.gate.set()
+        assert (await retry).status_code == 200
+        assert shape(at) == [[False, True]]
+        assert len(at.model.asked) == 1
+
+    run("ok", chat)

@@ -1,0 +1,186 @@
+"""Clients that misbehave or vanish, and budgets that end. Each has one defined outcome."""
+
+import asyncio
+import json
+import socket
+import threading
+
+import httpx
+import openai
+import pytest
+
+from tests.endpoint.agents import Scene, scene
+from tests.endpoint.test_api import run, user
+from whet.endpoint.conversations import Conversations
+from whet.endpoint.server import Endpoint
+from whet.errors import ConfigError, GeneratorError
+
+JSON = {"content-type": "application/json"}
+
+
+async def settled(at: Scene, cancelled: int) -> None:
+    """Wait until the model has been told that nobody listens."""
+    async with asyncio.timeout(5):
+        while at.model.cancelled < cancelled:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_vanishes_has_its_sample_cancelled_and_nothing_recorded(stream: bool) -> None:
+    async def vanish(at: Scene) -> None:
+        at.model.gate.clear()
+        call = asyncio.create_task(at.chat("hi", stream=stream))
+        while not at.model.sampling:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await settled(at, 1)
+        assert at.recording.branches == []
+        at.model.gate.set()
+        assert (await at.chat("hi")).status_code == 200
+        assert [len(line.spans) for line in at.recording.branches] == [2]
+
+    run("ok", vanish)
+
+
+def test_the_end_of_an_episode_ends_its_calls_and_its_token() -> None:
+    async def go() -> None:
+        async with scene("ok") as at:
+            other = Conversations(at.recording)
+            with at.endpoint.open(other) as address:
+                headers = {"authorization": f"Bearer {address.api_key}"}
+                at.model.gate.clear()
+                body = {"model": "m", "messages": [user("hi")]}
+                call = asyncio.create_task(at.http.post("/chat/completions", json=body, headers=headers))
+                while not at.model.sampling:
+                    await asyncio.sleep(0.01)
+                await other.close()
+                assert (await call).status_code == 410
+            late = await at.http.post("/chat/completions", json=body, headers=headers)
+            assert late.status_code == 410
+            assert "has ended" in late.json()["error"]["message"]
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer stolen", "Basic abc", "Bearer \u00e9"])
+def test_a_token_that_is_not_known_is_refused_everywhere(header: str) -> None:
+    async def ask(at: Scene) -> None:
+        root = at.address.base_url.removesuffix("/v1")
+        headers = {"authorization": header.encode("latin-1")}
+        for path in ("/v1/chat/completions", "/v1/responses", "/tokenize"):
+            assert (await at.http.post(root + path, content=b"{}", headers=headers)).status_code == 401
+        assert (await at.http.get(f"{root}/v1/models", headers=headers)).status_code == 401
+
+    run("ok", ask)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[]", b"null", b'{"model": "m", "messages": "\xff"}', b"[" * 100_000, b'{"a":' * 50_000]
+)
+def test_what_is_not_a_request_is_400_and_never_a_traceback(body: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def ask(at: Scene) -> None:
+        for path in ("/chat/completions", "/responses"):
+            answer = await at.http.post(path, content=body, headers=JSON)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["message"]
+        assert not caplog.records
+
+    run("ok", ask)
+
+
+def test_a_body_of_a_gigabyte_is_refused_before_it_is_read() -> None:
+    async def ask(at: Scene) -> None:
+        reader, writer = await asyncio.open_connection(at.endpoint.host, at.endpoint.port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {at.address.api_key}\r\n"
+        writer.write(f"{head}content-length: {2**30}\r\n\r\n".encode())
+        async with asyncio.timeout(5):
+            assert b" 413 " in await reader.readline()
+        writer.close()
+
+        async def endless() -> object:
+            while True:
+                yield b" " * 2**20
+
+        try:
+            answer = await at.http.post("/chat/completions", content=endless())  # type: ignore[arg-type]
+        except httpx.TransportError:
+            pass  # the connection was closed under it
+        else:
+            assert answer.status_code == 413
+
+    run("ok", ask)
+
+
+def test_unknown_routes_methods_and_models_are_named() -> None:
+    async def ask(at: Scene) -> None:
+        route = await at.http.post("/embeddings", json={})
+        assert (route.status_code, route.json()["error"]["message"]) == (404, "POST /v1/embeddings is not served here")
+        assert (await at.http.get("/chat/completions")).status_code == 405
+        model = await at.http.post("/chat/completions", json={"model": "gpt-x", "messages": [user("hi")]})
+        assert model.status_code == 404
+        assert model.json()["error"]["message"] == "the model 'gpt-x' does not exist; known: mine"
+        named = await at.http.post("/chat/completions", json={"model": "mine", "messages": [user("hi")]})
+        assert named.status_code == 200
+
+    run("ok", ask, name="mine")
+
+
+def test_a_budget_that_is_used_up_is_said_once_and_not_asked_for_again() -> None:
+    async def ask(at: Scene) -> None:
+        await at.chat("one")
+        with pytest.raises(openai.RateLimitError, match="used up its turns"):
+            await at.openai.chat.completions.create(model="m", messages=[user("two")])
+        assert at.conversations.limit == "turns"
+        assert len(at.model.asked) == 1
+
+    run("ok", ask, max_turns=1)
+
+
+def test_a_full_context_is_answered_as_openai_does() -> None:
+    async def ask(at: Scene) -> None:
+        await at.chat("one")
+        with pytest.raises(openai.BadRequestError) as full:
+            await at.openai.chat.completions.create(model="m", messages=[user("x" * 800)])
+        assert full.value.code == "context_length_exceeded"
+        assert at.conversations.limit == "tokens"
+
+    run("ok", ask)
+
+
+def test_a_generator_that_fails_is_500_without_retries_and_its_error_is_kept() -> None:
+    def broken(_: str) -> str:
+        raise GeneratorError("the engine is gone")
+
+    async def ask(at: Scene) -> None:
+        with pytest.raises(openai.InternalServerError, match="the engine is gone"):
+            await at.openai.chat.completions.create(model="m", messages=[user("hi")])
+        assert isinstance(at.conversations.failure, GeneratorError)
+        assert len(at.model.asked) == 1
+
+    run(broken, ask)
+
+
+def test_it_listens_on_loopback_and_on_a_port_that_is_free() -> None:
+    async def go() -> None:
+        async with scene("ok") as at:
+            assert at.address.base_url == f"http://127.0.0.1:{at.endpoint.port}/v1"
+            taken = Endpoint(at.endpoint.renderer, port=at.endpoint.port)
+            with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{at.endpoint.port}: "):
+                await taken.start()
+            port = at.endpoint.port
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=1)
+
+    before = threading.active_count()
+    asyncio.run(go())
+    assert threading.active_count() == before
+
+
+def test_odd_text_comes_back_as_it_was_said() -> None:
+    odd = "\u2028 😀 \x00 </s> \ud7ff"
+
+    async def ask(at: Scene) -> None:
+        answer = await at.chat("hi")
+        assert json.loads(answer.text)["choices"][0]["message"]["content"] == odd
+
+    run(odd, ask)

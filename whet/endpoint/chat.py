@@ -1,0 +1,171 @@
+"""``/v1/chat/completions``: its requests, its answers, whole or streamed."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field, JsonValue
+
+from whet.endpoint.request import (
+    Answer,
+    Arguments,
+    Function,
+    Question,
+    Request,
+    Text,
+    Wanted,
+    incoming,
+    name_results,
+    outgoing,
+    pieces,
+)
+from whet.types import Message
+
+
+class CalledFunction(BaseModel):
+    """The function of a call."""
+
+    name: str
+    arguments: Arguments
+
+
+class Call(BaseModel):
+    """A call in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(BaseModel):
+    """A message of the conversation. What else a client echoes of a reply (annotations, token ids) is left out."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text = ""
+    reasoning_content: str | None = None
+    tool_calls: list[Call] | None = None
+    tool_call_id: str | None = None
+
+    def message(self) -> Message:
+        """Return it in our form."""
+        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        if self.role == "assistant" and self.reasoning_content:
+            message["reasoning_content"] = self.reasoning_content
+        if self.role == "assistant" and self.tool_calls:
+            calls = [(call.id, call.function) for call in self.tool_calls]
+            message["tool_calls"] = [incoming(id, function.name, function.arguments) for id, function in calls]
+        if self.role == "tool" and self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
+
+
+class Tool(BaseModel):
+    """A function, as this API nests it."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class OnlyText(BaseModel):
+    """The one format of answers that is supported."""
+
+    type: Literal["text"]
+
+
+class StreamOptions(BaseModel):
+    """Settings of a stream."""
+
+    include_usage: bool = False
+
+
+class ChatRequest(Request):
+    """See OpenAI's reference of chat completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] = Field(default_factory=list)
+    max_tokens: int | None = Field(None, gt=0)
+    max_completion_tokens: int | None = Field(None, gt=0)
+    seed: int | None = None
+    stop: str | tuple[str, ...] = ()
+    n: Literal[1] = 1
+    logprobs: bool = False
+    top_logprobs: Literal[0] = 0
+    return_tokens_as_token_ids: bool = False
+    """In the log-probs, name tokens by their id (``token_id:57``), as vLLM does."""
+    stream_options: StreamOptions = StreamOptions()
+    response_format: OnlyText | None = None
+    frequency_penalty: float = Field(0, ge=0, le=0)
+    presence_penalty: float = Field(0, ge=0, le=0)
+    modalities: JsonValue = None
+
+    def question(self) -> Question:
+        tools = [tool.function.schema_for_template() for tool in self.tools] if self.tool_choice == "auto" else []
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        return Question(
+            name_results([message.message() for message in self.messages]),
+            tools or None,
+            min(limits, default=None),
+            Wanted(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop),
+        )
+
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        said = answer.message
+        calls = [outgoing(call) for call in said.get("tool_calls", [])]
+        message: dict[str, Any] = {"role": "assistant", "content": said["content"] or (None if calls else "")}
+        if said.get("reasoning_content"):
+            message["reasoning_content"] = said["reasoning_content"]
+        if calls:
+            message["tool_calls"] = [
+                {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for id, name, arguments in calls
+            ]
+        if self.return_token_ids:
+            message |= answer.recorded()
+        finish = "length" if not answer.complete else "tool_calls" if calls else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+        if self.logprobs:
+            choice["logprobs"] = {"content": [self._scored(*one, decode) for one in _pairs(answer)], "refusal": None}
+        return {
+            "id": f"chatcmpl-{answer.id}",
+            "object": "chat.completion",
+            "created": answer.created,
+            "model": self.model,
+            "choices": [choice],
+            "usage": {
+                "prompt_tokens": len(answer.prompt),
+                "completion_tokens": len(answer.tokens),
+                "total_tokens": len(answer.prompt) + len(answer.tokens),
+                "prompt_tokens_details": {"cached_tokens": answer.cached},
+            },
+        }
+
+    def _scored(self, token: int, logprob: float, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        text = decode([token])
+        shown = f"token_id:{token}" if self.return_tokens_as_token_ids else text
+        return {"token": shown, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+
+    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
+        [choice] = body["choices"]
+        message = dict(choice["message"])
+        content, calls = message.pop("content") or "", message.pop("tool_calls", [])
+        common = {**body, "object": "chat.completion.chunk"}
+        usage = common.pop("usage")
+
+        def chunk(delta: dict[str, Any], **ending: Any) -> str:
+            shown = {"index": 0, "delta": delta, "finish_reason": None, **ending}
+            return f"data: {json.dumps({**common, 'choices': [shown]})}\n\n"
+
+        yield chunk(message)
+        for piece in pieces(content):
+            yield chunk({"content": piece})
+        for index, call in enumerate(calls):
+            yield chunk({"tool_calls": [{"index": index, **call}]})
+        yield chunk({}, finish_reason=choice["finish_reason"], logprobs=choice["logprobs"])
+        if self.stream_options.include_usage:
+            yield f"data: {json.dumps({**common, 'choices': [], 'usage': usage})}\n\n"
+        yield "data: [DONE]\n\n"
+
+
+def _pairs(answer: Answer) -> Iterator[tuple[int, float]]:
+    return zip(answer.tokens, answer.logprobs, strict=True)

@@ -1,0 +1,192 @@
+"""The common part of both APIs: the question in a request, the answer to it, and an error as OpenAI's clients know it.
+
+What a request asks for and whet can't do is refused by name, never ignored: an agent must not be trained under other
+settings than it believes. Knows no HTTP.
+"""
+
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+
+from whet.types import Message, ToolCall
+
+R = TypeVar("R", bound=BaseModel)
+
+_PIECE = 64  # characters of a streamed piece
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(self, status: int, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@dataclass(slots=True)
+class Wanted:
+    """How a client wants to be answered; None where it doesn't say."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Question:
+    """A conversation that waits for a reply."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None = None
+    limit: int | None = None  # most tokens of the reply
+    wanted: Wanted = field(default_factory=Wanted)
+
+
+@dataclass(slots=True)
+class Answer:
+    """The reply, with what was recorded of it."""
+
+    message: Message
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]  # [len(tokens)]
+    complete: bool = True  # False: cut at its limit
+    cached: int = 0  # tokens of the prompt that were known
+    id: str = field(default_factory=lambda: uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def recorded(self) -> dict[str, Any]:
+        """Return ids and log-probs under the names of NVIDIA's NeMo Gym."""
+        return {
+            "prompt_token_ids": self.prompt,
+            "generation_token_ids": self.tokens,
+            "generation_log_probs": self.logprobs,
+        }
+
+
+def _text(content: object) -> object:
+    """The text of a message's content: a string, or parts that are texts."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise ValueError(f"this model reads text only, not a part of type {kind!r}")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _object(arguments: object) -> object:
+    return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Arguments = Annotated[dict[str, Any], BeforeValidator(_object)]
+
+
+class Function(BaseModel):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[\w.-]{1,64}$")
+    description: str = ""
+    parameters: dict[str, JsonValue] = Field(default_factory=dict)
+
+    def schema_for_template(self) -> dict[str, Any]:
+        """Return it in the form that chat templates expect."""
+        return {"type": "function", "function": self.model_dump(include={"name", "description", "parameters"})}
+
+
+class Request(BaseModel, ABC):
+    """Base of the requests of both APIs. An unknown parameter is refused; one that is null is as good as absent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    stream: bool = False
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    tool_choice: Literal["auto", "none"] = "auto"
+    parallel_tool_calls: Literal[True] = True
+    return_token_ids: bool = False
+    """Show ids and log-probs of prompt and reply on the message."""
+    metadata: JsonValue = None  # from here on: known, and of no influence on the answer
+    user: JsonValue = None
+    store: JsonValue = None
+    service_tier: JsonValue = None
+    safety_identifier: JsonValue = None
+    prompt_cache_key: JsonValue = None
+    prompt_cache_retention: JsonValue = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: object) -> object:
+        return {key: one for key, one in value.items() if one is not None} if isinstance(value, dict) else value
+
+    @abstractmethod
+    def question(self) -> Question:
+        """Return what is asked."""
+
+    @abstractmethod
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        """Return the whole answer as JSON. ``decode`` gives the text of tokens."""
+
+    @abstractmethod
+    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
+        """Return the server-sent events that make up ``body``."""
+
+
+def read(kind: type[R], body: bytes) -> R:
+    """Return the request. Raises ``ApiError`` naming the parameter that is wrong or not supported."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        param = ".".join(map(str, first["loc"])) or None
+        if first["type"] == "extra_forbidden":
+            raise ApiError(400, f"{param} is not supported", param=param, code="unsupported_parameter") from None
+        raise ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param) from None
+
+
+def outgoing(call: ToolCall) -> tuple[str, str, str]:
+    """Return id, name and arguments (JSON) of a call."""
+    return call["id"], call["function"]["name"], json.dumps(call["function"]["arguments"], ensure_ascii=False)
+
+
+def incoming(id: str, name: str, arguments: dict[str, Any]) -> ToolCall:
+    """Return the call that a client sends back."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def name_results(messages: list[Message]) -> list[Message]:
+    """Fill in the tool's name in results, which clients give by the id of the call alone. Raises ``ApiError`` where
+    there is nothing to reply to."""
+    names: dict[str, str] = {}
+    for message in messages:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", [])}
+        if message["role"] == "tool" and (name := names.get(message.get("tool_call_id", ""))) is not None:
+            message["name"] = name
+    if not messages or messages[-1]["role"] == "assistant":
+        raise ApiError(400, "messages: the last one must not be the assistant's", param="messages")
+    return messages
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cut a text for streaming."""
+    return (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))

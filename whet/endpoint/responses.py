@@ -1,0 +1,208 @@
+"""``/v1/responses``: its requests, its answers, whole or streamed. What a conversation holds is a list of items here,
+several of which make up one reply of the model."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag
+
+from whet.endpoint.request import (
+    Answer,
+    Arguments,
+    Function,
+    Question,
+    Request,
+    Text,
+    Wanted,
+    incoming,
+    name_results,
+    outgoing,
+    pieces,
+)
+from whet.types import Message
+
+
+class MessageItem(BaseModel):
+    """Somebody's words."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text
+
+
+class CallItem(BaseModel):
+    """A call that the model made."""
+
+    call_id: str
+    name: str
+    arguments: Arguments
+
+
+class ResultItem(BaseModel):
+    """The result of a call."""
+
+    call_id: str
+    output: Text
+
+
+class ReasoningItem(BaseModel):
+    """What the model thought."""
+
+    content: Text = ""
+
+
+def _kind(item: object) -> str | None:
+    return item.get("type", "message") if isinstance(item, dict) else None
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[CallItem, Tag("function_call")]
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+]
+
+
+class FlatTool(Function):
+    """A function, as this API writes it."""
+
+    type: Literal["function"]
+
+
+class OnlyTextFormat(BaseModel):
+    """The one format of answers that is supported."""
+
+    format: dict[Literal["type"], Literal["text"]] | None = None
+
+
+class ResponsesRequest(Request):
+    """See OpenAI's reference of responses."""
+
+    input: str | list[Item]
+    instructions: str | None = None
+    tools: list[FlatTool] = Field(default_factory=list)
+    max_output_tokens: int | None = Field(None, gt=0)
+    top_logprobs: Literal[0] = 0
+    text: OnlyTextFormat | None = None
+    truncation: Literal["disabled"] = "disabled"
+    background: Literal[False] = False
+    include: JsonValue = None
+    stream_options: JsonValue = None
+
+    def question(self) -> Question:
+        tools = [tool.schema_for_template() for tool in self.tools] if self.tool_choice == "auto" else []
+        messages = _messages(self.input) if isinstance(self.input, list) else [_said("user", self.input)]
+        if self.instructions:
+            messages.insert(0, _said("system", self.instructions))
+        wanted = Wanted(self.temperature, self.top_p, self.top_k, self.min_p)
+        return Question(name_results(messages), tools or None, self.max_output_tokens, wanted)
+
+    def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:
+        status = "completed" if answer.complete else "incomplete"
+        output = list(_items(answer, status))
+        if self.return_token_ids:
+            output[-1] |= answer.recorded()
+        return {
+            "id": f"resp_{answer.id}",
+            "object": "response",
+            "created_at": answer.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": None if answer.complete else {"reason": "max_output_tokens"},
+            "instructions": self.instructions,
+            "metadata": self.metadata or {},
+            "model": self.model,
+            "output": output,
+            "parallel_tool_calls": True,
+            "temperature": self.temperature,
+            "tool_choice": self.tool_choice,
+            "tools": [tool.model_dump() for tool in self.tools],
+            "top_p": self.top_p,
+            "usage": {
+                "input_tokens": len(answer.prompt),
+                "input_tokens_details": {"cached_tokens": answer.cached},
+                "output_tokens": len(answer.tokens),
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": len(answer.prompt) + len(answer.tokens),
+            },
+        }
+
+    def stream_of(self, body: dict[str, Any]) -> Iterator[str]:
+        for number, event in enumerate(_events(body)):
+            event["sequence_number"] = number
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
+
+
+def _said(role: str, content: str) -> Message:
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _messages(items: list[Any]) -> list[Message]:
+    """Join the items of each reply of the model: what it thought, its words, its calls."""
+    messages: list[Message] = []
+    replying = False  # the last message is a reply that more items may belong to
+    for item in items:
+        own = not isinstance(item, ResultItem) and (not isinstance(item, MessageItem) or item.role == "assistant")
+        if not own:
+            role = "tool" if isinstance(item, ResultItem) else item.role
+            messages.append(_said(role, item.output if isinstance(item, ResultItem) else item.content))
+            if isinstance(item, ResultItem):
+                messages[-1]["tool_call_id"] = item.call_id
+        else:
+            if not replying or isinstance(item, ReasoningItem) or (isinstance(item, MessageItem) and _full(messages)):
+                messages.append(_said("assistant", ""))
+            reply = messages[-1]
+            if isinstance(item, CallItem):
+                reply.setdefault("tool_calls", []).append(incoming(item.call_id, item.name, item.arguments))
+            elif isinstance(item, ReasoningItem):
+                reply["reasoning_content"] = item.content
+            else:
+                reply["content"] = item.content
+        replying = own
+    return messages
+
+
+def _full(messages: list[Message]) -> bool:
+    return bool(messages[-1]["content"] or messages[-1].get("tool_calls"))
+
+
+def _items(answer: Answer, status: str) -> Iterator[dict[str, Any]]:
+    said = answer.message
+    calls = said.get("tool_calls", [])
+    if thought := said.get("reasoning_content"):
+        content = [{"type": "reasoning_text", "text": thought}]
+        yield {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content}
+    if said["content"] or not calls:
+        part = {"type": "output_text", "text": said["content"], "annotations": []}
+        common = {"id": f"msg_{answer.id}", "status": status}
+        yield {"type": "message", "role": "assistant", "content": [part], **common}
+    for number, call in enumerate(calls):
+        id, name, arguments = outgoing(call)
+        common = {"id": f"fc_{answer.id}_{number}", "status": status}
+        yield {"type": "function_call", "call_id": id, "name": name, "arguments": arguments, **common}
+
+
+def _events(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    begun = {**body, "status": "in_progress", "output": [], "usage": None}
+    yield {"type": "response.created", "response": begun}
+    yield {"type": "response.in_progress", "response": begun}
+    for index, item in enumerate(body["output"]):
+        place = {"output_index": index, "item_id": item["id"]}
+        empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+        yield {"type": "response.output_item.added", "output_index": index, "item": {**item, **empty}}
+        if item["type"] == "function_call":
+            for piece in pieces(item["arguments"]):
+                yield {"type": "response.function_call_arguments.delta", "delta": piece, **place}
+            whole = {"arguments": item["arguments"], "name": item["name"]}
+            yield {"type": "response.function_call_arguments.done", **whole, **place}
+        elif item["type"] == "message":
+            [part] = item["content"]
+            place |= {"content_index": 0}
+            yield {"type": "response.content_part.added", "part": {**part, "text": ""}, **place}
+            for piece in pieces(part["text"]):
+                yield {"type": "response.output_text.delta", "delta": piece, "logprobs": [], **place}
+            yield {"type": "response.output_text.done", "text": part["text"], "logprobs": [], **place}
+            yield {"type": "response.content_part.done", "part": part, **place}
+        yield {"type": "response.output_item.done", "output_index": index, "item": item}
+    yield {"type": f"response.{body['status']}", "response": body}
