@@ -10,7 +10,7 @@ from whet.batch import Batch
 from whet.errors import DataError
 from whet.forest import MIN_COMMON_PREFIX
 from whet.packing import pack
-from whet.types import Group, Span, Status, Task
+from whet.types import Episode, Group, Span, Status, Task, Trajectory
 
 
 def paths(batch: Batch) -> list[tuple[list[int], list[bool]]]:
@@ -158,3 +158,16 @@ def test_failed_and_empty_trajectories_are_refused_by_name():
     short = Group("short", Task("t", []), [episode([Span([1], False), Span([2, 3], True, [-1.0])])])
     with pytest.raises(DataError, match=r"'short'.*2 sampled tokens with 1"):
         Batch.from_groups([short])
+
+
+def test_branches_share_what_they_have_in_common_beyond_the_prompt():
+    def branch(*parts: list[int]) -> Trajectory:
+        return Trajectory([*(Span(part, False) for part in parts), Span([9], True)])
+
+    prompt, history = [1, 2], [5] * MIN_COMMON_PREFIX
+    one = Episode([branch(prompt, history, [6]), branch(prompt, [8]), branch(prompt, history, [7])])
+    batch = Batch.from_groups([Group("g", Task("t", []), [one])])
+    assert len(batch) == len(prompt) + len(history) + 3 * 2, "the history is laid out once"
+    assert batch.segment_parent.tolist() == [-1, 0, 1, 1, 0]
+    assert [batch.tokens[path].tolist() for path in batch.paths()] == [b.tokens for b in one.branches]
+    assert batch.episode.tolist() == [0, 0, 0]

@@ -15,13 +15,13 @@ from whet.packing import pack
 @given(groups(), st.integers(1, 4), st.integers(30, 80), st.sampled_from(["token", "group"]))
 def test_every_trained_token_lies_in_exactly_one_micro_batch(made, ranks, extra, unit):
     batch = Batch.from_groups(made).weigh("token")
-    layout = pack(batch, ranks, 200 + extra, unit)
+    layout = pack(batch, ranks, 500 + extra, unit)
 
     assert len(layout) == ranks
     assert len({len(micro) for micro in layout}) == 1, "every rank takes part in as many collectives"
     seen = torch.zeros(len(batch), dtype=torch.long)
     for micro in (m for rank in layout for m in rank):
-        assert len(micro.batch) <= 200 + extra
+        assert len(micro.batch) <= 500 + extra
         assert torch.equal(micro.batch.tokens, batch.tokens[micro.tokens])
         seen[micro.tokens[micro.batch.trained]] += 1
     assert torch.equal(seen, batch.trained.long())

@@ -27,4 +27,5 @@ ADVANTAGES = {
     "gae": "whet.algorithms.ppo:GAE",
     "teacher": "whet.algorithms.distillation:TeacherAdvantage",
     "process_rewards": "whet.algorithms.prime:ProcessRewards",
+    "turn": "whet.algorithms.turns:TurnAdvantage",
 }

@@ -1,0 +1,167 @@
+"""Episodes of several branches and turns: one answer, however many sequences and rewards it has."""
+
+import math
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+
+from tests.groups import episode
+from whet.algorithms.gdpo import GDPOAdvantage
+from whet.algorithms.grpo import GroupAdvantage
+from whet.algorithms.ppo import GAE
+from whet.algorithms.turns import TurnAdvantage
+from whet.batch import Batch
+from whet.types import Episode, Group, Span, Task, Trajectory
+
+
+def reply(tokens: int, reward: float = 0.0) -> Span:
+    return Span([5] * tokens, True, [-1.0] * tokens, (0, 0), reward)
+
+
+def made(seed: int) -> list[Group]:
+    """Groups of episodes of one to three branches, each of one to three replies that may earn something."""
+    dice = random.Random(seed)
+    groups = []
+    for number, size in enumerate((3, 1, 4)):
+        episodes = []
+        for _ in range(size):
+            branches = []
+            for _ in range(dice.choice([1, 1, 2, 3])):
+                spans = [Span([number + 1] * 3, False)]
+                for _ in range(dice.randint(1, 3)):
+                    spans += [
+                        reply(dice.randint(1, 3), dice.choice([0.0, 1.0, -0.5])),
+                        Span([9, dice.randrange(9)], False),
+                    ]
+                branches.append(Trajectory(spans))
+            score = {"correct": dice.random()}
+            episodes.append(Episode(branches, reward=dice.uniform(-1, 2), scores=score))
+        groups.append(Group(f"g{number}", Task(f"g{number}", []), episodes))
+    return groups
+
+
+def per_branch(batch: Batch, column: torch.Tensor) -> list[list[float]]:
+    return [[column[i].item() for i in path.tolist() if batch.trained[i]] for path in batch.paths()]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_baselines_count_episodes_and_branches_share_what_comes_out(seed: int) -> None:
+    groups = made(seed)
+    batch = Batch.from_groups(groups)
+    for estimator, value in (
+        (GroupAdvantage(divide_by_std=False), lambda e: e.reward),
+        (GroupAdvantage(baseline="leave_one_out", divide_by_std=False), lambda e: e.reward),
+    ):
+        got = iter(per_branch(batch, estimator(batch).advantages))
+        for group in groups:
+            values = [value(e) for e in group.episodes]
+            for i, one in enumerate(group.episodes):
+                others = values if estimator.baseline == "group_mean" else values[:i] + values[i + 1 :] or values
+                expected = values[i] - math.fsum(others) / len(others)
+                for branch in one.branches:
+                    assert next(got) == pytest.approx([expected] * branch.trained_tokens, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_second_branch_changes_nobody_elses_advantage(seed: int) -> None:
+    groups = made(seed)
+    single = [Group(g.uid, g.task, [Episode(e.branches[:1], e.reward, e.scores) for e in g.episodes]) for g in groups]
+    firsts = [len(e.branches) for g in groups for e in g.episodes]
+    places = [sum(firsts[:i]) for i in range(len(firsts))]
+    for estimator in (GroupAdvantage(), GDPOAdvantage(components={"correct": 1.0})):
+        whole, alone = Batch.from_groups(groups), Batch.from_groups(single)
+        several = per_branch(whole, estimator(whole).advantages)
+        for place, expected in zip(places, per_branch(alone, estimator(alone).advantages), strict=True):
+            assert several[place] == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_weights_count_episodes(seed: int) -> None:
+    groups = made(seed)
+    batch = Batch.from_groups(groups).weigh("sequence")
+    assert batch.weight is not None
+    weights = iter(per_branch(batch, batch.weight))
+    count = sum(len(group.episodes) for group in groups)
+    for one in (e for group in groups for e in group.episodes):
+        for branch in one.branches:
+            assert next(weights) == pytest.approx([1 / count / one.trained_tokens] * branch.trained_tokens)
+    assert batch.weight.sum().item() == pytest.approx(1.0)
+    constant = Batch.from_groups(groups).weigh("constant", 10).weight
+    assert constant is not None
+    assert constant[batch.trained].tolist() == pytest.approx([1 / count / 10] * int(batch.trained.sum()))
+
+
+def turns_of(branch: Trajectory) -> list[Span]:
+    return [span for span in branch.spans if span.trained]
+
+
+def earned(one: Episode, branch: Trajectory) -> list[float]:
+    """What each reply of a branch earned; its last one also earns what no reply did."""
+    rest = one.reward - math.fsum(span.reward for span in one.spans)
+    rewards = [span.reward for span in turns_of(branch)]
+    return [*rewards[:-1], rewards[-1] + rest]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("gamma", [1.0, 0.7])
+@pytest.mark.parametrize("divide", [True, False])
+def test_a_turn_is_compared_with_the_same_turn_of_the_others(seed: int, gamma: float, divide: bool) -> None:
+    groups = made(seed)
+    batch = Batch.from_groups(groups)
+    got = iter(per_branch(batch, TurnAdvantage(gamma=gamma, divide_by_std=divide, eps=0.1)(batch).advantages))
+    for group in groups:
+        to_go: dict[int, list[float]] = defaultdict(list)
+        for one in group.episodes:
+            for branch in one.branches:
+                rewards = earned(one, branch)
+                for k in range(len(rewards)):
+                    to_go[k].append(math.fsum(gamma ** (j - k) * rewards[j] for j in range(k, len(rewards))))
+        for one in group.episodes:
+            for branch in one.branches:
+                expected = []
+                for k, span in enumerate(turns_of(branch)):
+                    values, own = to_go[k], to_go[k].pop(0)
+                    to_go[k].append(own)  # the order of branches comes round again
+                    mean = math.fsum(values) / len(values)
+                    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / max(1, len(values) - 1))
+                    value = (own - mean) / (spread + 0.1 if divide else 1.0)
+                    expected += [value] * len(span.tokens)
+                assert next(got) == pytest.approx(expected, abs=1e-9)
+
+
+def test_turn_advantages_of_single_replies_are_those_of_groups() -> None:
+    rewards = [0.3, 1.0, -2.0, 0.3]
+    rows = [episode([Span([1], False), reply(2 + i)], value) for i, value in enumerate(rewards)]
+    batch = Batch.from_groups([Group("g", Task("g", []), rows)])
+    expected = GroupAdvantage()(batch).advantages
+    assert TurnAdvantage()(batch).advantages.tolist() == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gae_gives_each_reply_what_it_earned_at_its_last_token(seed: int) -> None:
+    groups = made(seed)
+    batch = Batch.from_groups(groups)
+    batch.values = torch.randn(len(batch), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    got = iter(per_branch(batch, GAE(gamma=0.9, policy_lambda=0.7)(batch).advantages))
+    values = iter(per_branch(batch, batch.values))
+    for one in (e for group in groups for e in group.episodes):
+        for branch in one.branches:
+            steps = [
+                reward if last else 0.0
+                for span, reward in zip(turns_of(branch), earned(one, branch), strict=True)
+                for last in [False] * (len(span.tokens) - 1) + [True]
+            ]
+            known = next(values)
+            expected, running = [0.0] * len(steps), 0.0
+            for t in reversed(range(len(steps))):
+                following = known[t + 1] if t + 1 < len(steps) else 0.0
+                running = steps[t] + 0.9 * following - known[t] + 0.9 * 0.7 * running
+                expected[t] = running
+            assert next(got) == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_reward_of_a_single_reply_is_no_column() -> None:
+    one = Episode([Trajectory([Span([1], False), reply(2, 1.0)])], reward=1.0)
+    assert Batch.from_groups([Group("g", Task("g", []), [one])]).turn_rewards is None

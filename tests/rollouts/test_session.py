@@ -1,0 +1,182 @@
+"""A session: what the model saw is recorded token by token, a rewritten history is a branch, budgets end episodes."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_tokenizer
+from whet.data.renderer import Renderer
+from whet.environments.base import Observation, Step
+from whet.errors import DataError
+from whet.generators.base import Completion, SamplingParams
+from whet.rollouts.episode import run_episode
+from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import LimitReached, Recording, Session
+from whet.types import Message, Status
+
+RENDERER = Renderer(tiny_tokenizer())
+
+
+class Counting:
+    """Replies with its number; remembers what it was given."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.prompts: list[list[int]] = []
+        self.seeds: list[int] = []
+        self.seconds = seconds
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        await asyncio.sleep(self.seconds)
+        self.prompts.append(prompt)
+        self.seeds.append(params.seed)
+        tokens = [*RENDERER.encode_text(f"answer {len(self.prompts)}"), RENDERER.stop_token_ids[0]]
+        return Completion(tokens, [-0.5] * len(tokens), (3, 4), "stop", cached=2)
+
+
+def recording(generator: Counting | None = None, **sampling: Any) -> Recording:
+    settings = Sampling(**({"max_prompt_tokens": 200, "max_new_tokens": 30, "max_turns": 8} | sampling))
+    made: Any = generator or Counting()
+    return Recording(made, RENDERER, settings, "s", seed=1)
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def run(work: Awaitable[Any]) -> Any:
+    async def go() -> Any:
+        return await work
+
+    return asyncio.run(go())
+
+
+async def talk(session: Session, *texts: str) -> list[Message]:
+    messages: list[Message] = []
+    for text in texts:
+        messages.append(user(text))
+        messages.append((await session.reply(messages)).message)
+    return messages
+
+
+def test_every_turn_only_appends_and_the_generator_is_given_all_of_it() -> None:
+    generator = Counting()
+    session = Session(recording(generator))
+    messages = run(talk(session, "one", "two", "three"))
+    assert [m["content"] for m in messages if m["role"] == "assistant"] == ["answer 1", "answer 2", "answer 3"]
+    for earlier, later in zip(generator.prompts, generator.prompts[1:], strict=False):
+        assert later[: len(earlier)] == earlier
+    assert session.tokens[: len(generator.prompts[-1])] == generator.prompts[-1]
+    assert [span.trained for span in session.spans] == [False, True] * 3
+    assert len(set(generator.seeds)) == 3, "each turn has a seed of its own"
+    usage = session.recording.usage
+    assert (usage.turns, usage.cached_tokens) == (3, 6)
+    assert usage.prompt_tokens == sum(map(len, generator.prompts))
+
+
+def test_a_history_that_is_rewritten_is_refused_and_makes_a_branch() -> None:
+    generator = Counting()
+    session = Session(recording(generator))
+    messages = run(talk(session, "one", "two"))
+    rewritten = [*messages[:2], user("something else")]
+    with pytest.raises(DataError, match="does not go on from what the model has seen"):
+        run(session.reply(rewritten))
+    line = session.branch(rewritten)
+    run(line.reply(rewritten))
+    assert line.spans[0].tokens == session.spans[0].tokens
+    assert generator.prompts[2][: len(generator.prompts[0])] == generator.prompts[0]
+    assert line.spans[1].tokens == session.spans[1].tokens, "the reply they share is not encoded again"
+    assert [span.trained for span in line.spans] == [False, False, False, True], "nothing is trained twice"
+    branches = session.recording.branches
+    assert [len(branch.spans) for branch in branches] == [4, 4]
+    assert branches[1].messages == [*rewritten, {"role": "assistant", "content": "answer 3"}]
+
+
+def test_a_conversation_of_its_own_begins_a_branch_from_nothing() -> None:
+    session = Session(recording())
+    run(talk(session, "one"))
+    other = [user("a sub-agent's question")]
+    line = session.branch(other)
+    assert line.spans == []
+    run(line.reply(other))
+    assert line.tokens[: len(RENDERER.render_prompt(other))] == RENDERER.render_prompt(other)
+
+
+def test_other_tools_are_another_history() -> None:
+    session = Session(recording())
+    messages = run(talk(session, "one"))
+    tools = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {}}}]
+    assert not session.extended_by([*messages, user("two")], tools)
+    assert session.extended_by([*messages, user("two")])
+    assert session.branch([*messages, user("two")], tools).spans == []
+
+
+def test_thoughts_may_be_left_out_of_what_is_sent_back() -> None:
+    session = Session(recording())
+    messages = run(talk(session, "one"))
+    session._given[-1] = session._given[-1] | {"reasoning_content": "hm"}
+    assert session.extended_by([*messages, user("two")])
+    assert not session.extended_by([messages[0], messages[1] | {"reasoning_content": "ha"}, user("two")])
+
+
+def test_nothing_new_is_no_question() -> None:
+    session = Session(recording())
+    messages = run(talk(session, "one"))
+    with pytest.raises(DataError):
+        run(session.reply(messages))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "limit", "turns"),
+    [({"max_turns": 2}, "turns", 2), ({"max_episode_tokens": 201}, "tokens", 8)],
+)
+def test_a_budget_that_is_used_up_ends_the_line(sampling: dict[str, int], limit: str, turns: int) -> None:
+    session = Session(recording(**sampling))
+    with pytest.raises(LimitReached) as reached:
+        run(talk(session, *(["one " * 8] * 9)))
+    assert reached.value.limit == limit
+    assert session.recording.usage.turns <= turns
+    assert session.spans[-1].trained, "nothing is left that nobody answers"
+
+
+def test_branches_share_the_budget_of_turns() -> None:
+    session = Session(recording(max_turns=2))
+    run(talk(session, "one", "two"))
+    other = [user("three")]
+    with pytest.raises(LimitReached):
+        run(session.branch(other).reply(other))
+    assert len(session.recording.branches) == 1, "a line in which nothing was said is no branch"
+
+
+class Slow:
+    """An environment that takes its time."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.closed = seconds, False
+
+    async def start(self) -> Observation:
+        return Observation([user("go")])
+
+    async def step(self, reply: Message) -> Step:
+        await asyncio.sleep(self.seconds)
+        return Step(reward=0.5, done=False, messages=[user("go on")])
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(("environment", "generator"), [(30.0, 0.0), (0.0, 30.0)])
+def test_the_clock_ends_an_episode_wherever_it_is(environment: float, generator: float) -> None:
+    slow = Slow(environment)
+    episode = run(run_episode(slow, recording(Counting(generator), max_seconds=0.2)))
+    assert (episode.status, episode.limit) == (Status.TRUNCATED, "seconds")
+    assert slow.closed
+    assert 0.2 <= episode.usage.seconds < 10
+
+
+def test_each_reply_keeps_what_it_earned_and_the_episode_the_sum() -> None:
+    episode = run(run_episode(Slow(0.0), recording(max_turns=3)))
+    assert (episode.status, episode.limit) == (Status.TRUNCATED, "turns")
+    assert [span.reward for span in episode.spans if span.trained] == [0.5, 0.5, 0.5]
+    assert episode.reward == 1.5

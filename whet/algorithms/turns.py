@@ -1,0 +1,56 @@
+"""Credit for each turn of an episode: what comes of a reply, compared with what came of the replies of the same number
+in the group's other episodes (turn-level advantages, arXiv 2505.11821). What was earned before is nobody's merit.
+
+    G_k = sum over j >= k of gamma^(j - k) r_j                    r_j: what reply j earned; the last one, the rest too
+    A_k = (G_k - mean of the group's G_k) / (std of the group's G_k + eps)
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from whet.algorithms.advantage import Advantage, Credit, Std, Steps, divided, finite_rewards
+from whet.batch import Batch
+from whet.lazy import torch
+
+
+class TurnAdvantage(Advantage):
+    """A_k at all tokens of reply k. The replies of each branch are counted by themselves. Where nobody else in the
+    group has a k-th reply the advantage is 0. With one reply each this is ``GroupAdvantage``."""
+
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount of the rewards of later turns."""
+    divide_by_std: bool = True
+    std: Std = "sample"
+    eps: float = Field(1e-6, ge=0)
+
+    @property
+    def compares(self) -> bool:
+        return True
+
+    def __call__(self, batch: Batch) -> Credit:
+        """Raises DataError for a reward that isn't finite."""
+        steps = Steps(batch)
+        rewards_TS = steps.rewards(finite_rewards(batch, batch.reward), None)
+        starts_N = batch.trained & ~batch.trained[batch.predictor.clamp(min=0)]
+        starts_TS = steps.of(starts_N.double())
+        to_go_TS, running_S = torch.empty_like(rewards_TS), torch.zeros_like(batch.reward)
+        for step, rewards_S in enumerate(rewards_TS):  # back in time; before a turn's first token lies the turn before
+            ended_S = starts_TS[step - 1] if step else torch.zeros_like(running_S)
+            running_S = rewards_S + (1 - (1 - self.gamma) * ended_S) * running_S
+            to_go_TS[step] = running_S
+        turn_TS = starts_TS.flip(0).cumsum(0).flip(0)  # 1 for the first reply
+
+        to_go_N, turn_N = steps.tokens(to_go_TS), steps.tokens(turn_TS).long()
+        turns = max([1, *turn_N.tolist()]) + 1
+        place_N = batch.group[batch.sequence.clamp(min=0)] * turns + turn_N if len(batch) else turn_N
+        first_G, at_G = to_go_N[starts_N], place_N[starts_N]  # of each reply, of the group's replies of its number
+        zeros = to_go_N.new_zeros(len(batch.group_uids) * turns)
+        count = zeros.index_add(0, at_G, torch.ones_like(first_G))
+        mean = zeros.index_add(0, at_G, first_G) / count.clamp(min=1)
+        high = zeros.scatter_reduce(0, at_G, first_G, "amax", include_self=False)
+        low = zeros.scatter_reduce(0, at_G, first_G, "amin", include_self=False)
+        squares = zeros.index_add(0, at_G, (first_G - mean[at_G]).square())
+        spread = (squares / (count - int(self.std == "sample")).clamp(min=1)).sqrt()
+        centred_N = ((to_go_N - mean[place_N]) * batch.trained).masked_fill((high == low)[place_N], 0.0)
+        return Credit(divided(centred_N, spread[place_N] + self.eps) if self.divide_by_std else centred_N)
