@@ -5,6 +5,7 @@ TASK_SETS = {
     "gsm8k": "whet.environments.gsm8k:GSM8K",
     "math": "whet.environments.math_dataset:Math",
     "multiple_choice": "whet.environments.multiple_choice:MultipleChoice",
+    "structured_output": "whet.environments.structured_output:StructuredOutput",
     "reward_model": "whet.environments.reward_model:RewardModelTasks",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",
 }

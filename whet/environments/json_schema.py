@@ -1,0 +1,94 @@
+"""JSON schemas made strict: every property is required and no other is allowed, wherever an object is described."""
+
+import json
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+_CLOSED = ("items", "prefixItems", "additionalProperties", "unevaluatedItems", "contains")
+_CLOSED_BY_NAME = ("properties", "patternProperties")
+_SHARED = ("allOf", "then", "else")  # they judge the same object as the schema around them
+_SHARED_BY_NAME = ("dependentSchemas", "$defs", "definitions")
+_JUDGES = ("properties", "patternProperties", "$ref", *_SHARED, "dependentSchemas")
+_PROBES: tuple[Any, ...] = (None, "", 0, [], [None], {}, {"": None})
+
+
+def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
+    """Return a schema of draft 2020-12, made strict by ``closed``. Raises ``ValueError`` for what is no schema, for a
+    ``$ref`` that leads out of it or nowhere, and for one that never ends."""
+    try:
+        schema = json.loads(text) if isinstance(text, str) else text
+        if not isinstance(schema, dict):
+            raise ValueError("it is no JSON object")
+        made: dict[str, Any] = closed(schema)
+        Draft202012Validator.check_schema(made)
+        _check_references(made, made)
+        for probe in _PROBES:
+            Draft202012Validator(made).is_valid(probe)
+    except SchemaError as error:
+        raise ValueError(f"it is no JSON schema: {error.message[:200]}") from None
+    except RecursionError:
+        raise ValueError("it refers to itself without end, or is nested too deeply") from None
+    return made
+
+
+def closed(schema: Any, here: bool = True) -> Any:
+    """Return the schema with every property required and, where it stands for a whole value (``here``), no others.
+
+    What ``allOf`` and ``$ref`` add to an object counts as its own, so that is closed around them and not in them; the
+    branches of ``anyOf`` and ``oneOf`` are closed one by one where nothing else describes the object.
+
+    >>> closed({"anyOf": [{"properties": {"a": {}}}]})
+    {'anyOf': [{'properties': {'a': {}}, 'required': ['a'], 'unevaluatedProperties': False}]}
+    """
+    if isinstance(schema, list):
+        return [closed(item, here) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {name: value for name, value in schema.items() if name not in ("$id", "$schema")}
+    if isinstance(made.get("items"), list):  # tuples of earlier drafts
+        made["prefixItems"] = made.pop("items")
+        if "additionalItems" in made:
+            made["items"] = made.pop("additionalItems")
+    judged = any(name in made for name in _JUDGES)
+    for name, value in made.items():
+        if name in _CLOSED:
+            made[name] = closed(value)
+        elif name in _SHARED or name in ("anyOf", "oneOf"):
+            made[name] = closed(value, here and not judged and name not in _SHARED)
+        elif name in (*_CLOSED_BY_NAME, *_SHARED_BY_NAME) and isinstance(value, dict):
+            made[name] = {key: closed(part, name in _CLOSED_BY_NAME) for key, part in value.items()}
+    for part in made.get("$defs", {}).values() if isinstance(made.get("$defs"), dict) else ():
+        if isinstance(part, dict) and part.keys() <= {"type", "title", "description"}:
+            part["additionalProperties"] = True  # an object of any form
+    if isinstance(made.get("properties"), dict):
+        made.pop("additionalProperties", None)
+        made["required"] = list(made["properties"])
+    if here and judged:
+        made["unevaluatedProperties"] = False
+    return made
+
+
+def referred(reference: Any, root: Any) -> Any:
+    """Return what ``#/$defs/name`` stands for. Raises ``ValueError`` for another address, or one that leads nowhere."""
+    found = root
+    if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
+        raise ValueError(f"$ref must lead to a place in the schema, as in #/$defs/name, not to {reference!r}")
+    for step in reference.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        index = int(name) if isinstance(found, list) and name.isdigit() else name
+        try:
+            found = found[index]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"$ref {reference!r} leads nowhere") from None
+    return found
+
+
+def _check_references(part: Any, root: Any) -> None:
+    for value in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _check_references(value, root)
+    if isinstance(part, dict) and "$ref" in part and not isinstance(part["$ref"], dict):
+        referred(part["$ref"], root)
+    if isinstance(part, dict) and "$dynamicRef" in part:
+        raise ValueError("$dynamicRef is not read")
