@@ -10,10 +10,11 @@ from markupsafe import Markup
 
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.show.facts import rollout_rows
-from whet.show.view import ORDERS, level, select, verdict
+from whet.show.transcript import transcript
+from whet.show.view import ORDERS, ending, level, number, select, verdict
 
-MOST_TOKENS = 1200  # per answer
-MOST_CHARACTERS = 6000  # per prompt, or answer without tokens
+MOST_TOKENS = 1200  # per reply
+MOST_CHARACTERS = 6000  # per prompt, observation, or answer without tokens
 MOST_BYTES = 4_000_000  # of all rollouts together
 _PIECE = 200  # characters per token
 
@@ -43,10 +44,12 @@ def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
     for record in records:
         head, more = rollout_rows(record)
         order = {name: key(record) for name, key in ORDERS.items()}
-        tokens = list(_tokens(record)) if len(record.texts) == len(record.tokens) else []
+        parts = [
+            (part, [] if part.tokens is None else list(_tokens(record, part.tokens))) for part in transcript(record)
+        ]
         card = template.render(
-            record=record, head=head, more=more, order=order, tokens=tokens, verdict=verdict(record),
-            opened=not made, most_characters=MOST_CHARACTERS,
+            record=record, head=head, more=more, order=order, parts=parts, verdict=verdict(record),
+            number=number(record), ending=ending(record), opened=not made, most_characters=MOST_CHARACTERS,
         )  # fmt: skip
         size += len(card.encode("utf-8", "replace"))
         if size > MOST_BYTES and made:
@@ -55,12 +58,11 @@ def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
     return made
 
 
-def _tokens(record: RolloutRecord) -> Iterator[tuple[str, str, str]]:
+def _tokens(record: RolloutRecord, places: range) -> Iterator[tuple[str, str, str]]:
     """Yield (colour, "id|sampler|learner", text) of the first tokens; colours are classes of the style sheet."""
-    learner = record.learner_logprobs or []
-    for i, (piece, token, difference) in enumerate(zip(record.texts, record.tokens, record.differences, strict=True)):
-        if i == MOST_TOKENS:
-            return
+    learner, differences = record.learner_logprobs or [], record.differences
+    for i in places[:MOST_TOKENS]:
+        piece, token, difference = record.texts[i], record.tokens[i], differences[i]
         logprobs = [_number(values[i]) if i < len(values) else "" for values in (record.logprobs, learner)]
         depth = level(difference)
         colour = f"{'u' if (difference or 0) > 0 else 'd'}{depth}" if depth else ""

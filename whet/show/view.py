@@ -16,6 +16,7 @@ from rich.text import Text
 from whet.errors import DataError
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.show.facts import rollout_rows
+from whet.show.transcript import transcript
 from whet.types import Status
 from whet.visible import visible
 
@@ -83,17 +84,22 @@ def render(record: RolloutRecord) -> RenderableType:
     """Draw one rollout: head, prompt, and the answer with each token coloured by learner - sampler log-prob."""
     grade = verdict(record)
     style = {"correct": "bold green", "wrong": "bold red", "": ""}[grade]
-    head = Text.assemble((visible(record.task), "bold"), (f" #{record.sample}  ", "dim"), (grade, style))
+    head = Text.assemble((visible(record.task), "bold"), (f" {number(record)}  ", "dim"), (grade, style))
     rows = [row for rows in rollout_rows(record) for row in rows]
     line = Text("   ".join(f"{visible(name)} {value}" for name, value in rows), style="dim")
     if record.status != Status.COMPLETED:
-        line.append(f"   {visible(record.status)}", style="not dim bold yellow")
+        line.append(f"   {visible(ending(record))}", style="not dim bold yellow")
     parts: list[RenderableType] = [Rule(head, align="left", style="bright_black"), line, Text()]
-    parts += [_indented("prompt", Text(visible(record.prompt), style="dim")), Text()]
-    parts += [_indented("answer", _answer(record))]
+    for part in transcript(record):
+        text = Text(visible(part.text), style="" if part.label == "answer" else "dim")
+        label = Text.assemble(
+            (visible(part.label), "bold underline"), (f"   {part.facts}" if part.facts else "", "dim")
+        )
+        said = text if part.tokens is None else _sampled(record, part.tokens)
+        parts += [label, Padding(said, (0, 0, 0, 2)), Text()]
     if record.error:
-        parts += [Text(), Text(f"error: {visible(record.error)}", style="bold red")]
-    return Lines(*parts, Text())
+        parts += [Text(f"error: {visible(record.error)}", style="bold red"), Text()]
+    return Lines(*parts)
 
 
 def verdict(record: RolloutRecord) -> str:
@@ -101,20 +107,24 @@ def verdict(record: RolloutRecord) -> str:
     return {True: "correct", False: "wrong", None: ""}[record.correct]
 
 
+def number(record: RolloutRecord) -> str:
+    """Return which of the group's episodes it is, and which branch of it."""
+    return f"#{record.sample}" + (f".{record.branch}" if record.branch else "")
+
+
+def ending(record: RolloutRecord) -> str:
+    """Return the status, with the budget that was used up."""
+    return f"{record.status} ({record.limit})" if record.limit else record.status
+
+
 def level(difference: float | None) -> int:
     """Return a degree from 0 to 4 of the difference of a token's log-probs."""
     return 0 if difference is None else sum(abs(difference) >= limit for limit in _LEVELS)
 
 
-def _answer(record: RolloutRecord) -> Text:
-    if len(record.texts) != len(record.tokens) or not record.texts:
-        return Text(visible(record.answer))
-    text = Text()
-    for piece, difference in zip(record.texts, record.differences, strict=True):
+def _sampled(record: RolloutRecord, tokens: range) -> Text:
+    text, differences = Text(), record.differences
+    for piece, difference in ((record.texts[i], differences[i]) for i in tokens):
         styles = _LIKELIER if (difference or 0) > 0 else _LESS_LIKELY
         text.append(visible(piece), style=styles[level(difference)])
     return text
-
-
-def _indented(label: str, text: Text) -> RenderableType:
-    return Lines(Text(label, style="bold underline"), Padding(text, (0, 0, 0, 2)))
