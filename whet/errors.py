@@ -34,6 +34,10 @@ class GeneratorError(WhetError):
     """The engine that samples died, failed or did not start."""
 
 
+class ReplicaLostError(GeneratorError):
+    """One of several engines died or froze; what it was in the middle of can be done again with the others."""
+
+
 class DeadlineError(WhetError):
     """Something took longer than its deadline."""
 

@@ -131,7 +131,8 @@ class SampledFeed:
         return learners
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
-        return await self.sync.publish(learners["policy"], self.generator, version)
+        metrics = await self.sync.publish(learners["policy"], self.generator, version)
+        return metrics.merge(self.generator.tally())
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         config, taskset = self.recipe.evaluation, self.recipe.taskset

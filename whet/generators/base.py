@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from whet.errors import ConfigError, WhetError
+from whet.metrics import Metrics
 from whet.types import Distribution
 
 if TYPE_CHECKING:
@@ -56,6 +57,13 @@ class Completion:
     versions: tuple[int, int]  # oldest and newest weights that sampled them
     finish_reason: Literal["stop", "length", "aborted"]
     cached: int = 0  # tokens of the prompt whose keys and values were known already
+
+
+def prompt_metrics(tokens: int, cached: int) -> Metrics:
+    """Return the metrics of so many tokens of prompts, of which so many were ``cached``. Which ones are depends on what
+    runs at the same time, so the names are those of times."""
+    metrics = Metrics().sum("time/generator/prompt_tokens", tokens)
+    return metrics.mean("time/generator/cached_share", cached, tokens)
 
 
 class Generator(Protocol):
@@ -130,6 +138,10 @@ class Refittable(Generator, Protocol[M]):
     @property
     def dtype(self) -> "torch.dtype":
         """The type of its weights."""
+        ...
+
+    def tally(self) -> Metrics:
+        """Return what was counted since the last call: at least ``prompt_metrics``."""
         ...
 
     def refit(self, version: int, adapter: bool = False) -> AbstractAsyncContextManager[Sequence[M]]:

@@ -50,6 +50,8 @@ class GeneratorConfig(Config, ABC):
     slack: int = Field(default=16, ge=0)
     """With ``replicas``: a request goes where its prompt is known, unless that replica has this many more requests
     under way than the least busy one."""
+    restarts: int = Field(default=3, ge=0)
+    """With ``replicas``: how often in a run each one that died or froze is started again, while the others go on."""
     on_refit: Literal["recompute", "keep"] = "recompute"
     """What becomes of the keys and values of requests under way when new weights come (``rollouts.max_staleness`` above
     0): computed anew from the tokens, so that each later token is the new policy's; or kept, which costs nothing, and
@@ -89,18 +91,20 @@ class GeneratorConfig(Config, ABC):
         """Return a generator for models of a transformers config, whose weights are still to be published."""
         deployment = deployment or Deployment()
         each = len(self.gpus) // self.replicas
-        engines = []
-        for number in range(self.replicas):
+
+        def replica(number: int) -> "Refittable[Any]":
             own = deployment.cores  # in this process all replicas share one compute thread
             if own is not None and not self.in_process:
                 own = part(own, number, self.replicas)
             gpus = self.gpus[number * each : (number + 1) * each]
-            engines.append(self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus)))
+            return self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus))
+
+        engines = [replica(number) for number in range(self.replicas)]
         if len(engines) == 1:
             return engines[0]
         from whet.generators.router import Router
 
-        return Router(engines, self.slack)
+        return Router(engines, self.slack, replica, self.restarts)
 
     @abstractmethod
     def build_replica(

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
-from whet.generators.base import Completion, SamplingParams, check_request
+from whet.generators.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.generators.decoder import Counters, Decoder, Request
 from whet.generators.engine_model import EngineModel, OpenEngine, named_weights
 from whet.generators.torch_config import TorchGeneratorConfig
+from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
 from whet.processes.cores import bind
 
@@ -49,6 +50,7 @@ class TorchGenerator:
         self.engine = EngineModel(model, config.packed_weights)
         self.cores = cores
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
+        self._told = self._decoder.counters.copy()
         self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []
         self._futures: dict[Request, asyncio.Future[Completion]] = {}
@@ -71,6 +73,12 @@ class TorchGenerator:
     def counters(self) -> Counters:
         """What the engine has done so far."""
         return self._decoder.counters
+
+    def tally(self) -> Metrics:
+        """See ``Refittable``."""
+        spent = self.counters.since(self._told)
+        self._told = self.counters.copy()
+        return prompt_metrics(spent.prompt_tokens, spent.prompt_tokens - spent.prefill_tokens)
 
     # Sampling
 

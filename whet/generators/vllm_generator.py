@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from whet.errors import DeadlineError, GeneratorError, RefitError, WhetError
-from whet.generators.base import Completion, SamplingParams, check_request
+from whet.generators.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.generators.config import Deployment
 from whet.generators.vllm_adapter import NUMBER
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_processes import VllmProcesses
+from whet.metrics import Metrics
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -59,6 +60,7 @@ class VllmGenerator:
         self._settled.set()
         self._paused = self._closed = False
         self._progress = time.monotonic()  # when the engine last said something
+        self._metrics = Metrics()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -74,6 +76,11 @@ class VllmGenerator:
     def name(self) -> str:
         """The engine's name in messages."""
         return f"the vLLM engine (processes {', '.join(map(str, self.processes.ids)) or 'not started'})"
+
+    def tally(self) -> Metrics:
+        """See ``Refittable``."""
+        metrics, self._metrics = self._metrics, Metrics()
+        return metrics
 
     # Sampling
 
@@ -141,7 +148,8 @@ class VllmGenerator:
         last = None
         if len(self._under_way) <= 1:
             self._progress = time.monotonic()  # an idle engine had nothing to say
-        inputs = tokens_input(prompt, cache_salt=str(self.version))  # finds nothing that older weights left
+        salt = str(self.version) if self.config.on_refit == "keep" else None  # it finds nothing that older weights left
+        inputs = tokens_input(prompt, cache_salt=salt)
         try:
             async for output in engine.generate(inputs, params, name, lora_request=self._adapter()):
                 last = output
@@ -152,6 +160,7 @@ class VllmGenerator:
         out = last.outputs[0]
         if out.finish_reason not in ("stop", "length", "abort"):
             raise GeneratorError(f"{self.name} gave up on a request: {out.finish_reason}")
+        self._metrics.merge(prompt_metrics(len(prompt), last.num_cached_tokens or 0))
         tokens = list(out.token_ids)
         spans = [int(span.version) for span in out.weight_versions or ()] or [self.version]
         return Completion(

@@ -13,6 +13,7 @@ that was sampled is learned from.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
@@ -22,7 +23,7 @@ from typing import Any
 import torch
 
 from whet.cluster.lease import Devices
-from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WorkerError
+from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, ReplicaLostError, WorkerError
 from whet.generators.base import Completion, Engine, Refittable, SamplingParams
 from whet.generators.router import of_each
 from whet.learner.base import Learner
@@ -39,6 +40,7 @@ from whet.weights.receiver import Report
 from whet.weights.shared_memory import machine
 from whet.weights.source import Content, Handshake, NamedTensors, WeightRequest, WeightSource
 
+log = logging.getLogger(__name__)
 RECEIVER = "whet.weights.receiver:Receiver"
 _PATIENCE = 5.0  # seconds that one side has to say why, when the other could not go on
 Adapter = tuple[int, float]
@@ -58,7 +60,8 @@ class EngineSync:
     ) -> None:
         self.config, self.text, self.devices = config, text, devices or OWN_DEVICES
         self.distribution = distribution or Distribution()
-        self._sender: WeightSource | None = None  # to whom the engines are connected
+        self._engines: list[Engine] = []  # of the last refit
+        self._sender: WeightSource | None = None  # to whom they are connected
         self._transport: TransportName = "shared_memory"  # by which they are
         self._base: WeightSource | None = None  # whose frozen weights they hold, which an adapter needs
 
@@ -97,13 +100,25 @@ class EngineSync:
     async def _refit(
         self, source: WeightSource, generator: Refittable[Engine], version: int, adapter: Adapter | None = None
     ) -> tuple[Sequence[Engine], Metrics]:
-        """Send all weights, or an ``adapter``, and before it the frozen weights where engines may not hold them."""
+        """Send all weights, or an ``adapter``, and before it the frozen weights where engines may not hold them. When a
+        replica is lost, do so again with the others."""
+        while True:
+            try:
+                return await self._send_all(source, generator, version, adapter)
+            except ReplicaLostError as error:
+                log.warning("weights are published again: %s", error)
+
+    async def _send_all(
+        self, source: WeightSource, generator: Refittable[Engine], version: int, adapter: Adapter | None
+    ) -> tuple[Sequence[Engine], Metrics]:
         started = time.perf_counter()
-        contents: list[Content] = ["merged"]
-        if adapter is not None:
-            contents = ["adapter"] if self._base is source else ["base", "adapter"]
         size, unread = 0, set[str]()
         async with generator.refit(version, adapter is not None) as engines:
+            if self._engines != list(engines):  # one was lost, or started in the place of such
+                self._engines, self._sender, self._base = list(engines), None, None
+            contents: list[Content] = ["merged"]
+            if adapter is not None:
+                contents = ["adapter"] if self._base is source else ["base", "adapter"]
             self._base = None  # until all has come
             try:
                 for content in contents:
