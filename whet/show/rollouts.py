@@ -44,9 +44,7 @@ def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
     for record in records:
         head, more = rollout_rows(record)
         order = {name: key(record) for name, key in ORDERS.items()}
-        parts = [
-            (part, [] if part.tokens is None else list(_tokens(record, part.tokens))) for part in transcript(record)
-        ]
+        parts = [(part, list(_tokens(record, part.tokens or range(0)))) for part in transcript(record)]
         card = template.render(
             record=record, head=head, more=more, order=order, parts=parts, verdict=verdict(record),
             number=number(record), ending=ending(record), opened=not made, most_characters=MOST_CHARACTERS,

@@ -92,9 +92,7 @@ def render(record: RolloutRecord) -> RenderableType:
     parts: list[RenderableType] = [Rule(head, align="left", style="bright_black"), line, Text()]
     for part in transcript(record):
         text = Text(visible(part.text), style="" if part.label == "answer" else "dim")
-        label = Text.assemble(
-            (visible(part.label), "bold underline"), (f"   {part.facts}" if part.facts else "", "dim")
-        )
+        label = Text.assemble((visible(part.label), "bold underline"), (f"   {part.facts}".rstrip(), "dim"))
         said = text if part.tokens is None else _sampled(record, part.tokens)
         parts += [label, Padding(said, (0, 0, 0, 2)), Text()]
     if record.error:
