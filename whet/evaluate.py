@@ -1,22 +1,26 @@
 """Evaluation of a model: episodes over held-out tasks, graded as in training, without learning."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from whet.closing import Closing
-from whet.config import Config
+from whet.config import Component, Config
 from whet.data.renderer import Renderer
+from whet.environments.base import TaskSet
 from whet.environments.hosted import HostedEnvironments
+from whet.environments.registry import TASK_SETS
 from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.processes.compute import compute, run_computing
+from whet.rollouts.blend import Blend, Name
 from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling, Temperature
 from whet.seeds import derive_seed
@@ -24,6 +28,10 @@ from whet.types import Episode, Status, Task
 
 if TYPE_CHECKING:
     from whet.recipe import Recipe
+    from whet.sections import ForSampling
+
+_PASS_AT = (1, 2, 4, 8, 16)
+_CHANGED = ("samples", "temperature", "max_new_tokens")  # settings that a further set may have of its own
 
 
 class HeldOut(Config):
@@ -37,6 +45,23 @@ class HeldOut(Config):
     """The split of the tasks or rows."""
     limit: int | None = Field(None, gt=0)
     """At most this many, the first of the split."""
+
+
+class EvaluationSet(Config):
+    """One more set of tasks that every evaluation answers. What is None is as for the run's own tasks."""
+
+    data: Annotated[TaskSet, Component(TASK_SETS)]
+    """Its tasks; the run never trains on them."""
+    split: Literal["test", "train"] = "test"
+    """The split of its tasks."""
+    limit: int | None = Field(None, gt=0)
+    """At most this many, the first of the split."""
+    samples: int | None = Field(None, gt=0, le=100_000)
+    """Answers per task."""
+    temperature: Temperature | None = None
+    """0: greedy."""
+    max_new_tokens: int | None = Field(None, gt=0)
+    """Longest answer."""
 
 
 class EvaluationConfig(HeldOut):
@@ -53,7 +78,9 @@ class EvaluationConfig(HeldOut):
     retries: int = Field(2, ge=0)
     """How often an episode is repeated after its environment or generator failed."""
     deadline: float = Field(3600.0, gt=0)
-    """Seconds that one evaluation may take."""
+    """Seconds that one evaluation may take, of each set."""
+    sets: dict[Name, EvaluationSet] = Field(default={})
+    """Further sets, each with its name in the metrics."""
 
     def sampling(self, training: Sampling) -> Sampling:
         """Return the sampling of an evaluation: as in training, with this temperature and length, and no truncation."""
@@ -78,6 +105,30 @@ class Report:
     pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
     per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
     episodes: list[tuple[Task, Episode]] = field(default_factory=list)
+    sets: "dict[str, Report]" = field(default_factory=dict)  # of each environment of a blend, and each further set
+
+    @classmethod
+    def of(cls, episodes: list[tuple[Task, Episode]], samples: int) -> "Report":
+        """Sum up ``samples`` answers to each task, those of a task one after the other."""
+        answers = [episode for _, episode in episodes]
+        correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
+        per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
+        tasks, count = len(per_task), len(answers)
+        accuracy = sum(correct) / count
+        low, high = wilson(accuracy * tasks, tasks)
+        return cls(
+            n=tasks,
+            samples=samples,
+            accuracy=accuracy,
+            low=low,
+            high=high,
+            reward=sum(a.reward for a in answers) / count,
+            length_mean=sum(a.trained_tokens for a in answers) / count,
+            truncated=sum(a.status == "truncated" for a in answers) / count,
+            pass_at={k: sum(pass_at_k(samples, c, k) for c in per_task) / tasks for k in _PASS_AT if k <= samples},
+            per_task=[right / samples for right in per_task],
+            episodes=episodes,
+        )
 
     def compare(self, other: "Report") -> dict[str, float]:
         """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,
@@ -99,7 +150,10 @@ class Report:
             "evaluation/length_mean": self.length_mean,
             "evaluation/truncated": self.truncated,
         }
-        return values | {f"evaluation/pass_at_{k}": value for k, value in self.pass_at.items() if k > 1}
+        values |= {f"evaluation/pass_at_{k}": value for k, value in self.pass_at.items() if k > 1}
+        for name, report in self.sets.items():
+            values |= {key.replace("/", f"/{name}/", 1): value for key, value in report.metrics().items()}
+        return values
 
 
 async def evaluate_tasks(
@@ -110,10 +164,12 @@ async def evaluate_tasks(
     sampling: Sampling,
     config: EvaluationConfig,
     *,
+    blend: Blend | None = None,
     seed: int = 0,
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
-    where the task set has no such score, when its reward is positive. Raises ``DataError`` for an episode that fails
+    where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
+    environments. Raises ``DataError`` for an episode that fails
     for good, because a missing answer must not count as a wrong one."""
     if not tasks:
         raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
@@ -127,7 +183,7 @@ async def evaluate_tasks(
                 task,
                 generator,
                 renderer,
-                sampling,
+                blend.of[task.environment].sampling.under(sampling) if blend else sampling,
                 retries=config.retries,
                 seed=derive_seed(seed, "evaluation", task.uid, sample),
                 session=f"evaluation/{task.uid}/{sample}",
@@ -149,27 +205,46 @@ async def evaluate_tasks(
         ) from None
     except BaseExceptionGroup as several:
         raise several.exceptions[0] from None
-    answers = [job.result() for job in jobs]
-    correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
-    per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
-    accuracy = sum(correct) / len(correct)
-    low, high = wilson(accuracy * len(tasks), len(tasks))
-    count = len(answers)
-    return Report(
-        n=len(tasks),
-        samples=samples,
-        accuracy=accuracy,
-        low=low,
-        high=high,
-        reward=sum(a.reward for a in answers) / count,
-        length_mean=sum(a.trained_tokens for a in answers) / count,
-        truncated=sum(a.status == "truncated" for a in answers) / count,
-        pass_at={
-            k: sum(pass_at_k(samples, c, k) for c in per_task) / len(tasks) for k in (1, 2, 4, 8, 16) if k <= samples
-        },
-        per_task=[right / samples for right in per_task],
-        episodes=[(task, answers[i * samples + j]) for i, task in enumerate(tasks) for j in range(samples)],
+    asked = [task for task in tasks for _ in range(samples)]
+    episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
+    report = Report.of(episodes, samples)
+    for name in blend.of if blend else ():
+        if own := [one for one in episodes if one[0].environment == name]:
+            report.sets[name] = Report.of(own, samples)
+    return report
+
+
+async def evaluate_all(
+    recipe: "ForSampling", environments: HostedEnvironments, generator: Generator, renderer: Renderer
+) -> Report:
+    """Evaluate on the run's own held-out tasks, and on each further set."""
+    config, data = recipe.evaluation, recipe.taskset
+    blend = data if isinstance(data, Blend) else None
+    tasks, sampling = held_out(data, config.split, config.limit), config.sampling(recipe.sampling)
+    report = await evaluate_tasks(
+        tasks, environments, generator, renderer, sampling, config, blend=blend, seed=recipe.seed
     )
+    for name, one in config.sets.items():
+        own = config.model_copy(update={k: v for k in _CHANGED if (v := getattr(one, k)) is not None})
+        async with Closing() as closing:
+            hosted = HostedEnvironments(one.data.open())
+            closing.closes(f"the environments of {name}", hosted.close)
+            tasks, sampling = held_out(one.data, one.split, one.limit), own.sampling(recipe.sampling)
+            report.sets[name] = await evaluate_tasks(
+                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed
+            )
+    return report
+
+
+def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
+    """Return the first ``limit`` tasks of the split; of a blend, so many of each environment."""
+    taken = Counter[str]()
+    found = []
+    for task in taskset.tasks(split):
+        taken[task.environment] += 1
+        if limit is None or taken[task.environment] <= limit:
+            found.append(task)
+    return found
 
 
 def evaluate(
@@ -192,7 +267,7 @@ def evaluate(
     whole = recipe.weights.model_copy(update={"lora": "merged"})  # they come once, from this process
     if whole.transport == "cuda_ipc":
         whole = whole.model_copy(update={"transport": None})
-    settings = recipe.model_copy(update={"weights": whole})
+    settings = recipe.model_copy(update={"weights": whole, "evaluation": config})
     if model is not None:
         settings = settings.model_copy(
             update={"model": recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})}
@@ -207,15 +282,6 @@ def evaluate(
             closing.closes("the generator", generator.close)
             weights = await compute(trained_weights, settings, run)
             await build_sync(settings, [0, 0]).load(weights, generator, 0)
-            tasks = taskset.tasks(config.split)[: config.limit]
-            return await evaluate_tasks(
-                tasks,
-                environments,
-                generator,
-                renderer,
-                config.sampling(recipe.sampling),
-                config,
-                seed=recipe.seed,
-            )
+            return await evaluate_all(settings, environments, generator, renderer)
 
     return run_computing(go())

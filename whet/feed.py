@@ -21,7 +21,7 @@ from whet.data.source import DatasetSource, Source
 from whet.environments.hosted import HostedEnvironments
 from whet.environments.validate import require
 from whet.errors import DataError, WhetError
-from whet.evaluate import evaluate_tasks
+from whet.evaluate import evaluate_all
 from whet.learner.base import Learner, Scorer
 from whet.learner.cached_reference import CachedReference
 from whet.losses.off_policy import MISMATCH
@@ -30,6 +30,7 @@ from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
 from whet.models.loading import fingerprint
 from whet.processes.compute import compute
+from whet.rollouts.blend import Blend
 from whet.rollouts.filters import Filter
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.source import RolloutSource
@@ -118,6 +119,8 @@ class SampledFeed:
             renderer,
             group_size=recipe.online.group_size,
             filters=recipe.online.group_filters if filters is None else filters,
+            rewards=recipe.rewards,
+            blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
             seed=recipe.seed,
         )
         self._disagrees = False  # in the last step
@@ -135,17 +138,8 @@ class SampledFeed:
         return metrics.merge(self.generator.tally())
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        config, taskset = self.recipe.evaluation, self.recipe.taskset
         async with self.devices.lent_to("generation"):
-            report = await evaluate_tasks(
-                taskset.tasks(config.split)[: config.limit],
-                self.environments,
-                self.generator,
-                self.renderer,
-                config.sampling(self.recipe.sampling),
-                config,
-                seed=self.recipe.seed,
-            )
+            report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer)
         return report.metrics()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:

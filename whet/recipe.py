@@ -28,6 +28,8 @@ from whet.metrics.sinks import SinkConfig
 from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
+from whet.rollouts.blend import Blend
+from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.sections import unread
@@ -59,6 +61,8 @@ class Recipe(Config):
     """For a chat template that doesn't know tools: they stand in the system message, calls and results in the text."""
     sampling: Sampling = Sampling()
     """How the policy answers in training."""
+    rewards: Annotated[Reward, Component(REWARDS)] = Field(default="score")  # type: ignore[assignment]
+    """What an episode earns, composed of its grade and of what else it shows; by default its grade."""
     rollouts: RolloutConfig = RolloutConfig()
     """How many rollouts make a step, and how far they may run ahead."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -95,6 +99,7 @@ class Recipe(Config):
             self._check_episodes(self.algorithm.group_size)
             self._check_lengths()
             self._check_sampling()
+            self._check_blend()
         groups, key = self.data.groups_per_step, "data.batch_size"
         if groups is None:
             groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
@@ -150,6 +155,17 @@ class Recipe(Config):
                 "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "
                 "and min_p would cut some off; leave them out, or choose algorithm.loss=on_policy_distillation"
             )
+
+    def _check_blend(self) -> None:
+        if not isinstance(self.data, Blend):
+            return
+        if self.rollouts.curriculum is not None:
+            raise ValueError("rollouts.curriculum is read by nobody where data is a blend; set data.of.NAME.curriculum")
+        for name, part in self.data.of.items():
+            for problem in part.sampling.problems(self.sampling):
+                raise ValueError(f"data.of.{name}.{problem}")
+        if both := sorted(self.data.of.keys() & self.evaluation.sets.keys()):
+            raise ValueError(f"evaluation.sets.{both[0]} has the name of an environment, which is evaluated anyway")
 
     @property
     def taskset(self) -> TaskSet:

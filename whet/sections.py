@@ -21,6 +21,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
+from whet.rollouts.rewards import Reward
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
@@ -106,6 +107,8 @@ class ForSampling(Protocol):
     def taskset(self) -> TaskSet: ...
     @property
     def sampling(self) -> Sampling: ...
+    @property
+    def rewards(self) -> Reward: ...
     @property
     def rollouts(self) -> RolloutConfig: ...
     @property

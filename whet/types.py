@@ -65,6 +65,7 @@ class Task:
     uid: str  # stable across runs and unique in its set, e.g. "gsm8k/train/17"
     prompt: list[Message]
     data: dict[str, Any] = field(default_factory=dict)  # what grading needs (JSON values only)
+    environment: str = ""  # its name in a blend of several
 
 
 @dataclass(slots=True)
@@ -102,6 +103,7 @@ class Usage:
 
     turns: int = 0  # replies
     tool_calls: int = 0
+    cut_thoughts: int = 0  # replies whose thoughts a budget ended
     prompt_tokens: int = 0  # that the generator was given, each turn anew
     cached_tokens: int = field(default=0, compare=False)  # of these, known to it already
     seconds: float = field(default=0.0, compare=False)

@@ -12,9 +12,10 @@ import pytest
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from tests.weights.collected import load_into
 from whet.build import build_generator, build_renderer, trained_weights
-from whet.environments.base import Observation, Step
+from whet.environments.base import Observation, Step, TaskSet
 from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError, DeadlineError, WhetError
+from whet.rollouts.blend import Blend
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.source import RolloutConfig, RolloutSource
 from whet.types import Task
@@ -27,7 +28,7 @@ class Constant(Lowercase):
 
 @asynccontextmanager
 async def source(
-    folder: Path, taskset: Lowercase | None = None, filters: Sequence[Any] = (), **changes: Any
+    folder: Path, taskset: TaskSet | None = None, filters: Sequence[Any] = (), **changes: Any
 ) -> AsyncIterator[RolloutSource]:
     recipe = toy_recipe(folder)
     renderer = build_renderer(recipe)
@@ -45,6 +46,7 @@ async def source(
         renderer,
         group_size=2,
         filters=filters,
+        blend=taskset if isinstance(taskset, Blend) else None,
         seed=7,
     )
     try:

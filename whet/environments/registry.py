@@ -6,6 +6,7 @@ TASK_SETS = {
     "math": "whet.environments.math_dataset:Math",
     "multiple_choice": "whet.environments.multiple_choice:MultipleChoice",
     "structured_output": "whet.environments.structured_output:StructuredOutput",
+    "blend": "whet.rollouts.blend:Blend",
     "reward_model": "whet.environments.reward_model:RewardModelTasks",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",
 }

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from pydantic import Field
 
 from whet.config import Config
+from whet.data.order import TaskOrder
 from whet.errors import ConfigError, DataError
 from whet.metrics import Metrics
 from whet.rollouts.pass_rate import pass_rate
@@ -32,6 +33,10 @@ class Draws(Protocol):
         """A drawn task came back, before any filter; None: its group was lost to failures."""
         ...
 
+    def dropped(self, task: int) -> None:
+        """Its group is not learned from, and another task is drawn in its place."""
+        ...
+
     def metrics(self) -> Metrics: ...
 
     def state(self) -> dict[str, Any]:
@@ -41,6 +46,31 @@ class Draws(Protocol):
     def load_state(self, state: dict[str, Any]) -> None:
         """Go on from there. Raises ``ConfigError`` when the tasks, their order or the seed are others."""
         ...
+
+
+class InTurn:
+    """All tasks in turn, shuffled anew each epoch; see ``Draws``."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self.order = TaskOrder(count, seed)
+
+    def draw(self, step: int, busy: Container[int]) -> int:
+        return self.order.next()
+
+    def measured(self, task: int, group: Group | None, step: int) -> None:
+        """All the same."""
+
+    def dropped(self, task: int) -> None:
+        """All the same."""
+
+    def metrics(self) -> Metrics:
+        return Metrics()
+
+    def state(self) -> dict[str, Any]:
+        return self.order.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.order.load_state(state)
 
 
 class Curriculum(Config, ABC):
@@ -138,6 +168,9 @@ class PassRateDraws:
             seen.streak = sign * (1 + max(0, sign * seen.streak))
         rests = group is None or abs(seen.streak) >= config.retire_after
         seen.rests_until = step + config.recheck_after if rests else None
+
+    def dropped(self, task: int) -> None:
+        """What was measured counts all the same."""
 
     def metrics(self) -> Metrics:
         """``curriculum/solved``, ``/unsolved`` (tasks that rest), ``/active`` (others that are measured) and

@@ -1,6 +1,7 @@
 """The settings of sampling, and the budgets of an episode."""
 
-from typing import Annotated, Self
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -44,6 +45,10 @@ class Sampling(Config):
     """Longest episode, with its prompt: what gets longer is truncated. By default all that the turns can add up to."""
     stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = ()
     """Texts that end a reply."""
+    thinking: Literal["on", "off"] | None = None
+    """Begin each reply with ``<think>``, or with empty thoughts; None: as the chat template does."""
+    thinking_budget: int | None = Field(None, gt=0)
+    """Tokens after which thoughts are ended with ``</think>``, which is not trained, and the answer follows."""
 
     @model_validator(mode="after")
     def _leaves_room_for_a_reply(self) -> Self:
@@ -62,6 +67,11 @@ class Sampling(Config):
         return tokens if self.max_episode_tokens is None else min(tokens, self.max_episode_tokens)
 
     @property
+    def mode(self) -> str:
+        """How replies think, in the names of metrics; empty where nothing says so."""
+        return "budget" if self.thinking_budget is not None else self.thinking or ""
+
+    @property
     def distribution(self) -> Distribution:
         """What the learner's log-probs are taken under; greedy sampling has none, so temperature 1."""
         return (
@@ -78,3 +88,28 @@ class Sampling(Config):
             stop_token_ids=stop_token_ids,
             stop=self.stop,
         )
+
+
+class Limits(Config):
+    """What one environment of a blend changes of ``Sampling``, whose limits are the highest; None: as there."""
+
+    max_new_tokens: int | None = Field(None, gt=0)
+    max_turns: int | None = Field(None, gt=0)
+    max_seconds: float | None = Field(None, gt=0)
+    max_prompt_tokens: int | None = Field(None, gt=0)
+    max_observation_tokens: int | None = Field(None, gt=0)
+    max_episode_tokens: int | None = Field(None, gt=1)
+    stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] | None = None
+    thinking: Literal["on", "off"] | None = None
+    thinking_budget: int | None = Field(None, gt=0)
+
+    def under(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with these changes."""
+        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+
+    def problems(self, sampling: Sampling) -> Iterator[str]:
+        """Yield what is higher than there."""
+        for name, value in self.model_dump(exclude_none=True).items():
+            most = getattr(sampling, name)
+            if name.startswith("max_") and most is not None and value > most:
+                yield f"sampling.{name} = {value} is more than that of the run, sampling.{name} = {most}"

@@ -17,10 +17,11 @@ from typing import Any, Self
 
 from whet.data.renderer import Renderer
 from whet.errors import DataError
-from whet.generators.base import Completion, Generator
+from whet.generators.base import Completion, Generator, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
+from whet.rollouts.thinking import opening, parted, sample_reply
 from whet.seeds import derive_seed
 from whet.types import Message, Span, Trajectory, Usage
 
@@ -159,6 +160,8 @@ class Session:
                 )
         else:
             added, shown = shorten(new, history, renderer, sampling.max_observation_tokens)
+        opened = opening([*history, *added], renderer, sampling)
+        added += opened
         history += added
         if len(history) >= sampling.longest:
             raise LimitReached("tokens")
@@ -167,16 +170,23 @@ class Session:
             params = replace(params, max_new_tokens=min(limit, params.max_new_tokens))
         usage.turns += 1
         started = time.perf_counter()
-        completion = await recording.generator.sample(history, params, recording.name)
+
+        async def sample(history: list[int], params: SamplingParams) -> Completion:
+            return await recording.generator.sample(history, params, recording.name)
+
+        spans, completion = await sample_reply(sample, history, params, renderer, sampling.thinking_budget)
         recording.timing.generating += time.perf_counter() - started
         usage.prompt_tokens += len(history)
         usage.cached_tokens += completion.cached
-        message = renderer.parse_reply(completion.tokens)
+        usage.cut_thoughts += any(not span.trained for span in spans)
+        message = renderer.parse_reply([*opened, *(token for span in spans for token in span.tokens)])
+        if sampling.thinking is not None or sampling.thinking_budget is not None:
+            message = parted(message)
         usage.tool_calls += len(message.get("tool_calls", ()))
         self._tools = tools
         self._given += [*new, message]
         self.messages += [*shown, message]
-        self.spans += [Span(added, False), Span(completion.tokens, True, completion.logprobs, completion.versions)]
+        self.spans += [Span(added, False), *spans]
         self.ends.append((len(self._given), len(self.spans)))
         return Reply(message, history, completion)
 

@@ -27,11 +27,13 @@ from whet.generators.base import Generator
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
+from whet.rollouts.blend import Blend
 from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws
 from whet.rollouts.episode import play
 from whet.rollouts.filters import Filter
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.permits import Permits
+from whet.rollouts.rewards import Reward, Score, compose
 from whet.rollouts.sampling import Sampling
 from whet.seeds import derive_seed
 from whet.types import Episode, Group, Status, Task
@@ -100,6 +102,8 @@ class RolloutSource:
         *,
         group_size: int,
         filters: Sequence[Filter] = (),
+        rewards: Reward = Score(),  # noqa: B008
+        blend: Blend | None = None,
         seed: int = 0,
     ) -> None:
         self.config, self.sampling, self.tasks, self.environments = config, sampling, tasks, environments
@@ -108,7 +112,9 @@ class RolloutSource:
         if not tasks:
             raise DataError("the task set has no training tasks")
         self.order = TaskOrder(len(self.tasks), seed)
-        self.curriculum = config.curriculum.over(self.tasks, seed) if config.curriculum else None
+        self.rewards, self.blend = rewards, blend
+        order = blend or config.curriculum
+        self.curriculum: Draws | None = order.over(self.tasks, seed) if order else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self.lost: list[Group] = []  # to failures, while the last step was sampled
@@ -163,6 +169,8 @@ class RolloutSource:
                     self._owed.append(ticket)
                     continue
                 self._end(ticket, "filtered", dropped_by)
+            if self.curriculum is not None:
+                self.curriculum.dropped(ticket.task)
             self.permits.give_back()
             if sampled + len(self._tickets) < most:
                 self._issue()
@@ -266,6 +274,8 @@ class RolloutSource:
         if not any(episode.status is Status.FAILED for episode in episodes):
             try:
                 await self.environments.score_group(task, group)
+                for episode in episodes:
+                    compose(self._rewards(task), episode)
                 where = f"of {uid} after score_group"
                 for episode in episodes:
                     episode.reward = checked_score("reward", episode.reward, where)
@@ -291,16 +301,27 @@ class RolloutSource:
                 task,
                 self.generator,
                 self.renderer,
-                self.sampling,
+                self._sampling(task),
                 retries=self.config.retries,
                 seed=derive_seed(self.seed, "rollout", uid, sample),
                 session=f"{uid}/{sample}",
                 timing=self._tally.timing,
             )
 
+    def _sampling(self, task: Task) -> Sampling:
+        return self.blend.of[task.environment].sampling.under(self.sampling) if self.blend else self.sampling
+
+    def _rewards(self, task: Task) -> Reward:
+        own = self.blend.of[task.environment].rewards if self.blend else None
+        return self.rewards if own is None else own
+
+    def _filters(self, task: Task) -> Sequence[Filter]:
+        own = self.blend.of[task.environment].filters if self.blend else None
+        return self.filters if own is None else own
+
     def _filter(self, group: Group) -> tuple[Group | None, str]:
         """The group as it is learned from, or None and the filter that dropped it."""
-        for keep in self.filters:
+        for keep in self._filters(group.task):
             kept = keep(group)
             if kept is None:
                 return None, type(keep).__name__
@@ -308,10 +329,14 @@ class RolloutSource:
         return group, ""
 
     def _count(self, group: Group) -> None:
-        metrics = self._tally.metrics
+        metrics, mode = self._tally.metrics, self._sampling(group.task).mode
         metrics.mean("reward/std", statistics.pstdev(episode.reward for episode in group.episodes))
         for episode in group.episodes:
             metrics.mean("reward/mean", episode.reward)
+            if mode:
+                metrics.mean(f"thinking/{mode}/reward", episode.reward)
+                metrics.mean(f"thinking/{mode}/length", episode.trained_tokens)
+                metrics.mean(f"thinking/{mode}/cut", episode.usage.cut_thoughts > 0)
             for name, value in episode.scores.items():
                 metrics.mean("accuracy" if name == "correct" else f"scores/{name}", value)
             metrics.mean("answer/length_mean", episode.trained_tokens)

@@ -1,0 +1,93 @@
+"""Each component against values by hand, and what composing leaves in the scores."""
+
+import pytest
+
+from tests.toy import read_settings, toy_settings
+from whet.rollouts.rewards import (
+    Clip,
+    Gate,
+    Language,
+    Length,
+    MalformedCalls,
+    Product,
+    Repetition,
+    Reward,
+    Score,
+    Sum,
+    compose,
+)  # fmt: skip
+from whet.types import Episode, Message, Span, Trajectory, Usage
+
+
+def episode(text: str = "four", reward: float = 1.0, tokens: int = 4, **message: list[str]) -> Episode:
+    messages: list[Message] = [
+        {"role": "user", "content": "an example: два"},
+        {"role": "assistant", "content": "два два два два"},
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": text, **message},  # type: ignore[typeddict-item]
+    ]
+    spans = [Span([1, 2], False), Span(list(range(tokens)), True, reward=reward)]
+    return Episode([Trajectory(spans, messages)], reward=reward, scores={"style": 0.5}, usage=Usage(turns=1))
+
+
+@pytest.mark.parametrize(
+    ("reward", "value"),
+    [
+        (Score(), 2.0),
+        (Score(name="style"), 0.5),
+        (Score(name="absent", missing=-1.0), -1.0),
+        (Score(weight=-3.0), -6.0),
+        (Sum(of={"a": Score(), "b": Score(name="style", weight=2.0)}), 3.0),
+        (Product(of={"a": Score(), "b": Score(name="style", weight=0.5)}), 0.5),
+        (Gate(when=Score(), above=1.5, then=Score(name="style")), 0.5),
+        (Gate(when=Score(), above=2.0, then=Score(name="style"), otherwise=-1.0), -1.0),
+        (Clip(of=Score(), high=1.5), 1.5),
+        (Clip(of=Score(weight=-1.0), low=-1.0), -1.0),
+        (Length(free=4, limit=8), 0.0),
+        (Length(free=2, limit=6), 0.5),
+        (Length(free=0, limit=2, weight=-1.0), -1.0),
+    ],
+)
+def test_values_by_hand(reward: Reward, value: float) -> None:
+    assert reward(episode(reward=2.0)) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("", 0.0), ("a b c", 0.0), ("a b a b a b", 0.6), ("a a a", 0.5), ("A b", 0.0)]
+)
+def test_repetition_is_the_share_of_runs_that_were_there_before(text: str, value: float) -> None:
+    assert Repetition(words=2)(episode(text)) == pytest.approx(value)
+
+
+def test_only_what_the_model_said_counts_not_the_examples_in_its_prompt() -> None:
+    assert Repetition(words=1)(episode("one two")) == 0
+    assert Language(script="latin")(episode("four")) == 0
+
+
+@pytest.mark.parametrize(("text", "value"), [("четыре", 1.0), ("ab бв", 0.5), ("42 + 1", 0.0), ("ß é", 0.0)])
+def test_language_is_the_share_of_letters_of_another_script(text: str, value: float) -> None:
+    assert Language(script="latin")(episode(text)) == pytest.approx(value)
+
+
+def test_malformed_calls_are_counted_up_to_a_bound() -> None:
+    assert MalformedCalls()(episode()) == 0
+    assert MalformedCalls(most=2)(episode(malformed_calls=["no name", "no JSON", "no end"])) == 2
+
+
+def test_the_scores_keep_the_grade_and_each_component_and_the_last_reply_is_paid_the_difference() -> None:
+    one = episode(reward=1.0, tokens=8)
+    style = Clip(of=Score(name="style", weight=4.0))
+    compose(Sum(of={"task": Score(), "brevity": Length(free=0, limit=8, weight=-0.25), "style": style}), one)
+    assert one.reward == pytest.approx(1.75)
+    assert one.scores == {
+        "style": 0.5, "graded": 1.0, "rewards/task": 1.0, "rewards/brevity": -0.25, "rewards/style": 1.0,
+        "rewards/style/of": 2.0,
+    }  # fmt: skip
+    assert one.spans[-1].reward == pytest.approx(1.75)
+
+
+def test_a_recipe_composes_rewards(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    parts = {"task": {"type": "score"}, "brevity": {"type": "length", "free": 10, "limit": 20, "weight": -0.5}}
+    recipe = read_settings(toy_settings(tmp_path, rewards={"type": "sum", "of": parts}))
+    assert recipe.rewards is not None
+    assert recipe.rewards(episode(tokens=15)) == pytest.approx(0.75)

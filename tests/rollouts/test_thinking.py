@@ -1,0 +1,102 @@
+"""Thoughts are opened, left out or ended by a budget; what is written for the model is never trained."""
+
+import asyncio
+from typing import Any
+
+from tests.tiny import tiny_tokenizer
+from whet.data.renderer import Renderer
+from whet.generators.base import Completion, SamplingParams
+from whet.rollouts.sampling import Limits, Sampling
+from whet.rollouts.session import Recording, Session
+from whet.rollouts.thinking import parted
+from whet.types import Message
+
+RENDERER = Renderer(tiny_tokenizer())
+
+
+class Scripted:
+    """Continues with the next text each time, cut to what it is asked for; ends by itself where that is shorter."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts, self.prompts, self.seeds = list(texts), list[str](), list[int]()
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        self.prompts.append(RENDERER.decode(prompt))
+        self.seeds.append(params.seed)
+        tokens = [*RENDERER.encode_text(self.texts.pop(0)), RENDERER.stop_token_ids[0]][: params.max_new_tokens]
+        ended = tokens[-1] == RENDERER.stop_token_ids[0]
+        return Completion(tokens, [-1.0] * len(tokens), (2, 3), "stop" if ended else "length")
+
+
+def said(generator: Scripted, **settings: Any) -> tuple[Session, Message]:
+    sampling = Sampling(max_new_tokens=100, max_prompt_tokens=200, **settings)
+    session = Session(Recording(generator, RENDERER, sampling, "t", seed=0))  # type: ignore[arg-type]
+    return session, asyncio.run(session.reply([{"role": "user", "content": "2+2?"}])).message
+
+
+def written(session: Session) -> list[tuple[str, bool]]:
+    return [(RENDERER.decode(span.tokens), span.trained) for span in session.spans[1:]]
+
+
+def test_a_budget_ends_the_thoughts_and_the_answer_follows() -> None:
+    generator = Scripted("a" * 50, "four")
+    session, message = said(generator, thinking="on", thinking_budget=20)
+    assert (message.get("reasoning_content"), message["content"]) == ("a" * 20, "four")
+    assert [(text.strip("\n"), trained) for text, trained in written(session)] == [
+        ("a" * 20, True), ("</think>", False), ("four" + RENDERER.decode(RENDERER.stop_token_ids[:1]), True)
+    ]  # fmt: skip
+    assert session.recording.usage.cut_thoughts == 1
+    assert session.recording.usage.turns == 1
+    assert generator.seeds[0] != generator.seeds[1]
+
+
+def test_what_is_recorded_is_what_the_model_saw() -> None:
+    generator = Scripted("a" * 50, "four")
+    session, _ = said(generator, thinking="on", thinking_budget=20)
+    tokens = [token for span in session.spans[:-1] for token in span.tokens]
+    assert generator.prompts[-1] == RENDERER.decode(tokens)
+    assert [span.logprobs is not None for span in session.spans] == [False, True, False, True]
+
+
+def test_thoughts_that_end_in_time_are_left_alone() -> None:
+    session, message = said(Scripted("hm</think>4"), thinking="on", thinking_budget=50)
+    assert (message.get("reasoning_content"), message["content"]) == ("hm", "4")
+    assert [trained for _, trained in written(session)] == [True]
+    session, message = said(Scripted("hm</think>" + "4" * 30, "5"), thinking="on", thinking_budget=20)
+    assert message["content"] == "4" * 10 + "5"
+    assert [trained for _, trained in written(session)] == [True, True], "nothing is written into an answer"
+
+
+def test_without_thoughts_a_budget_ends_nothing() -> None:
+    session, message = said(Scripted("4" * 50, "5"), thinking_budget=20)
+    assert message["content"] == "4" * 20 + "5"
+    assert session.recording.usage.cut_thoughts == 0
+
+
+def test_off_writes_empty_thoughts_and_on_opens_them_both_untrained() -> None:
+    for mode, ending in (("off", "<think>\n\n</think>\n\n"), ("on", "<think>\n")):
+        generator = Scripted("4")
+        session, _ = said(generator, thinking=mode)
+        assert generator.prompts[0].endswith(ending)
+        assert session.spans[0].trained is False
+        assert RENDERER.decode(session.spans[0].tokens).endswith(ending)
+
+
+def test_a_budget_that_leaves_no_room_for_an_answer_ends_the_reply() -> None:
+    session, _ = said(Scripted("a" * 200), thinking="on", thinking_budget=99)
+    assert [trained for _, trained in written(session)] == [True]
+
+
+def test_a_thought_without_an_end_is_no_answer() -> None:
+    message = parted({"role": "assistant", "content": "<think>\nit is 4"})
+    assert (message["content"], message.get("reasoning_content")) == ("", "it is 4")
+
+
+def test_an_environment_may_lower_limits_and_choose_its_mode() -> None:
+    sampling = Sampling(max_new_tokens=100, max_turns=3)
+    lowered = Limits(max_new_tokens=10, thinking="off", thinking_budget=4).under(sampling)
+    assert (lowered.max_new_tokens, lowered.max_turns, lowered.mode) == (10, 3, "budget")
+    assert not list(Limits(max_new_tokens=100).problems(sampling))
+    assert list(Limits(max_turns=4).problems(sampling)) == [
+        "sampling.max_turns = 4 is more than that of the run, sampling.max_turns = 3"
+    ]

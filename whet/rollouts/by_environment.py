@@ -1,0 +1,72 @@
+"""Metrics of each environment of a blend, and the alarm for one that gets worse while the mean gets better."""
+
+import logging
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from whet.metrics import Metrics
+from whet.rollouts.pass_rate import pass_rate
+from whet.types import Group, Status
+
+log = logging.getLogger(__name__)
+
+_WINDOW = 10  # steps that are compared with as many before them
+_SURE = 3.0  # standard errors of the difference
+
+
+class ByEnvironment:
+    """What happened in each environment since the last step, and their rewards in the steps before."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.history: dict[str, list[float]] = {name: [] for name in names}  # mean rewards of the last steps
+        self._step = Metrics()
+        self._falling: set[str] = set()
+
+    def count(self, name: str, group: Group | None) -> None:
+        """Count a group as it was graded, before any filter; None: it was lost to failures."""
+        metrics, at = self._step, f"env/{name}"
+        metrics.sum(f"{at}/groups", group is not None).sum(f"{at}/failures", group is None)
+        for episode in group.episodes if group else ():
+            metrics.mean(f"{at}/reward", episode.reward)
+            metrics.mean(f"{at}/length", episode.trained_tokens)
+            metrics.mean(f"{at}/truncated", episode.status is Status.TRUNCATED)
+            metrics.mean(f"{at}/seconds", episode.usage.seconds)
+        if group:
+            metrics.mean(f"{at}/pass_rate", pass_rate(group, 0.5))
+
+    def metrics(self) -> Metrics:
+        """The numbers of a step by ``env/NAME/``; ``falling`` is 1 where the alarm is raised."""
+        metrics, self._step = self._step, Metrics()
+        means = metrics.result()
+        for name, rewards in self.history.items():
+            if (mean := means.get(f"env/{name}/reward")) is not None:
+                rewards.append(mean)
+                del rewards[: -2 * _WINDOW]
+        falling = self._found()
+        for name in self.history:
+            metrics.mean(f"env/{name}/falling", name in falling)
+            if name in falling - self._falling:
+                before, after = _halves(self.history[name])
+                log.warning(
+                    "the reward of %s falls while the mean of all environments rises: from %.3g to %.3g in %d steps",
+                    name, statistics.fmean(before), statistics.fmean(after), _WINDOW,
+                )  # fmt: skip
+        self._falling = falling
+        return metrics
+
+    def _found(self) -> set[str]:
+        """The environments that fall by more than chance, where the mean over all of them rises."""
+        full = {name: _halves(rewards) for name, rewards in self.history.items() if len(rewards) == 2 * _WINDOW}
+        rises = sum(statistics.fmean(after) - statistics.fmean(before) for before, after in full.values()) > 0
+        return {name for name, (before, after) in full.items() if rises and _falls(before, after)}
+
+
+def _halves(rewards: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    return rewards[:_WINDOW], rewards[_WINDOW:]
+
+
+def _falls(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Return whether the mean is lower, by more than the spread of the steps explains."""
+    error = math.sqrt((statistics.variance(before) + statistics.variance(after)) / _WINDOW)
+    return statistics.fmean(after) - statistics.fmean(before) < -max(_SURE * error, 1e-9)

@@ -1,0 +1,81 @@
+"""Thoughts at sampling time: on, off, or ended at a budget. What is written for the model is never trained, so a reply
+whose thoughts were ended has three spans: the thoughts, ``</think>``, and the answer.
+
+Without templates that think, too: the tags are text. Knows no environment and no group.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+
+from whet.data.renderer import Renderer
+from whet.generators.base import Completion, SamplingParams
+from whet.rollouts.sampling import Sampling
+from whet.seeds import derive_seed
+from whet.types import Message, Span
+
+_OPEN, _CLOSE = "<think>", "</think>"
+_TAIL = 16  # tokens before a reply in which a template may open thoughts
+
+Sample = Callable[[list[int], SamplingParams], Awaitable[Completion]]
+
+
+def opening(history: Sequence[int], renderer: Renderer, sampling: Sampling) -> list[int]:
+    """Return the tokens to write before the reply, after ``history``: none where the chat template has written them."""
+    if sampling.thinking is None:
+        return []
+    opened = _open(renderer.decode(history[-_TAIL:]))
+    if sampling.thinking == "on":
+        return [] if opened else renderer.encode_text(f"{_OPEN}\n")
+    text = "" if opened else f"{_OPEN}\n"
+    closed = renderer.decode(history[-_TAIL:]).rstrip().endswith(_CLOSE)
+    return [] if closed else renderer.encode_text(f"{text}\n{_CLOSE}\n\n")
+
+
+async def sample_reply(
+    sample: Sample, history: list[int], params: SamplingParams, renderer: Renderer, budget: int | None
+) -> tuple[list[Span], Completion]:
+    """Sample a reply, ending its thoughts after ``budget`` tokens. Returns its spans, of which one is untrained where
+    the budget ended the thoughts, and all of it as one completion."""
+    if budget is None or budget >= params.max_new_tokens:
+        completion = await sample(history, params)
+        return [_sampled(completion)], completion
+    thoughts = await sample(history, replace(params, max_new_tokens=budget))
+    spans = [_sampled(thoughts)]
+    if thoughts.finish_reason != "length":
+        return spans, thoughts
+    if _open(renderer.decode([*history[-_TAIL:], *thoughts.tokens])):
+        spans.append(Span(renderer.encode_text(f"\n{_CLOSE}\n\n"), False))
+    said = [token for span in spans for token in span.tokens]
+    room = params.max_new_tokens - len(said)
+    if room < 1:
+        return spans[:1], thoughts
+    seed = derive_seed(params.seed, "answer")
+    answer = await sample([*history, *said], replace(params, max_new_tokens=room, seed=seed))
+    spans.append(_sampled(answer))
+    versions = [span.versions for span in spans if span.versions]
+    whole = replace(
+        answer,
+        tokens=[*said, *answer.tokens],
+        logprobs=[value for span in spans for value in span.logprobs or [0.0] * len(span.tokens)],
+        versions=(min(first for first, _ in versions), max(last for _, last in versions)),
+    )
+    return spans, whole
+
+
+def parted(message: Message) -> Message:
+    """Return the message with the thoughts at the beginning of its text apart, where the renderer hasn't done so. A
+    thought that has no end is all there is."""
+    text = message["content"].lstrip()
+    if "reasoning_content" in message or not text.startswith(_OPEN):
+        return message
+    thought, _, answer = text.removeprefix(_OPEN).partition(_CLOSE)
+    return message | {"content": answer.lstrip("\n"), "reasoning_content": thought.strip("\n")}
+
+
+def _sampled(completion: Completion) -> Span:
+    return Span(completion.tokens, True, completion.logprobs, completion.versions)
+
+
+def _open(text: str) -> bool:
+    """Return whether thoughts are begun and not ended."""
+    return text.rfind(_OPEN) > text.rfind(_CLOSE)
