@@ -94,7 +94,7 @@ def test_a_resumed_run_draws_the_same() -> None:
             "b": Part(taskset=Uid(size=9), weight=0.7, curriculum=PassRateCurriculum()),
         }
     )
-    draws, tasks = begun(wanted)
+    draws, _ = begun(wanted)
     for step in range(10):
         index = draws.draw(step, NOBODY)
         draws.measured(index, group("g", [1], [[2]] * 2, [1.0, 0.0]) if step % 3 else None, step)

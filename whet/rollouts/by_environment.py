@@ -31,7 +31,7 @@ class ByEnvironment:
             metrics.mean(f"{at}/reward", episode.reward)
             metrics.mean(f"{at}/length", episode.trained_tokens)
             metrics.mean(f"{at}/truncated", episode.status is Status.TRUNCATED)
-            metrics.mean(f"{at}/seconds", episode.usage.seconds)
+            metrics.mean(f"time/{at}", episode.usage.seconds)
         if group:
             metrics.mean(f"{at}/pass_rate", pass_rate(group, 0.5))
 

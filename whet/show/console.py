@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
 from whet.show.facts import Measured
-from whet.show.metric_catalog import CATALOG, duration, show
+from whet.show.metric_catalog import CATALOG, duration, environments, show
 from whet.visible import visible
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
         if entry.plotted and not isinstance(value := values.get(entry.key), str | None):
             yield f"{entry.label} {entry.text(value)}{' (!)' if entry.worrying(value) else ''}"
     found = numbers(values)
+    for entry in environments(found):
+        yield f"{entry.label} {entry.text(found[entry.key])}"
     if "time/step" in found:
         yield duration(found["time/step"])
     if "time/tokens_per_second" in found:
@@ -104,7 +106,10 @@ def _plain_evaluation(step: int, values: Mapping[str, Value]) -> Iterator[str]:
         accuracy = f" accuracy {show(measured.accuracy, 'percent')}{interval}"
     yield f"evaluation:{accuracy}"
     for name, value in found.items():
-        if (short := name.removeprefix("evaluation/")) not in ("accuracy", "n", "low", "high"):
+        short = name.removeprefix("evaluation/")
+        if "/" in short and short.endswith("/accuracy"):  # of one set
+            yield f"{short.split('/')[0]} {show(value, 'percent')}"
+        elif "/" not in short and short not in ("accuracy", "n", "low", "high"):
             yield f"{short} {show(value)}"
 
 

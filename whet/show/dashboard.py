@@ -20,7 +20,7 @@ from rich.text import Text
 from whet.metrics.sinks.base import Kind, Value, numbers
 from whet.show.curves import Curve, Plot
 from whet.show.facts import RunFacts
-from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, duration, phases, show
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, duration, environments, phases, show
 
 _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
 
@@ -122,7 +122,8 @@ class Dashboard:
 
     def _values(self, per_row: int, skip: Sequence[Entry]) -> Panel:
         """Draw the last values of the metrics that aren't plotted."""
-        known = [e for e in CATALOG if e.key in self._last and e not in skip][: per_row * 2]
+        others = [entry for entry in CATALOG if entry.key in self._last and entry not in skip]
+        known = [*environments(self._last), *others][: per_row * 2]
         table = Table.grid(expand=True)
         for _ in range(per_row):
             table.add_column(ratio=1, no_wrap=True)

@@ -73,15 +73,17 @@ class Measured:
     high: float
 
     @classmethod
-    def of(cls, line: Mapping[str, Any]) -> Self | None:
-        """Read an evaluation line, with Wilson's interval where the line has none. None without an accuracy."""
-        accuracy = line.get("evaluation/accuracy")
+    def of(cls, line: Mapping[str, Any], name: str = "") -> Self | None:
+        """Read an evaluation line, of the set ``name`` or of the run's own tasks, with Wilson's interval where the line
+        has none. None without an accuracy."""
+        at = f"evaluation/{name}/" if name else "evaluation/"
+        accuracy = line.get(f"{at}accuracy")
         if accuracy is None:
             return None
-        n = int(line.get("evaluation/n") or 0)
+        n = int(line.get(f"{at}n") or 0)
         low, high = wilson(min(n, max(0.0, accuracy * n)), n)
-        if line.get("evaluation/low") is not None and line.get("evaluation/high") is not None:
-            low, high = line["evaluation/low"], line["evaluation/high"]
+        if line.get(f"{at}low") is not None and line.get(f"{at}high") is not None:
+            low, high = line[f"{at}low"], line[f"{at}high"]
         return cls(line["step"], accuracy, n, low, high)
 
     @property
@@ -112,28 +114,17 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """The outcome of a run so far. ``before`` is the first evaluation, ``after`` the last one, if it is another."""
+class Outcome:
+    """``before`` is the first evaluation, ``after`` the last one, if it is another."""
 
-    steps: int
-    seconds: float  # of all steps, with their evaluations and checkpoints
-    tokens_per_second: float | None  # the median
     before: Measured | None
     after: Measured | None
 
     @classmethod
-    def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
-        """Sum up the lines of a metrics file (see ``read_metrics``)."""
-        train = [line for line in lines if line.get("kind", "train") == "train"]
-        measured = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line))]
-        rates = sorted(line["time/tokens_per_second"] for line in train if line.get("time/tokens_per_second"))
-        return cls(
-            steps=max((line["step"] for line in train), default=0),
-            seconds=sum(line.get("time/step") or 0.0 for line in train),
-            tokens_per_second=rates[len(rates) // 2] if rates else None,
-            before=measured[0] if measured else None,
-            after=measured[-1] if len(measured) > 1 else None,
-        )
+    def of(cls, lines: Sequence[Mapping[str, Any]], name: str = "") -> Self:
+        """Read all evaluation lines, for the set ``name`` or for the run's own tasks."""
+        found = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line, name))]
+        return cls(found[0] if found else None, found[-1] if len(found) > 1 else None)
 
     def change(self) -> Change | None:
         """Return the difference of the two evaluations; None where their numbers of answers aren't known."""
@@ -141,6 +132,30 @@ class Summary:
             return None
         a, b = self.before, self.after
         return Change(*newcombe(a.accuracy * a.n, a.n, b.accuracy * b.n, b.n))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The outcome of a run so far."""
+
+    steps: int
+    seconds: float  # of all steps, with their evaluations and checkpoints
+    tokens_per_second: float | None  # the median
+    whole: Outcome  # on the run's own held-out tasks
+    sets: dict[str, Outcome]  # of the environments of a blend, and of further sets
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
+        """Sum up the lines of a metrics file (see ``read_metrics``)."""
+        train = [line for line in lines if line.get("kind", "train") == "train"]
+        rates = sorted(line["time/tokens_per_second"] for line in train if line.get("time/tokens_per_second"))
+        return cls(
+            steps=max((line["step"] for line in train), default=0),
+            seconds=sum(line.get("time/step") or 0.0 for line in train),
+            tokens_per_second=rates[len(rates) // 2] if rates else None,
+            whole=Outcome.of(lines),
+            sets={name: Outcome.of(lines, name) for name in _sets(lines)},
+        )
 
     def rows(self, steps: int | None) -> Rows:
         """Return progress (out of ``steps``) and speed."""
@@ -164,6 +179,12 @@ def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
     if record.mismatch is not None:
         more.append(("largest disagreement", show(record.mismatch)))
     return head, more
+
+
+def _sets(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names in the keys ``evaluation/NAME/accuracy``."""
+    keys = dict.fromkeys(key for line in lines for key in line if key.startswith("evaluation/"))
+    return [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
 
 
 def _first(recipe: Mapping[str, Any], *paths: str) -> Any:

@@ -57,6 +57,13 @@ CATALOG = (
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
 
+
+def environments(values: Mapping[str, Any]) -> list[Entry]:
+    """Return an entry for the reward of each environment of a blend that ``values`` tell of."""
+    names = [key.split("/")[1] for key in values if key.startswith("env/") and key.endswith("/reward")]
+    return [Entry(f"env/{name}/reward", name, name[:9]) for name in names]
+
+
 # The owner's phases of a step (see whet/metrics/clock.py) that are shown; all else is "other". The colours are those of
 # the terminal; the report's are in assets/report.css.
 PHASES = {

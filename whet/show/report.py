@@ -48,10 +48,10 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
         facts=facts,
         rows=facts.rows() + summary.rows(facts.steps),
         summary=summary,
-        change=summary.change(),
         headline=_headline(train),
         warnings=_warnings(train),
-        learning=_learning(train, evaluations),
+        learning=_learning(train, evaluations, [(entry, "") for entry in CATALOG]),
+        sets=_learning(train, evaluations, [(_of_set(name), name) for name in summary.sets]),
         time=time,
         shares=shares,
         cards=rollouts,
@@ -100,13 +100,21 @@ def _warnings(train: _Lines) -> list[tuple[str, str]]:
     return found
 
 
-def _learning(train: _Lines, evaluations: _Lines) -> list[tuple[Entry, Chart | None, float | None, list[Line]]]:
-    """Draw a chart for each metric that was reported; return it with its last value and its curves."""
+def _of_set(name: str) -> Entry:
+    """Return the entry of a set's accuracy: an environment's pass rate, and what was evaluated."""
+    return Entry(f"env/{name}/pass_rate", name, style="percent")
+
+
+def _learning(
+    train: _Lines, evaluations: _Lines, entries: Sequence[tuple[Entry, str]]
+) -> list[tuple[Entry, Chart | None, float | None, list[Line]]]:
+    """Draw a chart for each metric that was reported, each with the name of its set, or none; return it with its last
+    value and its curves."""
     found = []
-    for entry in CATALOG:
+    for entry, name in entries:
         lines = [_line(train, entry.key)]
-        if entry.key == "accuracy":
-            lines.append(_evaluation(evaluations))
+        if name or entry.key == "accuracy":
+            lines.append(_evaluation(evaluations, name))
         lines = [line for line in lines if len(line.x) or line.broken]
         if entry.plotted and any(len(line.x) for line in lines):
             limits = [limit for limit in (entry.low, entry.high) if limit is not None]
@@ -122,8 +130,8 @@ def _line(train: _Lines, key: str) -> Line:
     return Line("training", steps, values, "c1", smooth=True, broken=broken)
 
 
-def _evaluation(evaluations: _Lines) -> Line:
-    found = [m for line in evaluations if (m := Measured.of(line))]
+def _evaluation(evaluations: _Lines, name: str = "") -> Line:
+    found = [m for line in evaluations if (m := Measured.of(line, name))]
     band = [(m.low, m.high) for m in found] if all(m.n for m in found) else None
     return Line("evaluation", [m.step for m in found], [m.accuracy for m in found], "c2", band=band, dots=True)
 

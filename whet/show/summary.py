@@ -12,8 +12,9 @@ from rich.text import Text
 
 from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
-from whet.show.facts import Change, Measured, Summary
+from whet.show.facts import Change, Measured, Outcome, Summary
 from whet.show.metric_catalog import duration, show
+from whet.visible import visible
 
 
 def commands(run_folder: Path) -> dict[str, str]:
@@ -40,16 +41,27 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
     if (report := run_folder / "report.html").exists():
         table.add_row("report", Text(str(report), overflow="fold"))
     table.add_row("trained", f"{summary.steps} steps in {duration(summary.seconds)}")
-    if summary.before:
-        table.add_row("accuracy before" if summary.after else "accuracy", _measured(summary.before))
-    if summary.after:
-        table.add_row("accuracy after", Text(_measured(summary.after), style="bold"))
-    if change := summary.change():
+    whole = summary.whole
+    if whole.before:
+        table.add_row("accuracy before" if whole.after else "accuracy", _measured(whole.before))
+    if whole.after:
+        table.add_row("accuracy after", Text(_measured(whole.after), style="bold"))
+    if change := whole.change():
         table.add_row("difference", _change(change))
+    for name, one in summary.sets.items():
+        table.add_row(visible(name), _in_short(one))
     console.print(Panel(table, title="whet", title_align="left", box=box.ROUNDED, border_style="#4fc3a1"))
     for name, command in commands(run_folder).items():
         line = Text.assemble((f"  {name:<10}", "dim"), command)
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _in_short(one: Outcome) -> Text:
+    """One line of a set: the accuracy before and after, and the difference."""
+    shown = [f"{show(m.accuracy, 'percent')} of {m.n}" for m in (one.before, one.after) if m]
+    line = Text(" → ".join(shown))
+    change = one.change()
+    return line.append("   ").append(_change(change)) if change else line
 
 
 def _measured(one: Measured) -> str:
