@@ -48,21 +48,12 @@ def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[
 
 
 def build_sync(recipe: "ForSampling", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
-    """The way of the policy's weights to the generator. ``text``, at least two tokens, is what its probe reads. Raises
-    ``ConfigError`` where there is no such way on this machine."""
-    import torch
-
-    from whet.errors import ConfigError
+    """The way of the policy's weights to the generator. ``text``, at least two tokens, is what its probe reads."""
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
 
     if recipe.generator.in_process:
         return InProcessSync(recipe.weights, text, devices)
-    if recipe.weights.transport == "cuda_ipc" and not torch.cuda.is_available():
-        raise ConfigError(
-            "weights.transport=cuda_ipc goes through a GPU's memory, and there is no GPU here; set "
-            "weights.transport=shared_memory"
-        )
     sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
     repeated = (text * -(-length // len(text)))[:length]
@@ -95,7 +86,7 @@ async def open_learners(recipe: "ForLearners", folder: Path) -> "AsyncIterator[d
     recipe.algorithm.check_models(recipe.model)
     async with Closing() as closing:
         own, _ = divide(recipe.devices.learner_cores, recipe.devices.generator_cores)
-        cluster = recipe.cluster.build(own)
+        cluster = recipe.cluster.build(own, len(recipe.algorithm.roles))
         closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}
         for role in recipe.algorithm.roles:

@@ -129,6 +129,7 @@ class SampledFeed:
     async def prepare(
         self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
     ) -> Mapping[str, Scorer]:
+        self.recipe.weights.check_device(learners["policy"].facts.device)
         if self.recipe.validation.required:
             await require(self.recipe.taskset, self.recipe.validation.samples)
         return learners

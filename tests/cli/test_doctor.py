@@ -1,5 +1,7 @@
 """The doctor finds what is missing and says how to get it."""
 
+import types
+
 import pytest
 
 from whet.cli import doctor_checks as checks
@@ -63,6 +65,28 @@ def test_measuring_the_speed_leaves_the_precision_as_it_was():
     (finding,) = checks.matmul_speed(size=64, budget_s=0.01)
     assert "float32 medium" in finding.value
     assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_gpu_is_measured_by_products_that_keep_it_busy(monkeypatch):
+    import torch
+    from torch.utils import benchmark
+
+    asked = []
+
+    class Timer:
+        def __init__(self, statement, globals, num_threads):
+            asked.append(globals["matrix"])
+
+        def blocked_autorange(self, min_run_time):
+            return types.SimpleNamespace(median=0.5)
+
+    monkeypatch.setattr(benchmark, "Timer", Timer)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    random = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *size, device, dtype: random(1, 1).expand(size).to(dtype))
+    (finding,) = checks.matmul_speed()
+    assert {matrix.shape for matrix in asked} == {(8192, 8192)}
+    assert "(cuda)" in finding.subject
 
 
 def test_a_recipe_that_does_not_load_is_broken(tmp_path, monkeypatch):

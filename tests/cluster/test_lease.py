@@ -20,8 +20,8 @@ class Sleeper:
     async def sleep(self) -> None:
         await self._do("sleeps")
 
-    async def wake(self) -> None:
-        await self._do("wakes")
+    async def wake(self, new_weights: bool = False) -> None:
+        await self._do("wakes for new weights" if new_weights else "wakes")
 
     async def _do(self, what: str) -> None:
         if self.hangs:

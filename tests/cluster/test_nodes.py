@@ -30,8 +30,10 @@ def nodes() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
-    for gpus in (0, 2, 2):
-        cluster.add_node(num_cpus=2, num_gpus=gpus, include_dashboard=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray wants to believe in them
+        for gpus in (0, 2, 2):
+            cluster.add_node(num_cpus=2, num_gpus=gpus, include_dashboard=False)
     yield cluster
     ray.shutdown()
     cluster.shutdown()
@@ -53,6 +55,23 @@ class Placed(Talker):
         import ray
 
         return list(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
+@in_event_loop
+async def test_rank_k_of_several_models_shares_the_gpu_of_rank_k(nodes: Any) -> None:
+    """Of four GPUs each of three models wants four; and no two ranks of one model may have the same."""
+    cluster = RayCluster(RayClusterConfig(address=nodes.address, cpus_per_rank=0.5, models="together"), models=3)
+    groups = [cluster.launch(Placed, CounterConfig(), Placement(4, ranks_per_shard=2)) for _ in range(3)]
+    seats = [list(zip(await group.call("node"), await group.call("gpus"), strict=True)) for group in groups]
+    assert seats[0] == seats[1] == seats[2]
+    assert len({(node, *gpus) for node, gpus in seats[0]}) == 4
+    for group in groups[:2]:
+        await group.close()
+    assert await groups[2].call("gpus") == [gpus for _, gpus in seats[0]], "the others' end takes nothing from it"
+    await groups[2].close()
+    again = joined(nodes, cpus_per_rank=0.5).launch(Placed, CounterConfig(), Placement(4))
+    assert len(await again.call("gpus")) == 4, "all is given back"
+    await again.close()
 
 
 @pytest.mark.parametrize(("strategy", "each"), [("pack", [4]), ("spread", [2, 2])])

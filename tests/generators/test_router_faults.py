@@ -64,7 +64,7 @@ class Fake:
     async def sleep(self) -> None:
         await self.pause()
 
-    async def wake(self) -> None:
+    async def wake(self, new_weights: bool = False) -> None:
         self.going.set()
 
     async def take(self) -> None:

@@ -4,8 +4,10 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
@@ -43,8 +45,6 @@ def test_a_missing_vllm_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_engine_beside_gpus_has_to_say_which_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"generator\.devices is not set: .* the GPU that the learner computes on"):
@@ -55,6 +55,55 @@ def test_an_engine_beside_gpus_has_to_say_which_are_its_own(monkeypatch: pytest.
 
 def test_the_engine_is_born_with_its_devices_only() -> None:
     assert VllmProcesses(VllmGeneratorConfig(), Deployment(gpus=("2",))).environment()["CUDA_VISIBLE_DEVICES"] == "2"
+
+
+def settings_of(deployment: Deployment, **config: object) -> dict[str, Any]:
+    return VllmProcesses(VllmGeneratorConfig(**config), deployment)._settings()
+
+
+def test_an_engine_starts_beside_a_learner_on_its_gpu() -> None:
+    """vLLM's ``request_memory`` asks for this share of all memory to be free, whatever size its cache has."""
+    settings = settings_of(Deployment(gpus=("0",)), cache_gib=2.0)
+    free, total = 80.0, 140.4  # the learner has the rest
+    assert free >= settings["gpu_memory_utilization"] * total
+    assert settings["kv_cache_memory_bytes"] == 2 * 2**30
+    assert "gpu_memory_utilization" not in settings_of(Deployment()), "on CPUs"
+
+
+def test_on_gpus_the_defaults_are_a_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_processes, "free_share", lambda names: {("4", "5"): 0.5}[names])
+    gpus, cpus = Deployment(gpus=("4", "5")), Deployment()
+    here, there = settings_of(gpus, tensor=2), settings_of(cpus)
+    assert here["gpu_memory_utilization"] == pytest.approx(0.45)
+    assert "kv_cache_memory_bytes" not in here, "vLLM measures what the model leaves"
+    assert (here["enforce_eager"], there["enforce_eager"]) == (False, True)
+    assert (here["max_num_batched_tokens"], there["max_num_batched_tokens"]) == (8192, 4096)
+    assert here["hf_overrides"] == {"head_dtype": "float32"}
+    assert "hf_overrides" not in there
+    assert there["kv_cache_memory_bytes"] == 2**30
+    assert "TORCHDYNAMO_DISABLE" not in VllmProcesses(VllmGeneratorConfig(), gpus).environment()
+    assert VllmProcesses(VllmGeneratorConfig(), cpus).environment()["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_an_engine_sleeps_where_it_has_gpus_also_under_a_process_that_sees_none() -> None:
+    assert not torch.cuda.is_available()
+    for gpus, sleeps in ((("0",), True), ((), True), (("0",), False)):
+        processes = VllmProcesses(VllmGeneratorConfig(), Deployment(gpus=gpus, sleeps=sleeps))
+        assert processes.frees_memory == bool(gpus and sleeps)
+
+
+def test_devices_are_counted_as_this_process_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,GPU-11aa,6")
+    named = {"0": ("4",), "1": ("GPU-11aa",), "GPU-22bb": ("GPU-22bb",)}
+    for devices, gpus in named.items():
+        engine = VllmGeneratorConfig(devices=devices).build(tiny_llama().config)
+        assert engine.deployment.gpus == gpus
+    with pytest.raises(ConfigError, match=r"generator\.devices names GPU 3, and this process sees 3"):
+        VllmGeneratorConfig(devices="3").build(tiny_llama().config)
+    for hidden in ("", " "):  # as a zero-GPU actor of Ray has it: the engine's own numbers
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert VllmGeneratorConfig(devices="3").build(tiny_llama().config).deployment.gpus == ("3",)
 
 
 def test_an_engine_takes_one_device_for_each_rank() -> None:

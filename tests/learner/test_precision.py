@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from whet.learner import precision
+from tests.learner.parts import PolicyGradient, assert_same, gradients, published, some_batch, whole, worker
+from whet.learner import model, precision
+from whet.models.config import LoraSettings
 
 CPU = torch.device("cpu")
 
@@ -51,3 +53,29 @@ def test_nothing_is_measured_where_it_could_not_matter(monkeypatch, kind):
     monkeypatch.setattr(precision, "_measure", None)
     assert precision.choose_matmul_precision("auto", kind, CPU) == "highest"
     assert precision.choose_matmul_precision("medium", "float32", CPU) == "medium"
+
+
+def test_what_lora_leaves_frozen_is_kept_in_the_type_it_is_computed_in(tiny_model, monkeypatch):
+    """Half the memory, no cast in every pass, and the same bits come out."""
+    batch, lora = whole(some_batch()), LoraSettings(rank=4)
+    own = worker(tiny_model, precision="bfloat16", lora=lora)
+    monkeypatch.setattr(model, "keep_in_bfloat16", lambda *_: None)
+    wide = worker(tiny_model, precision="bfloat16", lora=lora)
+    kept = {(p.dtype, p.requires_grad) for name, p in own.module.by_name() if "_proj" in name}
+    assert kept == {(torch.bfloat16, False), (torch.float32, True)}
+    assert {p.dtype for name, p in own.module.by_name() if "_proj" not in name} == {torch.float32}
+    assert_same(gradients(own, batch, PolicyGradient()), gradients(wide, batch, PolicyGradient()))
+    for learner in (own, wide):
+        learner.update(batch, PolicyGradient())
+    assert_same(own.score(batch, {"logprobs"})[0], wide.score(batch, {"logprobs"})[0])
+    merged = [tensor for name, tensor in published(own).items() if "_proj" in name]
+    assert {tensor.dtype for tensor in merged} == {torch.float32}, "the update is not rounded away before it is sent"
+
+
+def test_determinism_is_a_setting(tiny_model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", asked.append)
+    worker(tiny_model)
+    assert asked == []
+    worker(tiny_model, learner={"deterministic": True, "device": "cpu"})
+    assert asked == [True]

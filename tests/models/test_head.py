@@ -37,7 +37,7 @@ EXTRAS = [{}, {"scale": 0.5, "softcap": 3.0}]
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiled_logprobs, "TILE", 16)
+    monkeypatch.setattr(tiled_logprobs, "tiles_on", lambda device: tiled_logprobs.Tiles(1024, 16, 128))
 
 
 def parts(seed: int = 0, spread: float = 1.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -12,6 +12,7 @@ from whet.files import in_words
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.parallel.config import ParallelConfig
 from whet.plan.layout import stages
+from whet.plan.memory import CUDA_CONTEXT
 from whet.plan.plan import make_plan
 
 
@@ -95,6 +96,22 @@ def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder
     buffers = {name: memory.always.get("two buffers of a refit", 0) for name, memory in plan.processes.items()}
     assert buffers == {"this process": 0, ranks[0]: 2 * plan.refit, ranks[1]: 0, "each engine": 0}, "one small bucket"
     assert plan.refit == plan.models["policy"].parameters * 2, "vLLM holds bfloat16"
+
+
+def test_a_plan_for_a_gpu_counts_what_a_process_holds_there(folder):
+    bfloat16 = {"precision": "bfloat16", "device": "cuda", "activation_checkpointing": True}
+    engine = {"type": "vllm", "devices": "0"}
+    shared = {"cluster": {"type": "processes"}, "generator": engine, "devices": {"placement": "colocated"}}
+    plan = make_plan(toy_recipe(folder, learner=bfloat16, **shared), 1000, available=2**31, gpu=True)
+    policy, engine = plan.processes["each rank of the policy"], plan.processes["each engine"]
+    assert policy.always["runtime"] == engine.always["runtime"] == CUDA_CONTEXT
+    assert policy.phases["learn"]["weights as they are computed with"] == 2 * plan.models["policy"].linear
+    assert not any("while the engine samples" in one for one in plan.warnings)
+    tight = make_plan(toy_recipe(folder, learner=bfloat16, **shared), 0, 2 * CUDA_CONTEXT, gpu=True)
+    assert any("while the engine samples it needs" in one for one in tight.warnings)
+    lora = make_plan(toy_recipe(folder, learner=bfloat16, model={"lora": {"rank": 4}}, **shared), 0, gpu=True)
+    learn = lora.processes["each rank of the policy"].phases["learn"]
+    assert "weights as they are computed with" not in learn, "what is frozen is kept in that type"
 
 
 def test_an_adapter_that_travels_alone_is_planned_apart_from_the_first_refit(folder, tmp_path, capsys):

@@ -412,9 +412,19 @@ def test_recipes_that_cannot_share_a_gpu_are_refused(tiny_model: Path) -> None:
         read_settings(settings)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_where_there_is_no_gpu_the_run_does_not_start(tiny_model: Path) -> None:
+def test_the_learner_decides_whether_there_is_a_gpu(tiny_model: Path) -> None:
+    """Not the process that starts the run: a cluster may show it none."""
     settings: dict[str, Any] = {"weights": {"transport": "cuda_ipc"}, "devices": {"placement": "colocated"}}
     recipe = toy_recipe(tiny_model, generator={"type": "vllm", "devices": "0"}, **settings)
-    with pytest.raises(ConfigError, match=r"cuda_ipc .* there is no GPU here; set weights\.transport=shared_memory"):
-        build_sync(recipe, [1, 2])
+    assert not torch.cuda.is_available()
+    build_sync(recipe, [1, 2])
+    recipe.weights.check_device("cuda:3")
+    with pytest.raises(ConfigError, match=r"cuda_ipc .* computes on cpu; set weights\.transport=shared_memory"):
+        recipe.weights.check_device("cpu")
+
+
+def test_a_collective_between_two_processes_on_one_gpu_is_refused(tiny_model: Path) -> None:
+    settings: dict[str, Any] = {"weights": {"transport": "collective"}, "devices": {"placement": "colocated"}}
+    with pytest.raises(RecipeError, match=r"NCCL, which refuses two ranks on one, .* set weights\.transport=cuda_ipc"):
+        toy_recipe(tiny_model, generator={"type": "vllm", "devices": "0"}, **settings)
+    toy_recipe(tiny_model, generator={"type": "vllm"}, **settings)  # on CPUs, by gloo

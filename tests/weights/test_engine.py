@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.cluster.test_lease import Sleeper
 from tests.toy import toy_recipe
 from tests.weights.collected import Listed, weights_of
 from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer
+from whet.cluster.lease import Devices
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.router import Router
@@ -225,6 +227,22 @@ def test_weights_that_are_packed_otherwise_are_described_again(
     asyncio.run(go())
 
 
+def test_a_publication_moves_shared_devices_once(tiny_model: Path, tmp_path: Path) -> None:
+    """To score the probe's few tokens the learner needs none of what it let go of."""
+
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, engine, sync):
+            events: list[str] = []
+            tenants = {name: Sleeper(name, events) for name in ("generation", "learning")}
+            sync.devices = Devices(tenants, shared=True)
+            sync.devices.awake = "learning"
+            metrics = (await sync.publish(learner, engine, 0)).result()
+            assert "refit/probe_mean" in metrics
+            assert events == ["learning sleeps", "generation wakes for new weights"]
+
+    asyncio.run(go())
+
+
 def test_weights_of_this_process_go_the_same_way(tiny_model: Path, tmp_path: Path) -> None:
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
@@ -401,7 +419,7 @@ def test_a_learner_that_is_not_where_it_should_be_is_an_error_at_the_deadline() 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(DeadlineError, match=rf"not met at 127\.0\.0\.1:{port} within 1 s"):
-        join(1, "127.0.0.1", port, 2, "gloo", 1.0)
+        join(torch.device("cpu"), 1, "127.0.0.1", port, 2, "gloo", 1.0)
 
 
 def test_a_bucket_that_is_read_while_the_next_one_is_written_shows(

@@ -28,20 +28,20 @@ def plan(
     from whet.recipe import Recipe
 
     wanted = load(Recipe, recipe, overrides or []).value
-    made = make_plan(wanted, resident(), int((memory or _device_memory()) * 1024**3))
+    gpu = wanted.learner.device == "cuda" or (wanted.learner.device == "auto" and _gpu_memory() is not None)
+    available = memory or (_gpu_memory() if gpu else None) or memory_gib()[0]
+    made = make_plan(wanted, resident(), int(available * 1024**3), gpu=gpu)
     if as_json:
         print_json(dataclasses.asdict(made))
     else:
         _print(made)
 
 
-def _device_memory() -> float:
-    """Return the GiB of the accelerator, or of the machine where there is none."""
+def _gpu_memory() -> float | None:
+    """Return the GiB of a GPU; None where there is none."""
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory / 1024**3
-    return memory_gib()[0]
+    return torch.cuda.get_device_properties(0).total_memory / 1024**3 if torch.cuda.is_available() else None
 
 
 def _print(plan: "Plan") -> None:

@@ -21,9 +21,9 @@ class ClusterConfig(Config, ABC):
     """Whether each worker has a process of its own."""
 
     @abstractmethod
-    def build(self, cores: Sequence[int] | None = None) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
-        its workers are bound to; None: to none."""
+        its workers are bound to; None: to none. ``models``: how many will be launched."""
 
     def problems(self, ranks: int) -> Iterator[str]:
         """Name what keeps it from running learners of ``ranks`` workers."""
@@ -39,7 +39,7 @@ class LocalClusterConfig(ClusterConfig):
 
     has_processes: ClassVar[bool] = False
 
-    def build(self, cores: Sequence[int] | None = None) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         from whet.cluster.local import LocalCluster
 
         return LocalCluster()
@@ -48,7 +48,7 @@ class LocalClusterConfig(ClusterConfig):
 class ProcessClusterConfig(ClusterConfig):
     """On this machine, each worker in a process."""
 
-    def build(self, cores: Sequence[int] | None = None) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         from whet.cluster.processes import ProcessCluster
 
         return ProcessCluster(cores)
@@ -64,6 +64,9 @@ class RayClusterConfig(ClusterConfig):
     """Cores that are set aside for each rank."""
     gpus_per_rank: float | None = Field(None, ge=0)
     """GPUs that are set aside for each rank. None: one where the cluster has any, else none."""
+    models: Literal["apart", "together"] = "apart"
+    """Where an algorithm has several (a policy and a critic): whether each has cores and GPUs of its own, or rank k of
+    each shares those of rank k of the others. They compute one after the other."""
     strategy: Literal["pack", "spread"] = "pack"
     """Whether model replicas are put on few nodes or on many. The ranks of one replica share a node where one is large
     enough."""
@@ -72,10 +75,10 @@ class RayClusterConfig(ClusterConfig):
     start_deadline: float = Field(300.0, gt=0)
     """Seconds within which the cluster must have room for the workers of a learner and their actors must be up."""
 
-    def build(self, cores: Sequence[int] | None = None) -> Cluster:
+    def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         from whet.cluster.ray_cluster import RayCluster
 
-        return RayCluster(self, cores)
+        return RayCluster(self, cores, models)
 
     def problems(self, ranks: int) -> Iterator[str]:
         """Name what keeps it from running learners of ``ranks`` workers."""

@@ -19,8 +19,8 @@ class Tenant(Protocol):
         """Return when what it held on the devices is free."""
         ...
 
-    async def wake(self) -> None:
-        """Return when it can work again, as it was."""
+    async def wake(self, new_weights: bool = False) -> None:
+        """Return when it can work again, as it was. ``new_weights``: when it can take them, which come first."""
         ...
 
 
@@ -34,9 +34,9 @@ class Several:
         for tenant in self._tenants:
             await tenant.sleep()
 
-    async def wake(self) -> None:
+    async def wake(self, new_weights: bool = False) -> None:
         for tenant in self._tenants:
-            await tenant.wake()
+            await tenant.wake(new_weights)
 
 
 class Devices:
@@ -55,9 +55,10 @@ class Devices:
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
-    async def lent_to(self, name: str) -> AsyncIterator[None]:
-        """The devices belong to ``name`` inside. Raises ``KeyError`` for an unknown tenant, ``DeadlineError`` when the
-        other one does not let go of them, fall asleep or wake in time."""
+    async def lent_to(self, name: str, new_weights: bool = False) -> AsyncIterator[None]:
+        """The devices belong to ``name`` inside, where it may get ``new_weights`` before anything else. Raises
+        ``KeyError`` for an unknown tenant, ``DeadlineError`` when the other one does not let go of them, fall asleep or
+        wake in time."""
         if not self.shared:
             yield
             return
@@ -72,20 +73,20 @@ class Devices:
             ) from None
         try:
             self._using = name
-            await self._wake(name, tenant)
+            await self._wake(name, tenant, new_weights)
             yield
         finally:
             self._using = None
             self._lock.release()
 
-    async def _wake(self, name: str, tenant: Tenant) -> None:
+    async def _wake(self, name: str, tenant: Tenant, new_weights: bool) -> None:
         if self.awake == name:
             return
         if self.awake is not None:
             before = self.awake
             await self._in_time(self.tenants[before].sleep(), f"{before} did not fall asleep")
             self.awake = None
-        await self._in_time(tenant.wake(), f"{name} did not wake")
+        await self._in_time(tenant.wake(new_weights), f"{name} did not wake")
         self.awake = name
 
     async def _in_time(self, waiting: Awaitable[None], problem: str) -> None:

@@ -7,6 +7,7 @@ processes that it starts end with the thread that started them.
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -34,15 +35,18 @@ _HINT = "use fewer ranks, lower cluster.cpus_per_rank or cluster.gpus_per_rank, 
 class RayCluster:
     """Launches workers in Ray actors."""
 
-    def __init__(self, config: "RayClusterConfig", cores: Sequence[int] | None = None) -> None:
-        """``cores``: those of this machine that the workers here divide."""
+    def __init__(self, config: "RayClusterConfig", cores: Sequence[int] | None = None, models: int = 1) -> None:
+        """``cores``: those of this machine that the workers here divide. ``models``: the groups that will be
+        launched."""
         self.config, self.cores = config, cores
         self._connected = False
         self._claims = Claims()
+        self._shared = Room(models) if config.models == "together" else None
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         self._connected |= connect(self.config.address)
-        group = _ActorGroup(self.config, self._claims, worker, config, placement, self.cores)
+        room = self._shared or Room()
+        group = _ActorGroup(self.config, self._claims, room, worker, config, placement, self.cores)
         return LinkedGroup(worker, placement, [_Actor(group, rank) for rank in range(placement.ranks)])
 
     async def close(self) -> None:
@@ -80,6 +84,36 @@ class Claims:
             self._held.pop(holder, None)
 
 
+class Room:
+    """A placement group for as many groups of actors as ``share`` it. The actors of one rank then share a bundle."""
+
+    def __init__(self, share: int = 1) -> None:
+        self.share = share
+        self.lock = threading.Lock()  # held while it is made
+        self.group: Any = None  # Ray's
+        self.bundles = 0
+        self._users: set[object] = set()
+
+    def enter(self, user: object) -> None:
+        self._users.add(user)
+
+    def leave(self, user: object) -> bool:
+        """Give it back where nobody else is in it. Returns whether it was."""
+        from ray.util.placement_group import remove_placement_group
+
+        self._users.discard(user)
+        if self._users:
+            return False
+        group, self.group = self.group, None
+        if group is not None:
+            remove_placement_group(group)
+        return True
+
+    def part(self, resources: Mapping[str, float]) -> dict[str, float]:
+        """Return each group's part of what one rank takes, in Ray's ten-thousandths."""
+        return {kind: math.floor(number / self.share * 1e4) / 1e4 for kind, number in resources.items()}
+
+
 def _listed(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{number:g} {kind}" for kind, number in resources.items())
 
@@ -91,17 +125,17 @@ class _ActorGroup:
         self,
         settings: "RayClusterConfig",
         claims: Claims,
+        room: Room,
         worker: type,
         config: Config,
         placement: Placement,
         cores: Sequence[int] | None = None,
     ) -> None:
-        self._claims, self._cores = claims, cores
+        self._claims, self._room, self._cores = claims, room, cores
         self._settings, self._worker, self._config, self._placement = settings, worker, config, placement
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._ended = False
-        self._group: Any = None  # Ray's placement group
         self.actors: list[tuple[Any, Location, RankInfo]] = []  # by rank, once they are known
 
     def placed(self, rank: int) -> tuple[Any, Location, RankInfo]:
@@ -132,28 +166,28 @@ class _ActorGroup:
     def end(self) -> None:
         """End all actors; those that are frozen take Ray a few seconds more."""
         import ray
-        from ray.util.placement_group import remove_placement_group
 
+        if self._ended:
+            return
         self._ended = True
-        self._claims.release(self)
-        group, self._group = self._group, None
-        if group is not None and ray.is_initialized():
+        if ray.is_initialized():
             for actor, _, _ in self.actors:
                 ray.kill(actor)
-            remove_placement_group(group)
+            if self._room.leave(self):
+                self._claims.release(self._room)
 
     def _start(self) -> list[tuple[Any, Location, RankInfo]]:
         import ray
-        from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         end = time.monotonic() + self._settings.start_deadline
         there = ray.cluster_resources()
-        each = self._resources(there)
-        problem = self._claim(each, there)
-        bundles = self._bundles(each, ray.nodes())
-        self._group = group = placement_group(bundles, strategy=self._settings.strategy.upper())
-        self._wait_for_room(group, problem, end)
+        whole = self._resources(there)
+        each, room = self._room.part(whole), self._room
+        with room.lock:
+            room.enter(self)
+            if room.group is None:
+                self._make_room(whole, there, end)
         environment = self._settings.runtime_env.get(self._worker.__name__)
         actors = [
             ray.remote(RayHost)
@@ -162,7 +196,7 @@ class _ActorGroup:
                 num_gpus=each.get("GPU", 0),
                 runtime_env=environment,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group, placement_group_bundle_index=rank * len(bundles) // self._placement.ranks
+                    room.group, placement_group_bundle_index=rank * room.bundles // self._placement.ranks
                 ),
             )
             .remote()
@@ -181,6 +215,16 @@ class _ActorGroup:
         infos = rank_infos(self._placement, meeting)
         return [(actors[index], homes[index], info) for index, info in zip(order, infos, strict=True)]
 
+    def _make_room(self, each: dict[str, float], there: dict[str, float], end: float) -> None:
+        import ray
+        from ray.util.placement_group import placement_group
+
+        problem = self._claim(each, there)
+        bundles = self._bundles(each, ray.nodes())
+        self._room.bundles = len(bundles)
+        self._room.group = placement_group(bundles, strategy=self._settings.strategy.upper())
+        self._wait_for_room(self._room.group, problem, end)
+
     def _resources(self, there: dict[str, float]) -> dict[str, float]:
         """What one rank takes."""
         gpus = self._settings.gpus_per_rank
@@ -190,7 +234,9 @@ class _ActorGroup:
 
     def _bundles(self, each: dict[str, float], nodes: list[dict[str, Any]]) -> list[dict[str, float]]:
         """One for each shard, because a bundle is never divided between nodes; one for each rank where no node is
-        large enough for that."""
+        large enough for that, or where groups share: within a bundle Ray fills one GPU after the other."""
+        if self._room.share > 1:
+            return [each] * self._placement.ranks
         together = {name: number * self._placement.ranks_per_shard for name, number in each.items()}
         if any(all(node["Resources"].get(k, 0) >= v for k, v in together.items()) for node in nodes if node["Alive"]):
             return [together] * self._placement.shards
@@ -200,11 +246,13 @@ class _ActorGroup:
         """What to say while there is no room. Raises ``WhetError`` where there never will be."""
         ranks = self._placement.ranks
         name = f"{ranks} ranks of {self._worker.__name__}"
-        in_the_way = self._claims.claim(self, name, {kind: ranks * number for kind, number in each.items()}, there)
+        in_the_way = self._claims.claim(
+            self._room, name, {kind: ranks * number for kind, number in each.items()}, there
+        )
         has = in_the_way or f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in each})}"
         problem = f"{name} need {_listed(each)} each, but {has}"
         if in_the_way and self._settings.address is None:  # one that others made may grow
-            self._claims.release(self)
+            self._claims.release(self._room)
             raise WhetError(f"{problem}; {_HINT}")
         return problem
 

@@ -86,8 +86,9 @@ class Generator(Protocol):
         new ones."""
         ...
 
-    async def wake(self) -> None:
-        """Go on as before ``sleep``, with the same weights."""
+    async def wake(self, new_weights: bool = False) -> None:
+        """Go on as before ``sleep``, with the same weights. With ``new_weights`` a refit follows, and requests under
+        way wait for it."""
         ...
 
     async def close(self) -> None: ...

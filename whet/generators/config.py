@@ -9,6 +9,7 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.processes.cores import part
+from whet.processes.gpus import visible
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -90,13 +91,14 @@ class GeneratorConfig(Config, ABC):
     ) -> "Refittable[Any]":
         """Return a generator for models of a transformers config, whose weights are still to be published."""
         deployment = deployment or Deployment()
-        each = len(self.gpus) // self.replicas
+        every = visible(self.gpus, "generator.devices")
+        each = len(every) // self.replicas
 
         def replica(number: int) -> "Refittable[Any]":
             own = deployment.cores  # in this process all replicas share one compute thread
             if own is not None and not self.in_process:
                 own = part(own, number, self.replicas)
-            gpus = self.gpus[number * each : (number + 1) * each]
+            gpus = every[number * each : (number + 1) * each]
             return self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus))
 
         engines = [replica(number) for number in range(self.replicas)]

@@ -204,9 +204,9 @@ class Router(Generic[M]):
             await asyncio.wait(self._restarting)  # an engine that starts takes room, too
         await self._each(self.serving | self.ready, lambda replica: replica.sleep())
 
-    async def wake(self) -> None:
+    async def wake(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
-        await self._each(self.serving | self.ready, lambda replica: replica.wake())
+        await self._each(self.serving | self.ready, lambda replica: replica.wake(new_weights))
 
     def tally(self) -> Metrics:
         """See ``Refittable``."""

@@ -41,7 +41,7 @@ class TorchGeneratorConfig(GeneratorConfig):
 
         from whet.generators.engine_model import build_engine_model
         from whet.generators.torch_generator import TorchGenerator
+        from whet.models.device import choose_device
 
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        engine = build_engine_model(model, None, getattr(torch, self.dtype), device)
+        engine = build_engine_model(model, None, getattr(torch, self.dtype), str(choose_device()))
         return TorchGenerator(self, engine, tokenizer, deployment.cores)

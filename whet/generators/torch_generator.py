@@ -232,8 +232,10 @@ class TorchGenerator:
         """As ``pause``: what it holds stays where it is."""
         await self.pause()
 
-    async def wake(self) -> None:
-        """Go on where ``sleep`` left off."""
+    async def wake(self, new_weights: bool = False) -> None:
+        """Go on where ``sleep`` left off, or leave that to the refit that follows."""
+        if new_weights:
+            return
         with self._lock:
             self._paused = False
             self._progress = time.monotonic()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from whet.generators.vllm_generator import VllmGenerator
 
+CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM fills the vocabulary up to a multiple of it
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM has room for."""
@@ -22,23 +23,26 @@ class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in processes of its own on this machine."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    prefill_tokens: int = Field(default=4096, ge=1)
-    """Most tokens in one forward; a longer prompt takes several."""
-    cache_gib: float = Field(default=1.0, gt=0)
-    """Memory of each replica for keys and values, in GiB; its ranks share it."""
+    max_batch: int = Field(default=256, ge=1, le=100_000)
+    """Completions decoded side by side; more requests wait in a queue."""
+    prefill_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens in one forward; a longer prompt takes several. None: 8192 on GPUs, 4096 on CPUs."""
+    cache_gib: float | None = Field(default=None, gt=0)
+    """Memory of each replica for keys and values, in GiB; its ranks share it. None: on GPUs nine tenths of what is free
+    there when the engine starts, less the model and what it works with; on CPUs 1."""
     prefix_caching: bool = True
     """Keep the keys and values of what was computed for later requests that begin alike, as long as there is room."""
     tensor: int = Field(default=1, ge=1)
     """Ranks of each replica, processes that share every matrix and every head of attention: for a model that is too
     large or too slow for one device. It must divide the model's heads."""
     devices: str | None = Field(default=None, min_length=1)
-    """The GPUs of the engine, one for each rank, as CUDA_VISIBLE_DEVICES says it: "1"; with ``tensor`` 2 "2,3"; with 2
-    replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Has to be set where there are GPUs: the learner
-    computes on the first ones. With ``devices.placement=colocated`` name the learner's own ("0")."""
+    """The GPUs of the engine, one for each rank, as this process counts them (or by UUID): "1"; with ``tensor`` 2
+    "2,3"; with 2 replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Has to be set where there are GPUs: the
+    learner computes on the first ones. With ``devices.placement=colocated`` name the learner's own ("0")."""
     threads: int | None = Field(default=None, ge=1)
     """Of each replica's products on CPUs, divided among its ranks; None: one for each core of this process."""
-    compile: bool = False
-    """Compile the model (on GPUs also capture graphs): slower to start, faster to sample."""
+    compile: bool | None = None
+    """Compile the model (on GPUs also capture graphs): slower to start, faster to sample. None: on GPUs."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take to start."""
 
@@ -81,7 +85,8 @@ class VllmGeneratorConfig(GeneratorConfig):
         return f"vLLM applies LoRA of a rank of at most {LORA_RANKS[-1]}" if rank > LORA_RANKS[-1] else None
 
     def memory(self, weights: int) -> dict[str, int]:
-        return super().memory(weights) | {"KV cache": int(self.cache_gib * 2**30) // self.tensor}
+        known = self.cache_gib or (0.0 if self.gpus else CPU_CACHE_GIB)  # else it is what else is left
+        return super().memory(weights) | {"KV cache": int(known * 2**30) // self.tensor}
 
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment

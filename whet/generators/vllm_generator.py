@@ -59,6 +59,7 @@ class VllmGenerator:
         self._settled = asyncio.Event()  # no weights are on their way
         self._settled.set()
         self._paused = self._closed = False
+        self._without_cache = False  # awake for new weights, without room for keys and values yet
         self._progress = time.monotonic()  # when the engine last said something
         self._metrics = Metrics()
 
@@ -197,10 +198,13 @@ class VllmGenerator:
         """Go on with weights ``version``. No key or value computed under older weights is used again; with
         ``config.on_refit`` "keep", but for requests under way."""
         engine = await self._started()
-        if self.config.on_refit == "recompute":
+        if self.config.on_refit == "recompute" or self._without_cache:
             await self._bounded(self._forget(engine), "the reset of its prefix cache")
         await self._bounded(engine.update_weight_version(str(version)), "the new version")
         self.version = version
+        if self._without_cache:
+            await self._bounded(engine.wake_up(["kv_cache"]), "waking")
+            self._without_cache = False
         self._progress = time.monotonic()
         self._paused = False
         await self._bounded(engine.resume_generation(), "the end of the pause")
@@ -231,13 +235,17 @@ class VllmGenerator:
         if self.processes.frees_memory:
             await self._bounded(self._engine.sleep(level=1, mode="keep"), "falling asleep")
 
-    async def wake(self) -> None:
+    async def wake(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
         if self._engine is None:
             return
         if self.processes.frees_memory:
-            await self._bounded(self._engine.wake_up(), "waking")
-            await self._bounded(self._forget(self._engine), "the reset of its prefix cache")
+            if not new_weights:  # an engine that is all awake goes on at once
+                await self._bounded(self._forget(self._engine), "the reset of its prefix cache")
+            await self._bounded(self._engine.wake_up(["weights"] if new_weights else None), "waking")
+        if new_weights:
+            self._without_cache = self.processes.frees_memory
+            return
         self._progress = time.monotonic()
         self._paused = False
         await self._bounded(self._engine.resume_generation(), "the end of the pause")

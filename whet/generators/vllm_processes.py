@@ -20,17 +20,19 @@ import psutil
 import torch
 
 from whet.generators.config import Deployment
-from whet.generators.vllm_config import LORA_RANKS, VllmGeneratorConfig
+from whet.generators.vllm_config import CPU_CACHE_GIB, LORA_RANKS, VllmGeneratorConfig
 from whet.generators.vllm_guard import MARK, marked, start_guard
 from whet.processes.child import thread_settings
 from whet.processes.cores import bound, cores
 from whet.processes.environment import environment
+from whet.processes.gpus import free_share
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _WORKER = "whet.generators.vllm_worker.VllmWorker"
+_SHARE = 0.9  # of a GPU's free memory, that an engine takes
 _PATIENCE = 5.0  # seconds that processes have to end by themselves
 
 
@@ -46,9 +48,18 @@ class VllmProcesses:
         self._starting = False
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether the engine has GPUs. This process may see none."""
+        return bool(self.deployment.gpus)
+
+    @property
+    def compiles(self) -> bool:
+        return self.on_gpus if self.config.compile is None else self.config.compile
+
+    @property
     def frees_memory(self) -> bool:
         """True where the engine can let go of a GPU's memory (vLLM's sleep mode; it has nothing like it on CPUs)."""
-        return self.deployment.sleeps and torch.cuda.is_available()
+        return self.deployment.sleeps and self.on_gpus
 
     async def start(self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None") -> "AsyncLLM":
         """Return an engine with random weights. Takes 10 to 40 seconds; raises whatever vLLM raises."""
@@ -80,29 +91,40 @@ class VllmProcesses:
 
     def _settings(self) -> dict[str, Any]:
         config, adapter = self.config, self.deployment.adapter
-        settings = {
+        settings: dict[str, Any] = {
             "model": str(self.folder),
             "skip_tokenizer_init": not (self.folder / "tokenizer_config.json").exists(),
             "load_format": "dummy",  # weights come from the learner
             "dtype": config.dtype,
             "max_model_len": config.max_context,
             "max_num_seqs": config.max_batch,
-            "max_num_batched_tokens": max(config.prefill_tokens, config.max_batch),
+            "max_num_batched_tokens": max(config.prefill_tokens or (8192 if self.on_gpus else 4096), config.max_batch),
             "tensor_parallel_size": config.tensor,
-            "kv_cache_memory_bytes": int(config.cache_gib * 2**30 / config.tensor),  # of each rank
-            "enforce_eager": not config.compile,
+            "enforce_eager": not self.compiles,
             "logprobs_mode": "processed_logprobs",  # of what is sampled from: temperature and filters applied
             "generation_config": "vllm",  # no sampling defaults from the model's files
             "worker_extension_cls": _WORKER,
             "disable_log_stats": True,
             "enable_sleep_mode": self.frees_memory,
             "enable_prefix_caching": None if config.prefix_caching else False,  # None: for models that can
+            **self._cache(),
         }
+        if self.on_gpus and config.dtype != "float32" and adapter is None:
+            settings["hf_overrides"] = {"head_dtype": "float32"}  # products of the head, as the learner has them
         if adapter is not None:  # one at a time. Other modules stay as they are: wrapping them costs time and memory
             room = min(room for room in LORA_RANKS if room >= adapter.rank)
             settings |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": room}
             settings["lora_target_modules"] = list(adapter.modules)
         return settings
+
+    def _cache(self) -> dict[str, Any]:
+        """Return what says how much memory keys and values get, on each rank."""
+        if not self.on_gpus or self.config.cache_gib is not None:
+            gib = self.config.cache_gib or CPU_CACHE_GIB
+            settings: dict[str, Any] = {"kv_cache_memory_bytes": int(gib * 2**30 / self.config.tensor)}
+            # vLLM wants this share of all memory to be free, 0.92 unless told, also where the size is given.
+            return settings | ({"gpu_memory_utilization": 0.01} if self.on_gpus else {})
+        return {"gpu_memory_utilization": round(_SHARE * free_share(self.deployment.gpus), 3)}
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the processes are born with."""
@@ -123,7 +145,7 @@ class VllmProcesses:
             wanted["CUDA_VISIBLE_DEVICES"] = ",".join(self.deployment.gpus)
             if torch.cuda.is_available():
                 torch.cuda.init()  # which GPUs this process itself sees is settled before the variable changes
-        if not config.compile:
+        if not self.compiles:
             wanted["TORCHDYNAMO_DISABLE"] = "1"  # else the sampler compiles a helper at its first token: half a minute
         return wanted
 

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from whet.batch import Output
 from whet.config import Config
+from whet.models.config import DeviceName
 from whet.parallel.config import ParallelConfig
 
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -24,6 +25,11 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
 class LearnerConfig(Config):
     """The settings of training, whatever is trained on."""
 
+    device: DeviceName = "auto"
+    """``auto``: a GPU for each rank where there are any. ``cuda`` is an error without one."""
+    deterministic: bool = False
+    """On a GPU, compute the same bits each time, more slowly; an operation that can't raises an error. On CPUs the bits
+    are the same anyway."""
     precision: Precision = "float32"
     """``bfloat16`` computes in bfloat16 (autocast) over float32 weights; ``float64`` is for tests."""
     max_tokens: int = Field(8192, gt=0)

@@ -106,7 +106,7 @@ class WorkerLearner:
         """Make room on the devices; to be woken before the next update."""
         await self._group.call("sleep")
 
-    async def wake(self) -> None:
+    async def wake(self, new_weights: bool = False) -> None:
         await self._group.call("wake")
 
     async def close(self) -> None:

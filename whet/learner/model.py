@@ -15,6 +15,7 @@ from whet.learner.config import Precision
 from whet.learner.precision import autocast, keep_in_bfloat16, weight_dtype
 from whet.models.compiled import compile_layers
 from whet.models.config import ModelConfig
+from whet.models.device import placed
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of
 from whet.models.loading import load_model
@@ -34,6 +35,7 @@ class LearnerModel(nn.Module):
     def __init__(self, model: nn.Module, value_head: ValueHead | None, precision: Precision) -> None:
         super().__init__()
         self.model, self.value_head, self.precision = model, value_head, precision
+        self.device = torch.device("cpu")  # where it computes
         self.shards: Shards = WHOLE
         self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
         self.size = self.trained_size = 0  # numbers of all parameters, and of those that are trained, on all ranks
@@ -42,6 +44,8 @@ class LearnerModel(nn.Module):
         self, batch: Batch, outputs: Set[Output], top: Top | None = None, stage_input: StageInput | None = None
     ) -> ModelOutput | Tensor:
         """Return the model's outputs for the batch's N tokens, on its device; every column is 0 where untrained.
+
+        The batch is best on the CPU: its layout is made there, and a GPU is not waited for.
 
         ``outputs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's
         ``topk_ids``. With ``top`` there are ``topk`` and ``topk_ids`` alone: the ``top.k`` most likely tokens (all,
@@ -52,7 +56,7 @@ class LearnerModel(nn.Module):
         pass. With ``stage_input`` one stage of a pipeline is run; unless it is the last one, hidden states [1, n, H]
         are returned.
         """
-        with autocast(self.precision, batch.tokens.device):
+        with autocast(self.precision, self.device):
             hidden = forest_hidden(self.model, batch, self.shards.tokens, stage_input)
             if stage_input is not None and not stage_input.stage.last:
                 return hidden
@@ -60,9 +64,11 @@ class LearnerModel(nn.Module):
 
     def _read(self, hidden: Tensor, batch: Batch, outputs: Set[Output], top: Top | None) -> ModelOutput:
         """``hidden`` [N, H]: the last hidden state of every token."""
-        trained = self.shards.tokens.share(batch.trained.to(hidden.device).nonzero().squeeze(1))
-        # index_select, because its backward sums the children of one predictor in a fixed order.
-        picked = hidden.index_select(0, batch.predictor.to(hidden.device)[trained])
+        device = hidden.device
+        chosen = self.shards.tokens.share(batch.trained.nonzero().squeeze(1))
+        trained = placed(chosen, device)
+        # index_select, because its backward sums the children of one predictor in a fixed order on CPUs.
+        picked = hidden.index_select(0, placed(batch.predictor[chosen], device))
 
         def spread(rows: Tensor) -> Tensor:
             column = rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
@@ -75,11 +81,11 @@ class LearnerModel(nn.Module):
         if top is not None:
             ids, topk = head.topk_logprobs(picked, top.k, batch.distribution, below=top.below)
             return ModelOutput(topk.new_zeros(len(batch)), topk=spread(topk), topk_ids=spread(ids))
-        targets = batch.tokens.to(picked.device)[trained]
+        targets = placed(batch.tokens[chosen], device)
         logprobs, entropy = head.token_logprobs(picked, targets, batch.distribution, with_entropy="entropy" in outputs)
         output = ModelOutput(spread(logprobs), entropy=None if entropy is None else spread(entropy))
         if "topk" in outputs:
-            ids = batch.column("topk_ids").to(picked.device)[trained]
+            ids = placed(batch.column("topk_ids")[chosen], device)
             output.topk = spread(head.ids_logprobs(picked, ids, batch.distribution))
         return output
 
@@ -132,6 +138,7 @@ def build_model(
         model.shards = shards
         if ranks.config.pipeline > 1:
             model.pipeline = Pipeline(model.model, shards.tokens, ranks)
+    model.device = device
     model.measure()
     if compiled:
         compile_layers(model.model, device)
@@ -144,8 +151,7 @@ def build_whole(
     """Build all of it, on the CPU with its weights, or on ``meta`` without."""
     dtype = weight_dtype(precision)
     model: Any = load_model(config, dtype=dtype, train=train, seed=seed, empty=device.type == "meta")
-    if not train:
-        keep_in_bfloat16(model, precision)
+    keep_in_bfloat16(model, precision)
     if not value_head:
         return LearnerModel(model, None, precision)
     output = model.get_output_embeddings()

@@ -69,7 +69,7 @@ def _merged(name: str, layer: Any, weight: Tensor) -> Part:
     def made(weight: Tensor, *sides: Tensor) -> Tensor:
         for adapter, a, b in zip(adapters, sides[::2], sides[1::2], strict=True):
             delta = (b @ a).T if layer.fan_in_fan_out else b @ a
-            weight = weight + (delta * layer.scaling[adapter]).to(weight.dtype)
+            weight = weight + delta * layer.scaling[adapter]  # in the wider type, that of what is trained
         return weight
 
     return Part(name, [weight, *pieces], made)

@@ -50,10 +50,18 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def move_moments(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
-    """Move them to ``device``; None: to where their parameters are."""
+    """Move them to ``device``; None: to where their parameters are. From a GPU they are on their way."""
     for parameter, kinds in optimizer.state.items():
         for kind in kinds.keys() - {"step"}:  # that number is where AdamW keeps it
-            kinds[kind] = kinds[kind].to(device or parameter.device)
+            kinds[kind] = _moved(kinds[kind], device or parameter.device)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Begin a copy, between a GPU and pinned memory, which torch keeps for the next time."""
+    if device.type == "cpu" and tensor.device.type == "cuda" and type(tensor) is Tensor:
+        host = torch.empty_like(tensor, device=device, pin_memory=True)
+        return host.copy_(tensor, non_blocking=True)
+    return tensor.to(device, non_blocking=True)
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:

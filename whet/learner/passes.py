@@ -26,18 +26,19 @@ def forward(
         output = model(batch, outputs, top, stage_input)
         if isinstance(output, Tensor):
             return output
-        found[number] = replace(output, **{name: column.cpu() for name, column in _columns(output).items()})
+        found[number] = output
         return torch.zeros(())
 
     if model.pipeline is None:
         for number, batch in enumerate(batches):
             COMPUTE.let_turns()
             run(number, batch)
+        found = {number: _on_cpu(output) for number, output in found.items()}  # in the end: it waits for the device
     else:
         full = _full(model.pipeline.micro_batches(len(batches)), batches)
         lengths = [len(batch) for batch in full]
         model.pipeline.run(lambda number, stage_input: run(number, full[number], stage_input), lengths, backward=False)
-        found = model.pipeline.from_last(found)
+        found = model.pipeline.from_last({number: _on_cpu(output) for number, output in found.items()})
     return [found[number] for number in range(len(batches))]
 
 
@@ -73,6 +74,10 @@ def forward_backward(
 
     model.pipeline.run(stage, [len(batch) for batch in full], backward=True)
     model.pipeline.sum_tied()
+
+
+def _on_cpu(output: ModelOutput) -> ModelOutput:
+    return replace(output, **{name: column.cpu() for name, column in _columns(output).items()})
 
 
 def _columns(output: ModelOutput) -> dict[str, Tensor]:

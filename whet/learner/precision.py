@@ -67,11 +67,12 @@ def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) ->
 
 
 def keep_in_bfloat16(model: nn.Module, precision: Precision) -> None:
-    """Keep the linear layers and experts of a frozen model in bfloat16 where autocast would round them to it anyway:
-    half the memory, the same numbers to the last bit. Everything else, the head included, stays as it is."""
+    """Keep linear layers and experts that are frozen, of a whole model or under LoRA, in bfloat16 where autocast would
+    round them to it anyway: half the memory, the same numbers to the last bit, and no cast in every pass. Everything
+    else, the head included, stays as it is."""
     if precision != "bfloat16":
         return
     head = model.get_output_embeddings()  # type: ignore[operator]
     for module in rounded_modules(model):
-        if module is not head:
+        if module is not head and not any(parameter.requires_grad for parameter in module.parameters()):
             module.to(torch.bfloat16)

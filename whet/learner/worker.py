@@ -35,6 +35,7 @@ from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
+from whet.models.device import be_deterministic, choose_device
 from whet.models.forest_attention import supports_forest
 from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
@@ -43,6 +44,7 @@ from whet.parallel.mesh import Ranks, join
 from whet.parallel.parameters import squared_norm
 from whet.seeds import derive_seed
 from whet.weights.sender import Sender
+from whet.weights.shared_memory import settle
 
 
 class WorkerConfig(Config):
@@ -79,7 +81,9 @@ class LearnerWorker:
 
     def __init__(self, config: WorkerConfig, info: RankInfo | None = None) -> None:
         self.config, self.info = config, info or RankInfo()
-        self.device = _device(self.info)
+        self.device = choose_device(config.learner.device, self.info.rank)
+        if config.learner.deterministic:
+            be_deterministic()
         self.ranks: Ranks | None = None
         if max(self.info.ranks, config.parallel.ranks) > 1:
             self.ranks = join(config.parallel, self.info, self.device, config.learner.deadline)
@@ -139,7 +143,7 @@ class LearnerWorker:
         if "topk_ids" in columns and top is None:
             raise WhetError("the most likely tokens were asked for, but not how many; give top")
         self.model.eval()
-        batches = [micro.batch.to(self.device) for micro in micro_batches]
+        batches = [micro.batch for micro in micro_batches]
         scored: list[dict[str, Tensor]] = [{} for _ in batches]
 
         def keep(found: Sequence[ModelOutput], names: Set[Output], prefix: str = "") -> None:
@@ -211,10 +215,11 @@ class LearnerWorker:
         self.model.train()
         total, metrics = torch.zeros((), dtype=torch.float64, device=self.device), Metrics()
         logprobs: dict[int, Tensor] = {}
-        batches = [micro.batch.to(self.device) for micro in micro_batches]
+        batches = [micro.batch for micro in micro_batches]  # on the CPU, where they are laid out for the model
+        of_loss = [batch.to(self.device) for batch in batches]
 
         def loss_of(number: int, output: ModelOutput) -> Tensor:
-            value, reported = loss(output, batches[number])
+            value, reported = loss(output, of_loss[number])
             total.add_(value.detach())
             metrics.merge(reported)
             logprobs[number] = output.logprobs.detach().float()
@@ -259,6 +264,7 @@ class LearnerWorker:
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
             move_moments(self.optimizer, torch.device("cpu"))
+            settle(self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -309,12 +315,3 @@ class LearnerWorker:
                 stage = [] if self.module.pipeline is None else [self.module.pipeline.own[0].index]
                 torch.manual_seed(derive_seed("dropout", self.config.seed, self.info.shard, self.progress.step, *stage))
             yield
-
-
-def _device(info: RankInfo) -> torch.device:
-    """Return a GPU of its own, where there are any; a cluster may have hidden the others' from this process."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    device = torch.device("cuda", info.rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device

@@ -8,6 +8,8 @@ from pydantic import Field, field_validator
 from whet.config import Config
 from whet.fetch import smollm2
 
+DeviceName = Literal["auto", "cpu", "cuda"]
+
 
 class LoraSettings(Config):
     """Low-rank adapters (arXiv 2106.09685) by PEFT; everything else is frozen."""

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from whet.models.dense_attention import AttentionSettings, score_dtype
+from whet.models.dense_attention import AttentionSettings, fused_attention, score_dtype
 
 NAME = "whet_decode"
 BLOCK = 64
@@ -116,9 +116,14 @@ class Prefill:
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Tensor:
     """Return attention of the last tokens of a prompt to all of it, q [heads, N, D], k and v [kv_heads, length, D] ->
-    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, whatever N is."""
+    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, whatever N is;
+    on a GPU it is one operation, and its last digits may differ."""
     (heads, new, width), (kv_heads, length, _), exact = q.shape, k.shape, score_dtype(q.dtype)
     first, pad = length - new, nn.functional.pad
+    if q.device.type != "cpu" and settings.softcap is None and settings.sinks is None:
+        whole = first == 0 and (settings.window is None or length <= settings.window)
+        mask = None if whole else _visible(first, length, length, settings.window, q.device)
+        return fused_attention(q[None], k[None], v[None], mask, settings.scale)[0].transpose(0, 1)
     tiles = pad(q, (0, 0, first % QUERIES, -length % QUERIES)).to(exact).view(heads, -1, QUERIES, width).transpose(0, 1)
     keys, values = (pad(x, (0, 0, 0, -length % KEYS)).to(exact).split(KEYS, dim=1) for x in (k, v))
     outs = []
@@ -320,6 +325,8 @@ class DecodeCache:
     def _fit_span(self, needed: int) -> None:
         if needed <= self.span <= max(4 * needed, 4 * BLOCK) and self.keys:
             return
+        if self.device.type != "cpu" and needed > self.span:
+            needed = max(needed, 2 * self.span)  # a GPU's allocator keeps every size that was once asked for
         self.span = -(-needed // BLOCK) * BLOCK
         first = self.prefixes[0]
 

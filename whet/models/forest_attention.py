@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from whet.batch import Batch
 from whet.errors import WhetError
-from whet.models.dense_attention import AttentionSettings, dense_attention, score_dtype
+from whet.models.dense_attention import AttentionSettings, dense_attention, fused_attention, score_dtype
+from whet.models.device import placed
 from whet.models.shards import Tokens
 from whet.models.stages import StageInput, stage_decoder
 
@@ -108,7 +109,7 @@ class ForestLayout:
                     len(members),
                     queries,
                     keys,
-                    torch.tensor(before, device=device),
+                    placed(torch.tensor(before), torch.device(device)),
                     len(set(before)) == 1,
                     max(before) == 0,
                 )
@@ -157,7 +158,7 @@ class Gather:
         order = picked.argsort(stable=True)
         back = order[int((picked < 0).sum()) :]
         counts = torch.bincount(picked[back], minlength=rows)
-        return cls(picked.clamp(min=0).to(device), back.to(device), (counts.cumsum(0) - counts).to(device))
+        return cls(*(placed(x, torch.device(device)) for x in (picked.clamp(min=0), back, counts.cumsum(0) - counts)))
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, width] -> [R, width]"""
@@ -266,25 +267,15 @@ def _attend(
         return dense_attention(query, key, value, mask, settings)
     mask = layout.mask(index, settings.window, query.dtype)
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1 and mask is not None and query.device.type != "cpu":  # or no fast kernel takes it
-        key, value, repeats = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1), 1
-    return F.scaled_dot_product_attention(
-        query, key, value, mask, dropout, is_causal=mask is None, scale=settings.scale, enable_gqa=repeats > 1
-    ).transpose(1, 2)
+    return fused_attention(query, key, value, mask, settings.scale, dropout).transpose(1, 2)
 
 
 def register() -> None:
-    """Make ``whet_forest`` a name that transformers knows. May be called any number of times."""
+    """Make ``whet_forest`` a name that transformers knows. May be called any number of times. No mask function goes
+    with it: then transformers builds no masks, and does not look at positions, for which it would wait for a GPU."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
 
     AttentionInterface.register(NAME, forest_attention)
-    AttentionMaskInterface.register(NAME, _no_mask)
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    return None
 
 
 # These say that their attention can be swapped, and mask in their own way (doge, phimoe) or pass nothing on to it.
@@ -353,9 +344,9 @@ def forest_hidden(
         padding = (0, tokens.padded(len(batch)) - len(batch))
         here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
         packed: Tensor = decoder(
-            input_ids=F.pad(batch.tokens, padding)[here][None].to(device) if entering is None else None,
+            input_ids=placed(F.pad(batch.tokens, padding)[here][None], device) if entering is None else None,
             inputs_embeds=entering,
-            position_ids=F.pad(batch.position, padding)[here][None].to(device),
+            position_ids=placed(F.pad(batch.position, padding)[here][None], device),
             use_cache=False,
             whet_forest=ForestLayout.of(batch, device, tokens),
         ).last_hidden_state

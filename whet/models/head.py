@@ -15,13 +15,11 @@ from whet.errors import WhetError
 from whet.models.distribution import least_logit, truncates
 from whet.models.forest_attention import NAME, ForestLayout, unwrapped
 from whet.models.shards import WHOLE, Vocabulary
-from whet.models.tiled_logprobs import HeadSettings, TokenLogprobs
+from whet.models.tiled_logprobs import HeadSettings, TokenLogprobs, tiles_on
 from whet.types import Distribution
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-CHUNK = 1024  # tokens that are worked on at once
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +53,7 @@ class Head:
         distribution: Distribution,
         *,
         with_entropy: bool = False,
-        chunk: int = CHUNK,
+        chunk: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs of ``targets`` [T] and, when asked, entropies, [T] each, under the truncated and
         tempered distribution. A target is always inside the truncation's support, which counts as constant in the
@@ -63,20 +61,22 @@ class Head:
         logprobs, entropy = self._tiled(hidden, targets[:, None], distribution, with_entropy, chunk)
         return logprobs[:, 0], entropy if with_entropy else None
 
-    def ids_logprobs(self, hidden: Tensor, ids: Tensor, distribution: Distribution, *, chunk: int = CHUNK) -> Tensor:
+    def ids_logprobs(
+        self, hidden: Tensor, ids: Tensor, distribution: Distribution, *, chunk: int | None = None
+    ) -> Tensor:
         """Return the log-probs of K given tokens at each place, for distillation. ids [T, K] -> [T, K]"""
         return self._tiled(hidden, ids, distribution, False, chunk)[0]
 
     @torch.no_grad()
     def topk_logprobs(
-        self, hidden: Tensor, k: int, distribution: Distribution, *, below: int | None = None, chunk: int = 128
+        self, hidden: Tensor, k: int, distribution: Distribution, *, below: int | None = None, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the k most likely tokens at each place and their log-probs, a teacher's answer: ([T, K] int64, [T,
         K]).
 
         Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
         ids, logprobs = [], []
-        for piece in hidden.split(chunk):
+        for piece in hidden.split(chunk or tiles_on(hidden.device).sorted):
             logits = self.vocabulary.join(self._logits(piece, distribution))
             if truncates(distribution):
                 logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
@@ -93,11 +93,10 @@ class Head:
         kind = hidden.device.type
         compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else self.weight.dtype
         with torch.autocast(kind, enabled=False):
-            products = hidden.to(compute) @ self.weight.to(compute).T
-        return self._settings(distribution).finish(products, self.bias)[0]
+            return self._settings(distribution).logits(hidden.to(compute), self.weight.to(compute), self.bias)[0]
 
     def _tiled(
-        self, hidden: Tensor, ids: Tensor, distribution: Distribution, with_entropy: bool, chunk: int
+        self, hidden: Tensor, ids: Tensor, distribution: Distribution, with_entropy: bool, chunk: int | None
     ) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = TokenLogprobs.apply(
             hidden, self.weight, self.bias, ids, self._settings(distribution), with_entropy, chunk

@@ -12,6 +12,7 @@ from whet.plan.layout import Held, Stage
 # Bytes per number of weights and moments; bfloat16 is for computing only.
 _MASTER = {"float32": 4, "bfloat16": 4, "float64": 8}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
+CUDA_CONTEXT = 600 * 2**20  # of a process on its GPU, with the workspace of its products
 _BACKWARD = 2  # times one layer's activations is what its backward pass works with: measured
 _BLOCK = 64  # tokens; the generator's cache grows by so many
 
@@ -78,6 +79,7 @@ def learner_memory(
             "activations": int(activations * stage.share) // sharing,
             "a layer's backward pass": _BACKWARD * layer // sharing,
             "head": matrix * stage.last * master,  # its gradient, before it is added
+            "weights as they are computed with": _casts(size, config, parallel, held),
             "hidden states between stages": stage.borders * hidden_states // sharing * master,
         }
     if parallel.ranks > 1:  # FSDP puts a layer together before it computes, also over one rank of a stage
@@ -88,6 +90,13 @@ def learner_memory(
             learn["gathered embeddings"] = master * (size.embedding // parallel.tensor if whole else matrix)
             learn["gathered embeddings"] *= stage.first or stage.last
     return Memory(_there(always), {"learn": _there(learn)} if learn else {})
+
+
+def _casts(size: ModelSize, config: LearnerConfig, parallel: ParallelConfig, held: Held) -> int:
+    """Return the bytes of the copies that autocast makes of trained matrices and keeps until a forward pass ends. FSDP
+    gathers them in that type; without recomputation they are among the activations that the backward pass reads."""
+    makes = config.precision == "bfloat16" and config.activation_checkpointing and parallel.ranks == 1
+    return size.linear * BYTES["bfloat16"] if makes and held.trained >= size.linear else 0
 
 
 def generator_memory(

@@ -16,7 +16,7 @@ from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
 from whet.plan.activations import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.layout import Held, Stage, lay_out, stages
-from whet.plan.memory import BYTES, Memory, bucket_bytes, generator_memory, learner_memory
+from whet.plan.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
 
 if TYPE_CHECKING:
     from whet.learner.config import LearnerConfig
@@ -42,9 +42,11 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
 
 
-def make_plan(recipe: "Recipe", runtime: int, available: int | None = None) -> Plan:
-    """Plan a recipe. ``runtime``: bytes of a process that has only imported torch and transformers. ``available``:
-    bytes of one device, for the warning that a rank doesn't fit."""
+def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, gpu: bool = False) -> Plan:
+    """Plan a recipe. ``runtime``: bytes of a process that has only imported torch and transformers; on a ``gpu``, of
+    which all sizes are then, those of CUDA. ``available``: bytes of one device, for the warning that a rank doesn't
+    fit."""
+    runtime = CUDA_CONTEXT if gpu else runtime
     parallel = recipe.parallel
     lengths, _ = _micro_batches(recipe)
     here = Memory({"runtime": runtime})
@@ -176,6 +178,19 @@ def _layout(parallel: "ParallelConfig") -> list[str]:
     return [f"{name} {size}: {text}" for name, text in meanings.items() if (size := getattr(parallel, name)) > 1]
 
 
+def _crowded(plan: Plan, available: int) -> Iterator[str]:
+    """Yield what is too much for a device that learners and an engine share, while the engine samples."""
+    engines = [memory for name, memory in plan.processes.items() if "engine" in name]
+    ranks = [memory for name, memory in plan.processes.items() if name.startswith("each rank of the ")]
+    staying = sum(sum(memory.always.values()) - memory.always.get("optimizer", 0) for memory in ranks)
+    for engine in engines:
+        if staying + engine.peak() > available:
+            yield (
+                f"while the engine samples it needs {in_words(engine.peak())} beside {in_words(staying)} of learners "
+                f"that sleep, and {in_words(available)} are there: raise parallel.fsdp, or set devices.placement=split"
+            )
+
+
 def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     found = list(recipe.warnings())
     for process, memory in plan.processes.items():
@@ -184,6 +199,8 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
                 "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
             )
+    if available and recipe.devices.placement == "colocated":
+        found += _crowded(plan, available)
     micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
     if micro_batches < pipeline:
         found.append(

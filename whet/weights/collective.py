@@ -17,26 +17,42 @@ import torch.distributed as dist
 from torch import Tensor
 
 from whet.cluster.rendezvous import own_address
-from whet.errors import DeadlineError, RefitError
+from whet.errors import ConfigError, DeadlineError, RefitError
+from whet.processes.environment import environment
 from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, views
+from whet.weights.shared_memory import settle
 
 _BUFFERS = 2
+# Else a watchdog ends the process when a broadcast hangs, instead of an error in whoever waits for it.
+_NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 
 
 class Broadcast:
     """One end of a broadcast. The sender has rank 0."""
 
-    def __init__(self, store: dist.Store, host: str, rank: int, ranks: int, backend: str, deadline: float) -> None:
-        """Return when all have come to ``store``, which is at ``host``."""
+    def __init__(
+        self, store: dist.Store, host: str, rank: int, ranks: int, backend: str, device: torch.device, deadline: float
+    ) -> None:
+        """Return when all have come to ``store``, which is at ``host``. ``device``: where weights are, with NCCL."""
         self._timeout = timedelta(seconds=deadline)
-        self.device = torch.device("cuda" if backend == "nccl" else "cpu")
+        self.device = device if backend == "nccl" else torch.device("cpu")
         self._group: Any
         kind: Any = dist.ProcessGroupNCCL if backend == "nccl" else dist.ProcessGroupGloo
-        options = kind.Options() if backend == "nccl" else kind._Options()
-        options._timeout = self._timeout
         if backend == "gloo":
+            options = kind._Options()
+            options._timeout = self._timeout
             options._devices = [kind.create_device(hostname=own_address(host))]
-        self._group = kind(store, rank, ranks, options)
+            self._group = kind(store, rank, ranks, options)
+            return
+        options = kind.Options()
+        options._timeout = self._timeout
+        with environment(_NCCL):
+            self._group = kind(store, rank, ranks, options)
+        # NCCL connects in its first collective and holds up whoever is in it until all are, without a deadline. So it
+        # is here, where each side waits for the others, and not where one waits for the other's answer.
+        store.set(f"here/{rank}", "")
+        store.wait([f"here/{other}" for other in range(ranks)], self._timeout)
+        self.finish(self.start(torch.zeros(1, device=self.device)))
 
     def start(self, tensor: Tensor) -> Any:
         """Begin to send or receive a tensor; ``finish`` waits for it."""
@@ -47,8 +63,7 @@ class Broadcast:
         begun, seconds = time.monotonic(), self._timeout.total_seconds()
         try:
             work.wait(self._timeout)
-            if self.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
+            settle(self.device)
         except RuntimeError as error:
             if time.monotonic() - begun < seconds:
                 raise RefitError(
@@ -77,11 +92,16 @@ class Broadcast:
             group.abort()
 
 
-def join(rank: int, host: str, port: int, ranks: int, backend: str, deadline: float) -> Broadcast:
-    """Meet the sender and the other receivers."""
+def join(device: torch.device, rank: int, host: str, port: int, ranks: int, backend: str, deadline: float) -> Broadcast:
+    """Meet the sender and the other receivers. Raises ``ConfigError`` where NCCL is to bring weights to a CPU."""
+    if backend == "nccl" and device.type == "cpu":
+        raise ConfigError(
+            "weights.transport=collective goes from GPU to GPU where the learner has one, and the engine computes on a "
+            "CPU; set weights.transport=shared_memory"
+        )
     try:
         store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
-        return Broadcast(store, host, rank, ranks, backend, deadline)
+        return Broadcast(store, host, rank, ranks, backend, device, deadline)
     except RuntimeError as error:  # torch's own errors are of this kind
         raise DeadlineError(
             f"the learner and the other engines were not met at {host}:{port} within {deadline:g} s "
@@ -90,11 +110,11 @@ def join(rank: int, host: str, port: int, ranks: int, backend: str, deadline: fl
 
 
 class BroadcastWriter:
-    """The learner's end. It listens at ``host``, nowhere else."""
+    """The learner's end, whose weights are on ``device``. It listens at ``host``, nowhere else."""
 
-    def __init__(self, host: str, receivers: int, deadline: float) -> None:
-        self._host, self._ranks, self._deadline = host, receivers + 1, deadline
-        self._backend = "nccl" if torch.cuda.is_available() else "gloo"
+    def __init__(self, host: str, receivers: int, device: torch.device, deadline: float) -> None:
+        self._host, self._ranks, self._device, self._deadline = host, receivers + 1, device, deadline
+        self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._manifest: Manifest = ()
         self._memory: list[Tensor] = []
         self._under_way: dict[int, list[Any]] = {}
@@ -105,8 +125,7 @@ class BroadcastWriter:
         """Make room for the largest bucket. Returns where to meet, the first time."""
         self._manifest, size = manifest, largest_bucket(manifest)
         if not self._memory or size > self._memory[0].numel():
-            device = "cuda" if self._backend == "nccl" else "cpu"
-            self._memory = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(_BUFFERS)]
+            self._memory = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(_BUFFERS)]
         if self._store is not None:
             return None
         timeout, listening = timedelta(seconds=self._deadline), socket.create_server((self._host, 0))
@@ -139,7 +158,9 @@ class BroadcastWriter:
     def _met(self) -> Broadcast:
         assert self._store is not None
         try:
-            self._wire = self._wire or Broadcast(self._store, self._host, 0, self._ranks, self._backend, self._deadline)
+            if self._wire is None:
+                where = self._store, self._host, 0, self._ranks
+                self._wire = Broadcast(*where, self._backend, self._device, self._deadline)
         except RuntimeError as error:
             raise DeadlineError(
                 f"the engines did not meet the learner at {self._host} within {self._deadline:g} s to take its "

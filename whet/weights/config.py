@@ -8,6 +8,7 @@ from pydantic import Field
 
 from whet.cluster.config import DevicesConfig
 from whet.config import Config
+from whet.errors import ConfigError
 from whet.generators.config import GeneratorConfig
 from whet.models.config import LoraSettings
 
@@ -67,6 +68,20 @@ class WeightSyncConfig(RefitConfig):
             yield from self._problems_of_adapter(generator, lora)
         if generator is not None and self.transport == "cuda_ipc":
             yield from self._problems_of_shared_gpus(generator, devices)
+        on_gpus = generator is not None and bool(generator.gpus)
+        if on_gpus and self.transport == "collective" and devices.placement == "colocated":
+            yield (
+                "weights.transport = collective goes from GPU to GPU by NCCL, which refuses two ranks on one, and with "
+                "devices.placement = colocated learner and engine are; set weights.transport=cuda_ipc"
+            )
+
+    def check_device(self, device: str) -> None:
+        """Raise ``ConfigError`` where weights that are on a learner's ``device`` can't go this way."""
+        if self.transport == "cuda_ipc" and not device.startswith("cuda"):
+            raise ConfigError(
+                f"weights.transport=cuda_ipc goes through a GPU's memory, and the learner computes on {device}; set "
+                "weights.transport=shared_memory"
+            )
 
     def beyond_this_process(self) -> dict[str, Any]:
         """Return the settings that only engines in other processes read, where they are not as they are by default."""

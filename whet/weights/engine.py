@@ -68,13 +68,12 @@ class EngineSync:
     async def publish(self, learner: Learner, generator: Refittable[Engine], version: int) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (how long nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
-        async with self.devices.lent_to("generation"):
+        async with self.devices.lent_to("generation", new_weights=True):
             engines, metrics = await self._refit(learner, generator, version, self._adapter(learner))
             if not self.config.probe:
                 return metrics
             sampled = await of_each(engines, lambda engine, _: self._sample(engine, version))
-        async with self.devices.lent_to("learning"):
-            for completion in sampled:
+            for completion in sampled:  # the learner scores beside the engines: a few tokens, without its moments
                 text, decoded = (self.text, completion.tokens), completion.logprobs
                 config, dtype = self.config, generator.dtype
                 metrics.merge(await compare_decoding(learner, *text, decoded, config, dtype, self.distribution))

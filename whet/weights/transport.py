@@ -54,7 +54,7 @@ def open_writer(request: "WeightRequest", device: torch.device, ranks: Ranks | N
         case "disk":
             return disk.DiskWriter(request.folder)
         case "collective":
-            return collective.BroadcastWriter(host, request.receivers, request.deadline)
+            return collective.BroadcastWriter(host, request.receivers, device, request.deadline)
         case "cuda_ipc":
             return buffers.BufferWriter(device, ranks)
         case _:
@@ -70,7 +70,7 @@ def connect(transport: TransportName, connection: tuple[Any, ...], device: torch
         case "disk":
             return disk.DiskReader(*connection)
         case "collective":
-            return collective.join(rank, *connection)
+            return collective.join(device, rank, *connection)
         case "cuda_ipc":
             return buffers.BufferReader(device, *connection)
         case _:
