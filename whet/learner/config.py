@@ -7,7 +7,7 @@ from pydantic import Field
 
 from whet.batch import Output
 from whet.config import Config
-from whet.models.config import DeviceName
+from whet.models.config import AttentionName, DeviceName
 from whet.parallel.config import ParallelConfig
 
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -27,6 +27,9 @@ class LearnerConfig(Config):
 
     device: DeviceName = "auto"
     """``auto``: a GPU for each rank where there are any. ``cuda`` is an error without one."""
+    attention: AttentionName = "auto"
+    """How segments attend. ``blocks``: padded to blocks of similar size. ``flex``: by FlexAttention, on GPUs. ``auto``:
+    by that in bfloat16 on a GPU, where a trial at the start agrees with plain operations."""
     deterministic: bool = False
     """On a GPU, compute the same bits each time, more slowly; an operation that can't raises an error. On CPUs the bits
     are the same anyway."""

@@ -293,6 +293,7 @@ class LearnerWorker:
             value_head=self.config.head == "value",
             seed=self.config.seed,
             compiled=self.config.learner.compile,
+            attention=self.config.learner.attention,
         )
 
     def _set_matmul_precision(self) -> str:

@@ -9,6 +9,7 @@ from whet.config import Config
 from whet.fetch import smollm2
 
 DeviceName = Literal["auto", "cpu", "cuda"]
+AttentionName = Literal["auto", "blocks", "flex"]
 
 
 class LoraSettings(Config):

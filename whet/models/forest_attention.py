@@ -16,6 +16,7 @@ from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models.dense_attention import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.device import placed
+from whet.models.flex_attention import FlexLayout
 from whet.models.shards import Tokens
 from whet.models.stages import StageInput, stage_decoder
 
@@ -206,7 +207,7 @@ def forest_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    whet_forest: ForestLayout | None = None,
+    whet_forest: ForestLayout | FlexLayout | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute one layer, [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
@@ -218,12 +219,14 @@ def forest_attention(
     layout = whet_forest
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
+    if isinstance(layout, FlexLayout):
+        return layout.attend(query, key, value, settings), None
     keys, values = _rows(key), _rows(value)
     if layout.tokens.spread:  # both at once
         keys, values = layout.tokens.gather(torch.cat([keys, values], 1)).split([keys.shape[1], values.shape[1]], 1)
     queries, keys, values = layout.query(_rows(query)), layout.key(keys), layout.key(values)
 
-    settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
     results, q, k = [], 0, 0
     for index, block in enumerate(layout.blocks):
         q_end, k_end = q + block.rows * block.queries, k + block.rows * block.keys
@@ -326,15 +329,29 @@ def decoder_of(model: nn.Module) -> Any:
     return found if isinstance(found, PreTrainedModel) and found is not whole else whole.model
 
 
+def _layout(batch: Batch, device: torch.device, tokens: Tokens, flex: bool) -> "ForestLayout | FlexLayout":
+    padded, found = tokens.padded(len(batch)), None
+    if flex:
+        starts, parents = batch.segment_start.tolist(), batch.segment_parent.tolist()
+        more = padded > len(batch)  # one more segment
+        found = FlexLayout.of([*starts, *[len(batch)] * more], [*parents, *[-1] * more], padded, device)
+    return found or ForestLayout.of(batch, device, tokens)
+
+
 def forest_hidden(
-    model: nn.Module, batch: Batch, tokens: Tokens | None = None, stage_input: StageInput | None = None
+    model: nn.Module,
+    batch: Batch,
+    tokens: Tokens | None = None,
+    stage_input: StageInput | None = None,
+    *,
+    flex: bool = False,
 ) -> Tensor:
     """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
     ``tokens`` is the batch's layout over ranks; each of them gets all hidden states. With ``stage_input`` only that
     stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
-    padding included, [1, n, H]. A model without forest attention runs its sequences as padded rows; its batch must have
-    no shared segment and can't be spread.
+    padding included, [1, n, H]. ``flex``: attend by FlexAttention. A model without forest attention runs its sequences
+    as padded rows; its batch must have no shared segment and can't be spread.
     """
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden
@@ -348,7 +365,7 @@ def forest_hidden(
             inputs_embeds=entering,
             position_ids=placed(F.pad(batch.position, padding)[here][None], device),
             use_cache=False,
-            whet_forest=ForestLayout.of(batch, device, tokens),
+            whet_forest=_layout(batch, device, tokens, flex),
         ).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
             return packed
