@@ -27,6 +27,7 @@ from whet.seeds import derive_seed
 from whet.types import Episode, Status, Task
 
 if TYPE_CHECKING:
+    from whet.endpoint.server import Endpoint
     from whet.recipe import Recipe
     from whet.sections import ForSampling
 
@@ -166,6 +167,7 @@ async def evaluate_tasks(
     *,
     blend: Blend | None = None,
     seed: int = 0,
+    endpoint: "Endpoint | None" = None,
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
     where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
@@ -188,6 +190,7 @@ async def evaluate_tasks(
                 seed=derive_seed(seed, "evaluation", task.uid, sample),
                 session=f"evaluation/{task.uid}/{sample}",
                 timing=Timing(),
+                endpoint=endpoint,
             )
         if episode.status is Status.FAILED:
             raise DataError(f"the evaluation of {task.uid} failed: {episode.error}")
@@ -215,14 +218,18 @@ async def evaluate_tasks(
 
 
 async def evaluate_all(
-    recipe: "ForSampling", environments: HostedEnvironments, generator: Generator, renderer: Renderer
+    recipe: "ForSampling",
+    environments: HostedEnvironments,
+    generator: Generator,
+    renderer: Renderer,
+    endpoint: "Endpoint",
 ) -> Report:
     """Evaluate on the run's own held-out tasks, and on each further set."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
     tasks, sampling = held_out(data, config.split, config.limit), config.sampling(recipe.sampling)
     report = await evaluate_tasks(
-        tasks, environments, generator, renderer, sampling, config, blend=blend, seed=recipe.seed
+        tasks, environments, generator, renderer, sampling, config, blend=blend, seed=recipe.seed, endpoint=endpoint
     )
     for name, one in config.sets.items():
         own = config.model_copy(update={k: v for k in _CHANGED if (v := getattr(one, k)) is not None})
@@ -231,7 +238,7 @@ async def evaluate_all(
             closing.closes(f"the environments of {name}", hosted.close)
             tasks, sampling = held_out(one.data, one.split, one.limit), own.sampling(recipe.sampling)
             report.sets[name] = await evaluate_tasks(
-                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed
+                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed, endpoint=endpoint
             )
     return report
 
@@ -259,6 +266,7 @@ def evaluate(
 ) -> Report:
     """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
     from whet.build import build_generator, build_renderer, build_sync, trained_weights
+    from whet.endpoint.server import Endpoint
 
     taskset = recipe.taskset  # an error at once, rather than after a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
@@ -280,8 +288,10 @@ def evaluate(
             renderer = build_renderer(settings)
             generator = build_generator(settings, renderer)
             closing.closes("the generator", generator.close)
+            endpoint = Endpoint(renderer)
+            closing.closes("the endpoint", endpoint.close)
             weights = await compute(trained_weights, settings, run)
             await build_sync(settings, [0, 0]).load(weights, generator, 0)
-            return await evaluate_all(settings, environments, generator, renderer)
+            return await evaluate_all(settings, environments, generator, renderer, endpoint)
 
     return run_computing(go())

@@ -18,6 +18,7 @@ from whet.closing import Closing
 from whet.cluster.lease import Devices
 from whet.data.renderer import Renderer
 from whet.data.source import DatasetSource, Source
+from whet.endpoint.server import Endpoint
 from whet.environments.hosted import HostedEnvironments
 from whet.environments.validate import require
 from whet.errors import DataError, WhetError
@@ -109,7 +110,7 @@ class SampledFeed:
         self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
         self.generator = build_generator(recipe, renderer)
         self.devices.tenants["generation"] = self.generator
-        self.environments = HostedEnvironments(recipe.taskset.open())
+        self.environments, self.endpoint = HostedEnvironments(recipe.taskset.open()), Endpoint(renderer)
         self.source = RolloutSource(
             recipe.rollouts,
             recipe.sampling,
@@ -122,6 +123,7 @@ class SampledFeed:
             rewards=recipe.rewards,
             blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
             seed=recipe.seed,
+            endpoint=self.endpoint,
         )
         self._disagrees = False  # in the last step
         self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
@@ -140,7 +142,7 @@ class SampledFeed:
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         async with self.devices.lent_to("generation"):
-            report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer)
+            report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
         return report.metrics()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
@@ -168,6 +170,7 @@ class SampledFeed:
     async def close(self) -> None:
         async with Closing() as closing:
             closing.closes("the generator", self.generator.close)
+            closing.closes("the endpoint", self.endpoint.close)
             closing.closes("the environments", self.environments.close)
 
 

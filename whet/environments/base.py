@@ -106,6 +106,10 @@ class Environments:
 
         return SingleTurn(self, task)
 
+    def program_for(self, task: Task) -> Program | None:
+        """Return a fresh episode of a task that is done by a program. By default None: ``make`` gives the episode."""
+        return None
+
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         """Return the scores of one answer, ``"reward"`` among them. Only used by the default ``make``."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that does without")

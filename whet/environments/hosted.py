@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 
-from whet.environments.base import Environment, Environments, Observation, Step
+from whet.environments.base import Address, Environment, Environments, Observation, Program, Step
 from whet.processes.loop_thread import LoopThread
 from whet.types import Group, Message, Task
 
@@ -31,6 +31,10 @@ class HostedEnvironments(Environments):
     def make(self, task: Task) -> "HostedEnvironment":
         return HostedEnvironment(self._environments, task, self._thread)
 
+    def program_for(self, task: Task) -> "HostedProgram | None":
+        program = self._environments.program_for(task)
+        return None if program is None else HostedProgram(program, self._thread)
+
     async def score_group(self, task: Task, group: Group) -> None:
         await self._thread.run(self._environments.score_group, task, group)
 
@@ -47,6 +51,19 @@ class HostedEnvironments(Environments):
             log.warning("%s did not close within %g s", type(self._environments).__name__, seconds)
         finally:
             await self._thread.close()
+
+
+class HostedProgram:
+    """An episode of a program of theirs."""
+
+    def __init__(self, program: Program, thread: LoopThread) -> None:
+        self._program, self._thread = program, thread
+
+    async def run(self, address: Address) -> Step:
+        return await self._thread.run(self._program.run, address)
+
+    async def close(self) -> None:
+        await self._thread.run(self._program.close)
 
 
 class HostedEnvironment:

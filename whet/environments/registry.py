@@ -1,6 +1,7 @@
 """The built-in task sets: the name in a recipe, and the class it stands for."""
 
 TASK_SETS = {
+    "agent": "whet.environments.program:AgentTasks",
     "arithmetic": "whet.environments.arithmetic:Arithmetic",
     "gsm8k": "whet.environments.gsm8k:GSM8K",
     "math": "whet.environments.math_dataset:Math",
@@ -9,5 +10,6 @@ TASK_SETS = {
     "structured_output": "whet.environments.structured_output:StructuredOutput",
     "blend": "whet.rollouts.blend:Blend",
     "reward_model": "whet.environments.reward_model:RewardModelTasks",
+    "prompts": "whet.environments.prompts:Prompts",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",
 }

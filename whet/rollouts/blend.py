@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from whet.closing import Closing
 from whet.config import Component, Config
-from whet.environments.base import Environment, Environments, TaskSet
+from whet.environments.base import Environment, Environments, Program, TaskSet
 from whet.environments.cases import Answer, Case
 from whet.environments.registry import TASK_SETS
 from whet.errors import ConfigError, DataError
@@ -92,6 +92,9 @@ class BlendedEnvironments(Environments):
 
     def make(self, task: Task) -> Environment:
         return self.parts[task.environment].make(_own(task))
+
+    def program_for(self, task: Task) -> Program | None:
+        return self.parts[task.environment].program_for(_own(task))
 
     async def score_group(self, task: Task, group: Group) -> None:
         await self.parts[task.environment].score_group(_own(task), group)

@@ -3,9 +3,11 @@ groups, no permits and no learner."""
 
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from whet.data.renderer import Renderer
-from whet.environments.base import Environment, Environments, checked_score
+from whet.endpoint.conversations import Conversations
+from whet.environments.base import Environment, Environments, Program, Step, checked_score
 from whet.errors import DataError, WhetError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
@@ -13,6 +15,9 @@ from whet.processes.loop_thread import described
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Session
 from whet.types import Episode, Message, Status, Task
+
+if TYPE_CHECKING:
+    from whet.endpoint.server import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -28,13 +33,18 @@ async def play(
     seed: int,
     session: str,
     timing: Timing,
+    endpoint: "Endpoint | None" = None,
 ) -> Episode:
-    """``run_episode``, again from the start (under the same seed) after an infrastructure failure. When it fails for
-    good, an episode without tokens whose status is failed; what is wrong with the run itself is raised."""
+    """``run_episode``, or ``run_program`` through the endpoint, again from the start (under the same seed) after an
+    infrastructure failure. When it fails for good, an episode without tokens whose status is failed; what is wrong with
+    the run itself is raised."""
     why = ""
     for attempt in range(retries + 1):
         try:
             recording = Recording(generator, renderer, sampling, session, seed, timing)
+            program = environments.program_for(task)
+            if program is not None and endpoint is not None:
+                return await run_program(program, recording, endpoint)
             return await run_episode(environments.make(task), recording)
         except Exception as error:
             bad_task = isinstance(error, DataError)  # trying again would not help, and the others may be good
@@ -76,5 +86,36 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
     finally:
         await environment.close()
     episode.branches = recording.branches
+    episode.status = Status.COMPLETED if episode.limit is None else Status.TRUNCATED
+    return episode
+
+
+async def run_program(program: Program, recording: Recording, endpoint: "Endpoint") -> Episode:
+    """Let a program do its task with the model behind the endpoint. Raises what the generator raises, whatever the
+    program makes of that, and what the program raises, except where a budget was used up: then its work is worth 0."""
+    where, conversations = f"of episode {recording.name}", Conversations(recording)
+    step = Step()
+    await endpoint.start()
+    try:
+        with endpoint.open(conversations) as address:
+            async with recording.clock():
+                step = await program.run(address)
+    except LimitReached as reached:
+        conversations.limit = reached.limit
+    except Exception as error:
+        if conversations.failure is not None:
+            raise conversations.failure from error
+        if conversations.limit is None:
+            raise
+    finally:
+        await conversations.close()
+        await program.close()
+    if conversations.failure is not None:
+        raise conversations.failure
+    episode = Episode(recording.branches, usage=recording.usage, limit=conversations.limit)
+    if not episode.branches:
+        raise DataError(f"{recording.name}: the program ended without a call of the model at its base_url")
+    episode.reward = checked_score("reward", step.reward, where)
+    episode.scores = {name: checked_score(name, value, where) for name, value in step.scores.items()}
     episode.status = Status.COMPLETED if episode.limit is None else Status.TRUNCATED
     return episode

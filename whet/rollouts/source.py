@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
@@ -37,6 +37,9 @@ from whet.rollouts.rewards import Reward, Score, compose
 from whet.rollouts.sampling import Sampling
 from whet.seeds import derive_seed
 from whet.types import Episode, Group, Status, Task
+
+if TYPE_CHECKING:
+    from whet.endpoint.server import Endpoint
 
 log = logging.getLogger(__name__)
 
@@ -105,9 +108,10 @@ class RolloutSource:
         rewards: Reward = Score(),  # noqa: B008
         blend: Blend | None = None,
         seed: int = 0,
+        endpoint: "Endpoint | None" = None,
     ) -> None:
         self.config, self.sampling, self.tasks, self.environments = config, sampling, tasks, environments
-        self.generator, self.renderer = generator, renderer
+        self.generator, self.renderer, self.endpoint = generator, renderer, endpoint
         self.group_size, self.filters, self.seed = group_size, tuple(filters), seed
         if not tasks:
             raise DataError("the task set has no training tasks")
@@ -306,6 +310,7 @@ class RolloutSource:
                 seed=derive_seed(self.seed, "rollout", uid, sample),
                 session=f"{uid}/{sample}",
                 timing=self._tally.timing,
+                endpoint=self.endpoint,
             )
 
     def _sampling(self, task: Task) -> Sampling:

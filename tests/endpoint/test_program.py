@@ -1,0 +1,141 @@
+"""Episodes of programs: what is trained, what they are worth, and what becomes of failures."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tests.endpoint import programs
+from tests.endpoint.agents import RENDERER, Scripted
+from tests.toy import Lowercase
+from whet.endpoint.server import Endpoint
+from whet.environments.hosted import HostedEnvironments
+from whet.environments.program import AgentTasks
+from whet.environments.prompts import Prompts
+from whet.errors import DataError, GeneratorError
+from whet.metrics.clock import Timing
+from whet.rollouts.episode import play
+from whet.rollouts.sampling import Sampling
+from whet.types import Episode, Status
+
+
+def episode_of(
+    program: str, answer: Callable[[str], str] | str = "ok", deadline: float = 20.0, **sampling: Any
+) -> Episode:
+    """Play the first task with a program of ``programs``."""
+
+    async def go() -> Episode:
+        tasks = AgentTasks(program=f"tests.endpoint.programs:{program}", taskset=Lowercase(size=4), deadline=deadline)
+        model: Any = Scripted(answer if callable(answer) else lambda _: str(answer))
+        model.gate.set()
+        environments, endpoint = HostedEnvironments(tasks.open()), Endpoint(RENDERER)
+        try:
+            return await play(
+                environments,
+                tasks.tasks("train")[0],
+                model,
+                RENDERER,
+                Sampling(**({"max_turns": 10, "max_new_tokens": 50} | sampling)),
+                retries=1,
+                seed=0,
+                session="e",
+                timing=Timing(),
+                endpoint=endpoint,
+            )
+        finally:
+            await endpoint.close()
+            await environments.close()
+
+    return asyncio.run(go())
+
+
+def test_the_branches_of_a_program_share_the_grade_of_its_text() -> None:
+    episode = episode_of("team", "aB")
+    assert episode.status == Status.COMPLETED
+    assert (episode.reward, episode.scores) == (0.5, {"correct": 0.0})
+    shapes = [[span.trained for span in branch.spans] for branch in episode.branches]
+    assert shapes == [[False, True, False, True]] * 2
+    assert episode.branches[1].messages[0] == {"role": "system", "content": "judge"}
+    assert episode.usage.turns == 4
+    assert "MainThread" not in programs.threads
+    assert "whet-environments" not in programs.threads, "it would block all others"
+
+
+def test_an_async_program_may_return_its_reward_and_scores() -> None:
+    episode = episode_of("ask", "x" * 8)
+    assert (episode.reward, episode.scores) == (0.8, {"asked": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("silent", "the program ended without a call of the model at its base_url"),
+        ("wrong", "the dict that tests.endpoint.programs:wrong returned for toy/train/0 has no 'reward', only score"),
+        ("hanging", r"tests.endpoint.programs:hanging took more than data.deadline = 0.5 s for toy/train/0"),
+    ],
+)
+def test_a_program_that_does_not_do_its_part_fails_the_episode(program: str, why: str) -> None:
+    episode = episode_of(program, deadline=0.5 if program == "hanging" else 20.0)
+    assert episode.status == Status.FAILED
+    assert why in str(episode.error)
+    assert episode.branches == []
+
+
+def test_an_exception_is_tried_again_and_the_first_try_is_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    programs.tries.clear()
+    episode = episode_of("clumsy")
+    assert (episode.reward, len(episode.branches), episode.usage.turns) == (1.0, 1, 1)
+    assert "the weather service is away" in caplog.text
+
+
+def test_a_program_that_runs_into_a_budget_is_truncated_and_worth_nothing() -> None:
+    episode = episode_of("talkative", max_turns=3)
+    assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
+    assert len(episode.branches) == 3
+
+
+def test_time_is_a_budget_too() -> None:
+    episode = episode_of("hanging", max_seconds=0.5)
+    assert (episode.status, episode.limit) == (Status.TRUNCATED, "seconds")
+
+
+@pytest.mark.parametrize("program", ["talkative", "deaf"])
+def test_what_the_generator_raises_is_raised_whatever_the_program_makes_of_it(program: str) -> None:
+    def broken(_: str) -> str:
+        raise GeneratorError("the engine is gone")
+
+    with pytest.raises(GeneratorError, match="the engine is gone"):
+        episode_of(program, broken)
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("tests.endpoint.programs:slove", "has no 'slove'. Did you mean 'solve'|has no 'slove'"),
+        ("no_such_module:solve", "there is no module 'no_such_module'"),
+        ("tests.endpoint.programs:TOOL", "is not a function"),
+    ],
+)
+def test_a_program_that_is_not_there_is_found_when_the_recipe_is_read(program: str, why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        AgentTasks(program=program, taskset=Lowercase())
+
+
+def test_prompts_of_a_file_are_tasks_whose_other_fields_are_data(tmp_path: Path) -> None:
+    rows = [{"prompt": f"question {i}", "answer": i} for i in range(10)]
+    rows[3]["prompt"] = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = Prompts(path=str(path), test_size=3)
+    train, test = tasks.tasks("train"), tasks.tasks("test")
+    assert (len(train), len(test)) == (7, 3)
+    assert sorted(task.data["answer"] for task in [*train, *test]) == list(range(10))
+    assert {len(task.prompt) for task in [*train, *test]} == {1, 2}
+    assert not tasks.grades
+    path.write_text('{"prompt": " "}\n')
+    with pytest.raises(DataError, match=r"tasks.jsonl:1: field 'prompt'"):
+        Prompts(path=str(path)).tasks("train")
