@@ -1,0 +1,131 @@
+"""The tasks of another task set, rewarded by a generative reward model that compares the answers of a group in pairs
+(Nemotron 3 Nano's RLHF). What pays is being better than the others; the scores keep the parts apart."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import model_validator
+
+from whet.config import Component
+from whet.environments import cases
+from whet.environments.base import Environment, Environments, TaskSet
+from whet.environments.registry import TASK_SETS
+from whet.judges.comparison import (
+    Answer,
+    Comparison,
+    LengthControl,
+    Pairs,
+    base_rewards,
+    length_rewards,
+    pairs,
+    read_comparison,
+)
+from whet.judges.judge import Judge, JudgeClient
+from whet.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
+from whet.types import Episode, Group, Message, Status, Task
+
+
+class GenRM(TaskSet):
+    """Tasks of ``taskset``, rewarded by comparisons of a group's answers."""
+
+    taskset: Annotated[TaskSet, Component(TASK_SETS)]
+    """The task set that poses tasks."""
+    judge: Judge
+    """The generative reward model."""
+    pairs: Pairs = "circular"
+    """Each answer with the next one, or all with all."""
+    principle: str = PRINCIPLE
+    """What makes an answer better."""
+    roles: bool = False
+    """Send the answers as messages of the roles ``response_1`` and ``response_2``, and the principle as ``principle``,
+    as reward models with a chat template of their own read them; false: in one message, for any model."""
+    length: LengthControl = LengthControl()
+    """Terms for short answers."""
+    grade_weight: float = 0.0
+    """Adds this times the task set's own reward."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "GenRM":
+        name = type(self.taskset).__name__
+        if type(self.taskset).score_group is not Environments.score_group:
+            raise ValueError(f"{name} changes rewards in view of the group, which the comparison would overrule")
+        if self.grade_weight and not self.taskset.grades:
+            raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
+        return self
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        return self.taskset.tasks(split)
+
+    def gold(self, task: Task) -> cases.Answer | None:
+        return self.taskset.gold(task)
+
+    def open(self) -> "ComparedEnvironments":
+        return ComparedEnvironments(self)
+
+
+class ComparedEnvironments(Environments):
+    """The environments of the task set, with the comparison at the end of each group."""
+
+    def __init__(self, tasks: GenRM) -> None:
+        self.tasks, self.inner = tasks, tasks.taskset.open()
+        self._client: JudgeClient | None = None
+
+    def make(self, task: Task) -> Environment:
+        return self.inner.make(task) if self.tasks.taskset.grades else super().make(task)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return {"reward": 0.0}  # what it is worth, its group tells
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        tasks, episodes = self.tasks, group.episodes
+        answers = [_answer(episode) for episode in episodes]
+        compared = pairs(tasks.pairs, len(answers))
+        verdicts = await asyncio.gather(
+            *(self._compare(task, answers[i], answers[j], f"{group.uid} {i} {j}") for i, j in compared)
+        )
+        base = base_rewards(len(answers), compared, verdicts)
+        extra = length_rewards(base, answers, tasks.length)
+        for episode, worth, length in zip(episodes, base, extra, strict=True):
+            episode.scores |= {"genrm": worth, "genrm_length": length}
+            if tasks.taskset.grades:
+                episode.scores["grade"] = episode.reward
+            episode.reward = worth + length + tasks.grade_weight * episode.reward
+
+    async def _compare(self, task: Task, first: Answer, second: Answer, name: str) -> Comparison:
+        """An empty answer loses without a question, and two of them are equal."""
+        full = [bool(answer.text.strip()) for answer in (first, second)]
+        if not all(full):
+            return Comparison(1 + 2 * full[0], 1 + 2 * full[1], 3.5 - 2.5 * (full[0] - full[1]))
+        messages = self._question(task, first.text, second.text)
+        return await self.client.ask(messages, read_comparison, name)
+
+    def _question(self, task: Task, first: str, second: str) -> list[Message]:
+        if self.tasks.roles:
+            said: list[Message] = [{"role": "response_1", "content": first}, {"role": "response_2", "content": second}]
+            principle: Message = {"role": "principle", "content": self.tasks.principle}
+            return [*task.prompt, *said, *([principle] if self.tasks.principle else [])]
+        text = conversation(task.prompt)
+        return asked(
+            COMPARE.format(
+                principle=self.tasks.principle, mark=mark(text, first, second), conversation=text, first=first,
+                second=second,
+            )
+        )  # fmt: skip
+
+    @property
+    def client(self) -> JudgeClient:
+        self._client = self._client or JudgeClient(self.tasks.judge)
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        await self.inner.close()
+
+
+def _answer(episode: Episode) -> Answer:
+    last = next((m for m in reversed(episode.messages) if m["role"] == "assistant"), None)
+    if last is None:
+        return Answer("", finished=False)
+    return Answer(last["content"], last.get("reasoning_content", ""), episode.status is Status.COMPLETED)
