@@ -1,7 +1,10 @@
 """Comparisons of a generative reward model: what is read, and what an answer is worth. Empty ones earn nothing."""
 
+import json
 import math
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,3 +101,15 @@ def test_nothing_is_earned_by_saying_nothing_or_being_cut_off(cheat: Answer) -> 
 
 def test_one_answer_that_counts_is_compared_with_nobody() -> None:
     assert length_rewards([3.0, 3.0], [Answer("a"), Answer("")], CONTROL) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("recorded", json.loads((Path(__file__).parent / "genrm_compare.json").read_text()))
+def test_rewards_are_those_of_gyms_genrm_compare(recorded: dict[str, Any]) -> None:
+    """Recorded from ``aggregate_scores`` of nemo-gym 0.7.0, on non-empty answers and ties that stay in range: elsewhere
+    theirs can be bought, and ours differs on purpose (see above)."""
+    answers = [Answer(**answer) for answer in recorded["answers"]]
+    verdicts = [read_comparison(text) for text in recorded["verdicts"]]
+    base = base_rewards(len(answers), pairs(recorded["pairs"], len(answers)), [v for v in verdicts if v is not None])
+    assert base == pytest.approx(recorded["base"])
+    extra = length_rewards(base, answers, LengthControl(**recorded["control"]))
+    assert [a + b for a, b in zip(base, extra, strict=True)] == pytest.approx(recorded["rewards"])
