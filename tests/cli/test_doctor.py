@@ -127,3 +127,14 @@ def test_a_recipe_that_samples_is_tried(tmp_path, capsys):
     assert ended.value.code == 0, said
     assert "ok      agreement" in said
     assert "sampled tokens" in said
+
+
+def test_the_sandbox_is_checked_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
+    from whet.processes import sandbox
+
+    monkeypatch.setattr(sandbox, "offered", lambda: ("bubblewrap", ["namespaces: unshare: Operation not permitted"]))
+    assert [(one.value, one.state) for one in checks.sandbox()] == [("by bubblewrap", "good")]
+    monkeypatch.setattr(sandbox, "offered", lambda: (None, ["namespaces: unshare: Operation not permitted"]))
+    (finding,) = checks.sandbox()
+    assert finding.state == "advice"
+    assert "Operation not permitted" in finding.value

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from whet.environments.problems import Example
 from whet.environments.structured_grader import grade_in_worker
 from whet.environments.structured_output import StructuredOutput, written
 from whet.environments.structured_text import parse
@@ -229,3 +230,11 @@ def test_made_up_facts_are_all_in_the_text_and_empty_values_earn_nothing_of_them
         assert all(str(value) in task.prompt[-1]["content"] for value in gold.values())
         empty = json.dumps({name: "" if isinstance(value, str) else 0 for name, value in gold.items()})
         assert grade_in_worker(empty, "json", True, schema, gold, "share") == {"reward": 0, "correct": 0, "format": 1}
+
+
+def test_examples_are_shown_as_earlier_turns_before_each_task() -> None:
+    example = Example(question="Write Zoe as JSON.", answer='{"name": "Zoe"}')
+    tasks = StructuredOutput(train_size=3, test_size=1, system="JSON only.", examples=(example,)).tasks("train")
+    for task in tasks:
+        assert [message["role"] for message in task.prompt] == ["system", "user", "assistant", "user"]
+        assert task.prompt[2]["content"] == example.answer

@@ -27,6 +27,7 @@ def doctor(
         checks.machine(),
         checks.threads(),
         checks.matmul_speed(),
+        checks.sandbox(),
         checks.model_cache(),
         checks.recipes_validate([recipe] if recipe else list(list_recipes()), overrides or []),
         _agreement(recipe, overrides or []),

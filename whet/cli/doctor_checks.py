@@ -144,6 +144,18 @@ def matmul_speed(size: int | None = None, budget_s: float = 0.12) -> Iterator[Fi
     yield Finding(f"GFLOP/s ({device})", f"{listed}; fastest: {best}")
 
 
+def sandbox() -> Iterator[Finding]:
+    """Check that programs of a model can be isolated here, by a program that tries what it must not be able to do."""
+    from whet.processes.sandbox import offered
+
+    kind, problems = offered()
+    if kind is not None:
+        yield Finding("sandbox", f"by {kind}")
+    else:
+        advice = "tasks whose answers are programs will refuse to start; see docs/sandbox.md"
+        yield Finding("sandbox", f"none: {'; '.join(problems)}", "advice", advice)
+
+
 def model_cache() -> Iterator[Finding]:
     """Report where models are kept, and whether the quick start's model is there."""
     from whet.fetch.smollm2 import INSTALL, NAME, cache_folder

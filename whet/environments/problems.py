@@ -109,23 +109,24 @@ class BoxedProblems(TaskSet, ABC):
         return {split: [self._task(problem) for problem in chosen[split]] for split in problems}
 
     def _messages(self, question: str) -> list[Message]:
-        questions = [*(example.question for example in self.examples), question]
-        asked = [self.prompt.replace("{question}", text) for text in questions]
-        conversation = messages(self.system, asked[0])
-        for example, following in zip(self.examples, asked[1:], strict=True):
-            conversation.append({"role": "assistant", "content": example.answer})
-            conversation.append({"role": "user", "content": following})
-        return conversation
+        shown = [Example(question=self._asked(one.question), answer=one.answer) for one in self.examples]
+        return messages(self.system, self._asked(question), shown)
+
+    def _asked(self, question: str) -> str:
+        return self.prompt.replace("{question}", question)
 
     def _task(self, problem: Problem) -> Task:
         rated = {} if problem.difficulty is None else {"difficulty": problem.difficulty}
         return Task(uid=problem.uid, prompt=self._messages(problem.question), data={"answer": problem.answer, **rated})
 
 
-def messages(system: str | None, user: str) -> list[Message]:
-    """A prompt of one user message, after a system message if there is one."""
-    leading: list[Message] = [{"role": "system", "content": system}] if system is not None else []
-    return [*leading, {"role": "user", "content": user}]
+def messages(system: str | None, user: str, examples: Sequence[Example] = ()) -> list[Message]:
+    """A prompt: a system message, if there is one, examples as earlier turns, and what the user says."""
+    conversation: list[Message] = [{"role": "system", "content": system}] if system is not None else []
+    for example in examples:
+        conversation.append({"role": "user", "content": example.question})
+        conversation.append({"role": "assistant", "content": example.answer})
+    return [*conversation, {"role": "user", "content": user}]
 
 
 def known_split(split: str) -> Split:

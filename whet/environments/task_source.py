@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from whet.data.split import Tally
 from whet.environments.base import TaskSet
 from whet.environments.cases import Case, Kind
-from whet.environments.problems import Split, draw_distinct, known_split, messages, question_key, separate
+from whet.environments.problems import Example, Split, draw_distinct, known_split, messages, question_key, separate
 from whet.seeds import derive_seed
 from whet.types import Message, Task
 
@@ -34,6 +34,8 @@ class SourcedTasks(TaskSet, ABC):
     test_size: int = Field(default=200, ge=0, le=10_000_000)
     seed: int = 0
     system: str | None = None
+    examples: tuple[Example, ...] = ()
+    """What the user says, in full, and replies to it, shown before each task as earlier turns."""
 
     @model_validator(mode="after")
     def _file_settings_have_a_file(self) -> "SourcedTasks":
@@ -89,5 +91,5 @@ class SourcedTasks(TaskSet, ABC):
         return draw_distinct(f"{self.name}/{split}", draw, size, self.key, apart_from, self.variety)
 
     def ask(self, question: str) -> list[Message]:
-        """A prompt of one user message."""
-        return messages(self.system, question)
+        """A prompt that ends in one user message."""
+        return messages(self.system, question, self.examples)

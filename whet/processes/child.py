@@ -37,8 +37,8 @@ COPIED = 71  # exit status of a copy of a child that user code made with os.fork
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="whet-starter")
 
 
-Answer = Callable[[bytes | bytearray], bytes]
-"""What a child does with a request."""
+Answer = Callable[..., bytes]
+"""What a child does with a request, a ``bytearray``, and with the numbers of the files that came with it."""
 
 
 def thread_settings(count: int) -> dict[str, str]:
@@ -61,17 +61,18 @@ class Child:
         environment: Mapping[str, str] | None = None,
         cores: Sequence[int] | None = None,
         quiet: bool = False,
+        under: Sequence[str] = (),
     ) -> None:
         """Start a process that calls what ``module:name`` names once, and what that returns for every request.
         ``environment`` is added to this process's own; ``cores``: those that it is bound to; ``quiet``: what it prints
-        on its standard output is thrown away."""
+        on its standard output is thrown away; ``under``: the command of another program that starts it."""
         ours, theirs = socket.socketpair()
         start = f"serve({theirs.fileno()}, {os.getpid()}, {make!r}, {cores and list(cores)})"
         command = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; {start}"
         with theirs:
             self.process = _STARTER.submit(
                 subprocess.Popen,
-                [sys.executable, "-c", command],
+                [*under, sys.executable, "-c", command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL if quiet else None,
                 pass_fds=[theirs.fileno()],
@@ -84,13 +85,14 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def exchange(self, request: bytes, seconds: float | None = None) -> bytearray:
-        """Send one request, return its reply. Raises ``ChildDied``, or ``DeadlineError`` after ``seconds``."""
+    def exchange(self, request: bytes, seconds: float | None = None, files: Sequence[int] = ()) -> bytearray:
+        """Send one request, with open ``files``, return its reply. Raises ``ChildDied``, or ``DeadlineError`` after
+        ``seconds``."""
         with self._exchanging:
             try:
                 end = None if seconds is None else time.monotonic() + seconds
-                _send(self._socket, request, end)
-                return _receive(self._socket, end)
+                _send(self._socket, request, end, files)
+                return _receive(self._socket, end)[0]
             except TimeoutError:
                 pass
             except (EOFError, OSError):
@@ -128,17 +130,27 @@ def serve(number: int, owner: int, make: str, cores: list[int] | None) -> None:
         signal.signal(one, lambda *_: None)  # sent to all processes of a job: the owner decides when a child ends
     if cores is not None:
         os.sched_setaffinity(0, cores)
-    own, link = os.getpid(), socket.socket(fileno=number)
+    carry_on()
+    link = socket.socket(fileno=number)
     answer: Answer = resolve(make)()
     while True:
         try:
-            reply = answer(_receive(link, None))
+            request, files = _receive(link, None)
         except EOFError:
             return
-        if os.getpid() != own:
+        reply = answer(request, *files)
+        if os.getpid() != _serving[0]:
             os._exit(COPIED)
         _send(link, reply, None)
-        del reply  # what was sent must not be kept until the next request
+        del request, reply  # what was sent must not be kept until the next request
+
+
+_serving = [0]
+
+
+def carry_on() -> None:
+    """Have this process, which may be a copy of the child, be the one that serves."""
+    _serving[0] = os.getpid()
 
 
 def die_with(owner: int) -> None:
@@ -146,7 +158,7 @@ def die_with(owner: int) -> None:
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() != owner:
+    if os.getppid() not in (owner, 0):  # 0: in another namespace of processes
         os._exit(1)
 
 
@@ -156,14 +168,16 @@ def resolve(path: str) -> Any:
     return reduce(getattr, name.split("."), importlib.import_module(module))
 
 
-def _send(link: socket.socket, message: bytes, end: float | None) -> None:
-    for part in (len(message).to_bytes(8, "big"), message):
-        link.settimeout(_left(end))
-        link.sendall(part)
+def _send(link: socket.socket, message: bytes, end: float | None, files: Sequence[int] = ()) -> None:
+    link.settimeout(_left(end))
+    socket.send_fds(link, [len(message).to_bytes(8, "big")], files)
+    link.settimeout(_left(end))
+    link.sendall(message)
 
 
-def _receive(link: socket.socket, end: float | None) -> bytearray:
-    """Raises ``EOFError`` where nobody is at the other end any more, ``TimeoutError``."""
+def _receive(link: socket.socket, end: float | None) -> tuple[bytearray, list[int]]:
+    """Return a message, and the files that came with it. Raises ``EOFError`` where nobody is at the other end any more,
+    ``TimeoutError``."""
 
     def exactly(size: int) -> bytearray:
         received = bytearray()
@@ -175,7 +189,11 @@ def _receive(link: socket.socket, end: float | None) -> bytearray:
             received += chunk
         return received
 
-    return exactly(int.from_bytes(exactly(8), "big"))
+    link.settimeout(_left(end))
+    head, files, _, _ = socket.recv_fds(link, 8, 4)
+    if not head:
+        raise EOFError
+    return exactly(int.from_bytes(head + exactly(8 - len(head)), "big")), files
 
 
 def _left(end: float | None) -> float | None:

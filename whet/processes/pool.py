@@ -13,25 +13,20 @@ import contextlib
 import json
 import os
 import pickle
-import resource
 import signal
 import threading
-import time
-import traceback
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pydantic import Field
 
 from whet.config import Config
 from whet.errors import DeadlineError, WhetError
-from whet.processes.child import Answer, Child, ChildDied, resolve, thread_settings
+from whet.processes.child import Child, ChildDied, thread_settings
 
 Function = Callable[..., Any] | str
 """A function that can be imported by name, or that name, ``module:name``, where this process must not import it."""
-
-OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack
 
 
 class CallTimeout(WhetError):
@@ -72,31 +67,39 @@ class Pool:
         *,
         arguments: tuple[Any, ...] = (),
         threads: int = 1,
+        under: Sequence[str] = (),
     ) -> None:
         """``prepare`` runs once in every new worker, with those ``arguments`` and outside the limits of a call: slow
-        imports belong there. ``threads``: those that a worker computes on."""
+        imports belong there. ``threads``: those that a worker computes on; ``under``: the command of another program
+        that starts it."""
         self.limits = limits or WorkerLimits()
         self.restarts = 0  # workers that were lost
         memory = None if self.limits.memory_gib is None else int(self.limits.memory_gib * 2**30)
-        self._prepare = pickle.dumps((f"{__name__}:_set_up", (prepare and _path(prepare), arguments, memory), None))
-        self._environment = thread_settings(threads)
+        self._prepare = pickle.dumps(
+            ("whet.processes.pool_worker:set_up", (prepare and _path(prepare), arguments, memory), None)
+        )
+        self._environment, self._under = thread_settings(threads), under
         self._lock = threading.Lock()
         self.children = set[Child]()  # the workers there are now
         self._own = threading.local()  # each thread's child
         self._threads = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="whet-pool")
         self.closed = False
 
-    async def call(self, function: Function, *args: Any) -> Any:
+    async def call(self, function: Function, *args: Any, unread: bytes | None = None) -> Any:
         """Return ``function(*args)``, run in a worker. The function is importable by name, its result is a JSON value.
+        ``unread``: what the worker itself must not know: its last argument is the number of an open file with it.
 
         Raises ``CallTimeout`` or ``CallCrash`` when the arguments break healthy workers, ``WhetError`` when a worker
         can't start or the function raises.
         """
+        return await asyncio.wrap_future(self.submit(function, *args, unread=unread))
+
+    def submit(self, function: Function, *args: Any, unread: bytes | None = None) -> Future[Any]:
+        """Do the same for callers without an event loop."""
         request = pickle.dumps((_path(function), args, self.limits.cpu_s))
         with self._lock:
             self._check_open()
-            future = self._threads.submit(self._call, request)
-        return await asyncio.wrap_future(future)
+            return self._threads.submit(self._call, request, unread)
 
     def close(self) -> None:
         """Kill the workers. Calls under way raise ``WhetError``."""
@@ -107,12 +110,13 @@ class Pool:
             child.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _call(self, request: bytes) -> Any:
+    def _call(self, request: bytes, unread: bytes | None) -> Any:
         failure: WhetError
         for _ in range(2):
             child = self._worker()
             try:
-                return _result(child.exchange(request, self.limits.deadline_s))
+                with _file(unread) as files:
+                    return _result(child.exchange(request, self.limits.deadline_s, files))
             except DeadlineError:
                 failure = CallTimeout(f"a call hit its deadline of {self.limits.deadline_s:g} s")
             except ChildDied as death:
@@ -131,7 +135,9 @@ class Pool:
             if child.alive:
                 return child
             self._lose(child)
-        child = self._own.child = Child(f"{__name__}:answering", environment=self._environment, quiet=True)
+        child = self._own.child = Child(
+            "whet.processes.pool_worker:answering", environment=self._environment, quiet=True, under=self._under
+        )
         try:
             with self._lock:
                 self._check_open()
@@ -167,37 +173,16 @@ def _result(reply: bytearray) -> Any:
     return found["result"]
 
 
-def answering() -> Answer:
-    """The worker's side."""
-
-    def answer(request: bytes | bytearray) -> bytes:
-        path, args, cpu_s = pickle.loads(request)
-        if cpu_s is not None:
-            # The kernel keeps this limit even while a huge power holds the interpreter.
-            _limit(resource.RLIMIT_CPU, int(time.process_time()) + cpu_s + 1)
-        try:
-            return json.dumps({"result": resolve(path)(*args)}).encode()
-        except (MemoryError, RecursionError):
-            os._exit(OUT_OF_BOUNDS)
-        except WhetError as error:
-            return json.dumps({"error": str(error)}).encode()
-        except BaseException:  # also an exit: it is a mistake of the function, not of what it was given
-            return json.dumps({"bug": traceback.format_exc(limit=-5)}).encode()
-
-    return answer
-
-
-def _set_up(prepare: str | None, arguments: tuple[Any, ...], memory: int | None) -> None:
-    if memory is not None:
-        _limit(resource.RLIMIT_AS, memory)
-    if prepare is not None:
-        resolve(prepare)(*arguments)
-
-
-def _limit(kind: int, value: int) -> None:
-    """Lower a soft limit. Systems that lack this limit leave the wall-clock deadline to do the work."""
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
+@contextlib.contextmanager
+def _file(unread: bytes | None) -> Iterator[list[int]]:
+    """Yield the number of an open file with that, if there is any."""
+    if unread is None:
+        yield []
+        return
+    with open(os.memfd_create("unread"), "wb") as file:
+        file.write(unread)
+        file.flush()
+        yield [file.fileno()]
 
 
 def _path(function: Function) -> str:

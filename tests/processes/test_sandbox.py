@@ -1,0 +1,339 @@
+"""Programs that nobody has read: honest ones run as under an interpreter of their own; hostile ones get nowhere, win
+nothing and leave nothing behind. Each is bounded in what it tries, and runs in a sandbox with small limits."""
+
+import os
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.fault_contract import eventually
+from whet.errors import ConfigError, WhetError
+from whet.processes import sandbox as module
+from whet.processes.programs import Ended
+from whet.processes.sandbox import ISOLATIONS, Checks, ProgramLimits, Sandbox, offered, required
+
+pytestmark = pytest.mark.skipif(offered()[0] is None, reason="this system isolates nothing")
+
+LIMITS = ProgramLimits(
+    workers=1, cpu_s=1, deadline_s=2.5, memory_mib=256, disk_mib=4, output_kib=64, threads=8, files=32
+)
+SECRET = "a key that nobody should see"
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    os.environ["WHET_TEST_SECRET"] = SECRET
+    made = Sandbox(LIMITS)
+    yield made
+    made.close()
+    del os.environ["WHET_TEST_SECRET"]
+
+
+def run(sandbox: Sandbox, source: str, stdin: str = "", checks: Checks | None = None) -> Ended:
+    return sandbox.submit(textwrap.dedent(source), stdin, checks).result(60)
+
+
+def call(sandbox: Sandbox, source: str, tests: str = "assert f(3) == 4, 'not five'") -> Ended:
+    return run(sandbox, source, checks=Checks(textwrap.dedent(tests), {"f": "f"}))
+
+
+HONEST = {
+    "input": "print(input() + input())",
+    "a file": "import sys; print(''.join(line.strip() for line in sys.stdin))",
+    "fast bytes": "import sys; r = sys.stdin.buffer.readline; print((r().strip() + r().strip()).decode())",
+    "number 0": "print(''.join(open(0).read().split()))",
+    "at exit": "import atexit; atexit.register(print, input() + input())",
+    "a thread": "from threading import Thread; Thread(target=lambda: print(input() + input())).start()",
+    "exit 0": "print(input() + input()); exit()",
+    "main": "if __name__ == '__main__': print(input() + input())",
+    "deep": """
+        import sys, threading
+        sys.setrecursionlimit(10**5); threading.stack_size(2**26)
+        def depth(n): return n and 1 + depth(n - 1)
+        def main(): depth(20_000); print(input() + input())
+        threading.Thread(target=main).start()
+    """,
+    "a file of its own": "open('x', 'w').write(input() + input()); print(open('/tmp/x').read())",
+    "a dataclass": "from dataclasses import dataclass\n@dataclass\nclass A: b: str\nprint(A(input() + input()).b)",
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_reads_and_prints_as_under_an_interpreter_of_its_own(sandbox: Sandbox, name: str) -> None:
+    assert run(sandbox, HONEST[name], "4\n2\n") == {"status": 0, "late": False, "out": "42\n", "err": ""}
+
+
+# What must not be possible: each attempt raises, or it is reported.
+SHUT = {
+    "a socket": "import socket; socket.create_connection(('127.0.0.1', 80))",
+    "a raw socket": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "an abstract socket": "import socket; socket.socket(socket.AF_UNIX).connect('\\0/tmp/dbus')",
+    "fork": "import os; os.fork() or os._exit(0)",
+    "a process": "import subprocess; subprocess.run(['/bin/true'])",
+    "a shell": "import os\nif os.system('true') != 0: raise OSError",
+    "another program": "import os; os.execv('/lib64/ld-linux-x86-64.so.2', ['ld'])",
+    "multiprocessing": "from multiprocessing import get_context; get_context('fork').Process(target=print).start()",
+    "ptrace": "import ctypes; c = ctypes.CDLL(None)\nif c.ptrace(16, 1, 0, 0): raise OSError",
+    "memory of others": "open('/proc/1/mem')",
+    "a namespace": "import ctypes; c = ctypes.CDLL(None)\nif c.unshare(0x10000000): raise OSError",
+    "a mount": "import ctypes; c = ctypes.CDLL(None)\nif c.mount(b'x', b'/tmp', b'tmpfs', 0, None): raise OSError",
+    "the home folder": f"import os; os.listdir({str(Path.home())!r})",
+    "the checkout": f"open({str(CHECKOUT / 'pyproject.toml')!r})",
+    "passwords": "open('/etc/passwd')",
+    "a link out": "import os; os.symlink('/etc/passwd', 'x'); open('x')",
+    "a hard link out": "import os, sysconfig; os.link(os.__file__, 'x')",
+    "the parent folder": "open('../../etc/passwd')",
+    "the standard library": "import os; open(os.__file__, 'a')",
+    "the root": "open('/x', 'w')",
+    "what there is": "import os; os.listdir('/')",
+    "a device": "import os; os.mknod('x', 0o60666, 0)",
+    "root": "import os; os.setuid(0)",
+    "more memory": "import resource as r; r.setrlimit(r.RLIMIT_AS, (1 << 40, 1 << 40))",
+    "limits of others": "import resource as r; r.prlimit(1, r.RLIMIT_CPU, (1, 1))",
+    "priority": "import os; os.setpriority(os.PRIO_PROCESS, 0, -5)",
+    "memory that isn't counted": "import os; os.memfd_create('x')",
+    "shared memory": "from multiprocessing.shared_memory import SharedMemory; SharedMemory(create=True, size=10)",
+    "the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",
+}
+
+
+@pytest.mark.parametrize("name", SHUT)
+def test_a_program_can_not_reach(sandbox: Sandbox, name: str) -> None:
+    attempt = textwrap.indent(SHUT[name], "    ")
+    ended = run(sandbox, f"try:\n{attempt}\n    print('open')\nexcept (OSError, ValueError):\n    print('shut')")
+    assert (ended["out"], ended["status"]) == ("shut\n", 0), ended
+
+
+# What ends, and how. None may count as a right answer, which is 42 and status 0.
+ENDS = {
+    "an endless loop": "while True: pass",
+    "an endless loop that ignores signals": "import signal; signal.signal(24, print)\nwhile True: pass",
+    "sleep": "import time; time.sleep(3600)",
+    "a thread that stays": "import threading as t, time; t.Thread(target=time.sleep, args=[3600]).start(); print(42)",
+    "memory": "x = bytearray(2 << 30); print(42)",
+    "memory, bit by bit": "x = []\nwhile len(x) < 4096: x.append(bytearray(1 << 20))\nprint(42)",
+    "disk": "for i in range(64): open(str(i), 'wb').write(bytes(1 << 20))\nprint(42)",
+    "one big file": "open('x', 'wb').write(bytes(5 << 20)); print(42)",
+    "many files": "for i in range(5000): open(str(i), 'w').close()\nprint(42)",
+    "open files": "x = [open('/dev/null') for _ in range(100)]; print(42)",
+    "threads": """
+        import threading, time
+        for _ in range(200): threading.Thread(target=time.sleep, args=[1], daemon=True).start()
+        print(42)
+    """,
+    "an output flood": "import sys\nfor _ in range(64): sys.stdout.write('x' * (1 << 20))\n",
+    "a fork bomb": "import os, time\nfor _ in range(200): os.fork() or time.sleep(5)\nprint(42)",
+    "a huge power": "print(len(str(9 ** 9 ** 9)))",
+    "a regex bomb": "import re; re.match('(a+)+$', 'a' * 40 + 'b'); print(42)",
+    "recursion": "def f(): return f()\nf(); print(42)",
+    "recursion without a limit": "import sys; sys.setrecursionlimit(10**9)\ndef f(): return f()\nf(); print(42)",
+    "a crash": "import ctypes; ctypes.string_at(0)",
+    "its own death": "import os; os.kill(os.getpid(), 9)",
+    "a deep syntax": "eval('(' * 5000)",
+    "abort": "import os; os.abort()",
+}
+
+
+LATE = ("an endless loop", "sleep", "a thread that stays", "a huge power", "a regex bomb")
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_program_ends_within_its_limits(sandbox: Sandbox, name: str) -> None:
+    begun = time.monotonic()
+    ended = run(sandbox, ENDS[name])
+    assert ended["status"] != 0
+    assert time.monotonic() - begun < LIMITS.deadline_s + 6
+    assert len(ended["out"]) <= LIMITS.output_kib << 10
+    assert ended["late"] or name not in LATE
+    assert run(sandbox, "print(42)")["out"] == "42\n"
+
+
+def test_tests_run_where_the_program_is_not(sandbox: Sandbox) -> None:
+    assert call(sandbox, "def f(x): return x + 1")["status"] == 0
+    assert "AssertionError" in call(sandbox, "def f(x): return x + 2")["err"]
+    assert "ZeroDivisionError" in call(sandbox, "def f(x): return x / 0")["err"]
+    assert call(sandbox, "class Solution:\n    def f(self, x): return x + 1")["status"] == 0
+
+
+VALUES = [
+    "(1, 2)",
+    "{1, 2}",
+    "{'a': (1, [2.5])}",
+    "{(1, 2): None}",
+    "b'ab'",
+    "1j",
+    "frozenset({1})",
+    "'\\ud83d'",
+    "True",
+]
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_value_comes_back_with_its_type(sandbox: Sandbox, value: str) -> None:
+    tests = f"got = f({value})\nassert got == {value} and type(got) is type({value})"
+    assert call(sandbox, "def f(x): return x", tests) == {"status": 0, "late": False, "out": "", "err": ""}
+
+
+def test_objects_of_the_program_are_used_where_they_are(sandbox: Sandbox) -> None:
+    source = """
+        class Node:
+            def __init__(self, value): self.value, self.next = value, None
+        def f(node): return [node.value] + (f(node.next) if node.next else [])
+    """
+    tests = Checks(
+        "one = Node(1)\none.next = Node(2)\nassert f(one) == [1, one.next.value]", {"f": "f", "Node": "Node"}
+    )
+    assert run(sandbox, source, checks=tests)["status"] == 0
+
+
+# A wrong function, f(3) != 4, that would have itself taken for a right one.
+CHEATS = {
+    "equal to everything": """
+        class Equal:
+            def __eq__(self, other): return True
+            def __ne__(self, other): return False
+        def f(x): return Equal()
+    """,
+    "a number equal to everything": """
+        class Equal(int):
+            def __eq__(self, other): return True
+            __hash__ = int.__hash__
+        def f(x): return Equal(7)
+    """,
+    "other builtins": """
+        import builtins
+        builtins.AssertionError = builtins.BaseException = type('Nothing', (Exception,), {})
+        builtins.exec = builtins.compile = lambda *a, **k: None
+        def f(x): return 7
+    """,
+    "exit while loading": "import sys; sys.exit(0)",
+    "exit when called": "def f(x): raise SystemExit(0)",
+    "end at once": "import os; os._exit(0)",
+    "end when called": "import os\ndef f(x): os._exit(0)",
+    "frames": """
+        import sys, gc
+        def f(x):
+            seen, frame = repr(gc.get_objects()), sys._getframe()
+            while frame:
+                seen += repr(frame.f_locals) + repr(frame.f_globals)
+                frame = frame.f_back
+            return 4 if ''.join(reversed('evif ton')) in seen else 7
+    """,
+    "the files it was given": """
+        import os
+        def f(x):
+            seen = b''
+            for number in range(64):
+                try: seen += os.pread(number, 1 << 16, 0)
+                except OSError: pass
+            return 4 if b'not five' in seen else 7
+    """,
+    "answers in advance": """
+        import os
+        for number in range(3, 10):
+            try: os.write(number, b'{"value": {"object": 0}}\\n' + b'{"value": true}\\n' * 100)
+            except OSError: pass
+        def f(x): return 7
+    """,
+    "words that aren't JSON": "import os; os.write(3, b'[' * 100_000 + b'\\n')\ndef f(x): return 7",
+    "no link": "import os; os.close(3)\ndef f(x): return 7",
+    "signals to everybody": """
+        import os
+        def f(x):
+            for number in (-1, 1, 2, 3, 4, 5, os.getppid()):
+                try: os.kill(number, 9)
+                except OSError: pass
+            return 7
+    """,
+    "signals of its own": "import signal; signal.signal(14, exit); signal.setitimer(0, 0.01)\nwhile True: pass",
+    "a trace": """
+        import sys, threading
+        def trace(frame, event, argument): frame.f_locals['x'] = 4; return trace
+        sys.settrace(trace); threading.settrace(trace); sys.setprofile(trace)
+        def f(x): return 7
+    """,
+    "another json": 'import json; json.dumps = lambda *a: \'{"value": {"object": 0}}\'\ndef f(x): return 7',
+    "itself": "def f(x):\n    y = []; y.append(y); return y",
+    "a number without end": "def f(x): return 10 ** 5000",
+    "a list without end": "def f(x):\n    while True: yield x",
+    "an exception with a bad text": """
+        class Loud(BaseException):
+            def __str__(self): raise SystemExit(0)
+        def f(x): raise Loud
+    """,
+    "at exit": "import atexit, os; atexit.register(os._exit, 0)\ndef f(x): return 7",
+    "nothing": "",
+    "no Python": "4 is the answer",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_wrong_function_is_wrong_whatever_it_does(sandbox: Sandbox, name: str) -> None:
+    assert call(sandbox, CHEATS[name])["status"] == 1
+    assert call(sandbox, "def f(x): return x + 1")["status"] == 0
+
+
+def test_nothing_is_left_for_the_next_program(sandbox: Sandbox) -> None:
+    run(sandbox, "import builtins, sys; builtins.print = None; sys.modules['json'] = None; open('x', 'w').close()")
+    assert run(sandbox, "import json, os; print(json.dumps(os.listdir('/tmp')))")["out"] == "[]\n"
+    deep = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nos.chmod('/tmp/d', 0)"
+    assert run(sandbox, deep)["status"] == 0
+    assert run(sandbox, "import os; print(os.listdir('/tmp'))")["out"] == "[]\n"  # in a fresh worker, if need be
+
+
+def test_nothing_of_ours_is_told(sandbox: Sandbox) -> None:
+    told = run(sandbox, "import os, sys, gc, platform; print(os.environ, sys.argv, platform.node(), os.getpid())")[
+        "out"
+    ]
+    assert SECRET not in told
+    assert "sandbox" in told
+
+
+def test_processes_and_files_are_gone_when_it_closes(tmp_path: Path) -> None:
+    made = Sandbox(LIMITS)
+    before = processes()
+    try:
+        assert made.submit("print(42)").result(60)["out"] == "42\n"
+        assert processes() - before
+        stays = made.submit("import time; time.sleep(3600)")
+        time.sleep(0.2)
+    finally:
+        made.close()
+    assert eventually(lambda: not processes() - before)
+    with pytest.raises(WhetError, match="closed"):
+        stays.result(10)
+
+
+def processes() -> set[int]:
+    """Those of this one's session and below, as this process sees them."""
+    found = set()
+    for status in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if b"PYTHONHASHSEED=0" in status.read_bytes():
+                found.add(int(status.parts[2]))
+        except OSError:
+            pass
+    return found
+
+
+def test_without_isolation_nothing_runs_but_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "offered", lambda: (None, ["namespaces: unshare: Operation not permitted"]))
+    with pytest.raises(ConfigError, match=r"unshare: Operation not permitted.*data.sandbox=none"):
+        Sandbox(LIMITS)
+    with pytest.raises(ConfigError):
+        required()
+    open_one = Sandbox(LIMITS, "none")
+    assert open_one.submit("print(42)").result(60)["out"] == "42\n"
+    open_one.close()
+
+
+def test_an_isolation_that_leaks_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ISOLATIONS", ("none",))
+    kind, problems = module.offered.__wrapped__()
+    assert kind is None
+    assert "use the network" in problems[0]
+    assert ISOLATIONS == ("namespaces", "bubblewrap")

@@ -1,0 +1,48 @@
+"""The worker's side of a pool: a process that calls functions by their names. Imports little, for workers are many."""
+
+import contextlib
+import json
+import os
+import pickle
+import resource
+import time
+import traceback
+from typing import Any
+
+from whet.errors import WhetError
+from whet.processes.child import Answer, resolve
+
+OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack
+
+
+def answering() -> Answer:
+    """The worker's side."""
+
+    def answer(request: bytes | bytearray, *files: int) -> bytes:
+        path, args, cpu_s = pickle.loads(request)
+        if cpu_s is not None:
+            # The kernel keeps this limit even while a huge power holds the interpreter.
+            _limit(resource.RLIMIT_CPU, int(time.process_time()) + cpu_s + 1)
+        try:
+            return json.dumps({"result": resolve(path)(*args, *files)}).encode()
+        except (MemoryError, RecursionError):
+            os._exit(OUT_OF_BOUNDS)
+        except WhetError as error:
+            return json.dumps({"error": str(error)}).encode()
+        except BaseException:  # also an exit: it is a mistake of the function, not of what it was given
+            return json.dumps({"bug": traceback.format_exc(limit=-5)}).encode()
+
+    return answer
+
+
+def set_up(prepare: str | None, arguments: tuple[Any, ...], memory: int | None) -> None:
+    if memory is not None:
+        _limit(resource.RLIMIT_AS, memory)
+    if prepare is not None:
+        resolve(prepare)(*arguments)
+
+
+def _limit(kind: int, value: int) -> None:
+    """Lower a soft limit. Systems that lack this limit leave the wall-clock deadline to do the work."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
