@@ -160,15 +160,23 @@ def draw_distinct(
 ) -> list[T]:
     """Return ``size`` tasks with keys of their own. ``draw`` is given the index of the draw. Raises ``ConfigError``,
     which says what allows for ``more``, when too few of them differ."""
-    drawn = [draw(index) for index in range(4 * size + 100)]
-    kept = distinct(drawn, key, Tally(name, len(drawn)), apart_from)
-    if len(kept) < size:
+    taken = {key(task) for task in apart_from}
+    found = list[T]()
+    most = 4 * size + 100
+    for index in range(most):
+        if len(found) == size:
+            break
+        task = draw(index)
+        if (own := key(task)) not in taken:
+            taken.add(own)
+            found.append(task)
+    if len(found) < size:
         group, _, of = name.partition("/")
         raise ConfigError(
-            f"{group}: only {len(kept)} different {of} problems in {len(drawn)} drawn, {size} wanted; "
+            f"{group}: only {len(found)} different {of} problems in {most} drawn, {size} wanted; "
             f"ask for fewer, or allow more {more}"
         )
-    return kept[:size]
+    return found
 
 
 def question_key(question: str) -> int:

@@ -6,6 +6,7 @@ TASK_SETS = {
     "gsm8k": "whet.environments.gsm8k:GSM8K",
     "math": "whet.environments.math_dataset:Math",
     "instruction_following": "whet.environments.instruction_following:InstructionFollowing",
+    "long_context": "whet.environments.long_context:LongContext",
     "multiple_choice": "whet.environments.multiple_choice:MultipleChoice",
     "structured_output": "whet.environments.structured_output:StructuredOutput",
     "blend": "whet.rollouts.blend:Blend",
