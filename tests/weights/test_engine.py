@@ -29,6 +29,7 @@ from whet.weights.collective import BroadcastWriter, join
 from whet.weights.config import WeightSyncConfig
 from whet.weights.disk import DiskWriter
 from whet.weights.engine import EngineSync
+from whet.weights.local import LocalSource
 from whet.weights.manifest import from_text, pack, to_text
 from whet.weights.receiver import Receiver
 
@@ -296,6 +297,51 @@ def test_weights_come_to_every_rank_of_every_engine(tmp_path: Path, transport: s
         for model in engine.models:
             assert list(model.held) == [name for name, _ in weights.named]
             assert all(torch.equal(model.held[name], tensor) for name, tensor in weights.named)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_engine_in_the_place_of_a_lost_one_gets_all_weights_beside_one_that_knows_them(
+    tmp_path: Path, transport: str
+) -> None:
+    router, sync, weights = two_engines(tmp_path, transport)
+
+    async def go() -> None:
+        source = LocalSource(weights)
+        await sync._refit(source, router, 1)
+        router.replicas[0] = TwoRanks()
+        await sync._refit(source, router, 2)
+        source.close()
+
+    asyncio.run(go())
+    for model in [model for engine in router.replicas for model in engine.models]:
+        assert all(torch.equal(model.held[name], tensor) for name, tensor in weights.named)
+
+
+class Dying(TwoRanks):
+    """An engine that dies in the middle of a refit."""
+
+    dead = False
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        self.dead = self.dead or method == "take"
+        await self.pause()
+        return await super().call(target, method, *args)
+
+    async def pause(self) -> None:
+        if self.dead:
+            raise GeneratorError("the engine died")
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("collective", marks=pytest.mark.slow)])
+def test_an_engine_that_dies_in_a_refit_is_left_out_and_the_others_get_all_weights(
+    tmp_path: Path, transport: str
+) -> None:
+    router, sync, weights = two_engines(tmp_path, transport)
+    router.replicas[0] = Dying()
+    asyncio.run(sync.load(weights, router, 1))
+    assert router.serving == {1}
+    for model in router.replicas[1].models:
+        assert all(torch.equal(model.held[name], tensor) for name, tensor in weights.named)
 
 
 def test_buckets_keep_order_and_size_and_a_large_tensor_comes_alone() -> None:
