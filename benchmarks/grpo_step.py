@@ -38,8 +38,8 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute, run_computing
 from whet.recipe import Recipe
+from whet.rollouts.config import RolloutConfig
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.source import RolloutConfig
 from whet.run import Run, open_run
 from whet.train import train
 from whet.types import Group, Task

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from whet.config import Problem, RecipeError, load
+from whet.config.tree import DEFAULT
 from whet.recipe import Recipe
 from whet.run_folder import check_free
 
@@ -21,12 +22,13 @@ from whet.run_folder import check_free
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
     """Return a recipe by name or path, with ``overrides`` as on the command line (``"optimizer.lr=1e-6"``) and whole
     ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raise ``RecipeError`` naming all that is wrong."""
-    loaded = load(Recipe, recipe, overrides).value
+    loaded = load(Recipe, recipe, overrides)
     try:
-        value = Recipe.model_validate({**dict(loaded), **sections})
+        value = Recipe.model_validate({**dict(loaded.value), **sections})
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise RecipeError([Problem(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None
+    value, _ = value.completed(lambda key: "algorithm" in sections or loaded.origins.get(key, DEFAULT) != DEFAULT)
     unread = {key: why for key, why in value.unread().items() if key.partition(".")[0] in sections}
     if unread:
         raise RecipeError([Problem(key, "given", why) for key, why in unread.items()])

@@ -34,6 +34,7 @@ from whet.processes.compute import compute
 from whet.rollouts.blend import Blend
 from whet.rollouts.filters import Filter
 from whet.rollouts.recorder import failures, records
+from whet.rollouts.replay import KeptSource, keep_groups
 from whet.rollouts.source import RolloutSource
 from whet.types import Distribution, Group, Message, Task
 
@@ -92,6 +93,8 @@ class Feed(Protocol):
 def build_feed(recipe: "Recipe", renderer: Renderer, devices: Devices) -> Feed:
     """The feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
     online = isinstance(recipe.algorithm, OnlineAlgorithm)
+    if online and recipe.rollouts.replay is not None:
+        return KeptFeed(recipe, Path(recipe.rollouts.replay))
     return SampledFeed(recipe, renderer, devices=devices) if online else RowsFeed(recipe, renderer)
 
 
@@ -162,6 +165,8 @@ class SampledFeed:
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         self.source.ledger.write(folder)
+        if self.recipe.rollouts.keep_groups:
+            keep_groups(folder, step, groups)
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
             lost = failures(step, self.source.lost)
@@ -180,6 +185,34 @@ def _probe_text(renderer: Renderer, task: Task) -> list[int]:
     tokens: list[int] = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
     fallback: Message = {"role": "user", "content": words or "How much is seven times eight?"}
     return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])
+
+
+class KeptFeed:
+    """What another run has sampled and kept. Nothing is sampled, so nothing is evaluated."""
+
+    def __init__(self, recipe: "ForSampling", folder: Path) -> None:
+        self.source = KeptSource(folder)
+        self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
+
+    async def prepare(
+        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
+    ) -> Mapping[str, Scorer]:
+        return learners
+
+    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
+        return Metrics()
+
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
+        return {}
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Who sampled is not here to disagree."""
+
+    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+        """It is kept already."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 class RowsFeed:

@@ -1,8 +1,8 @@
 """A whole run as one typed value. Each setting has its default in exactly one place: the config class that reads it."""
 
 import math
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Callable, Iterator
+from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -24,14 +24,15 @@ from whet.generators.config import GeneratorConfig
 from whet.generators.registry import GENERATORS, GONE
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.losses.composite import PolicyLoss
+from whet.losses.off_policy import TIS
 from whet.metrics.sinks import SinkConfig
 from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
 from whet.rollouts.blend import Blend
+from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.source import RolloutConfig
 from whet.sections import unread
 from whet.weights.config import WeightSyncConfig
 
@@ -193,11 +194,26 @@ class Recipe(Config):
             unread(self), "nobody reads it: this run learns from rows and samples nothing; leave it out"
         )
 
+    @property
+    def _stale(self) -> bool:
+        """Whether it may learn from answers of older weights."""
+        return isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
+
+    def completed(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
+        """Correct for stale rollouts by truncated importance sampling, unless a correction, or ``null``, is written."""
+        main = self.algorithm.main
+        key = f"algorithm.{main.key}.correction"
+        if not (self._stale and isinstance(main.loss, PolicyLoss)) or main.loss.correction or written(key):
+            return self, {}
+        loss = main.loss.model_copy(update={"correction": TIS()})
+        algorithm = self.algorithm.model_copy(update={main.key: loss})
+        return self.model_copy(update={"algorithm": algorithm}), {key: "rollouts.max_staleness"}
+
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""
         found = []
         main = self.algorithm.losses[self.algorithm.main_role]
-        stale = isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
+        stale = self._stale
         if stale and isinstance(main, PolicyLoss) and main.correction is None:
             found.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "

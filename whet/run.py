@@ -37,6 +37,7 @@ from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import described, end_copies
 from whet.recipe import Recipe
 from whet.rollouts.ledger import FILE as LEDGER
+from whet.rollouts.replay import drop_groups_after
 from whet.run_folder import Place, create
 from whet.sections import ForLoop
 from whet.stop_signals import Stopped, StopRequest, stop_signals
@@ -226,7 +227,12 @@ class Run:
         self.metrics = Metrics()
         lap = self.clock.lap()
         waited = timing.generating + timing.grading
-        if waited:  # episodes overlap: the phase's wall time is split as their waiting was
+        if waited:
+            learner_waits = lap.get("time/generate", 0.0)
+            alone = learner_waits if self.devices.shared else timing.passed  # asleep, it does nothing for who waits
+            values["idle/learner"] = learner_waits / lap["time/step"]
+            values["idle/generator"] = max(0.0, 1 - min(timing.sampling, alone) / timing.passed)
+            # Episodes overlap: the phase's wall time is split as their waiting was.
             lap["time/grade"] = lap.get("time/generate", 0.0) * timing.grading / waited
             lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
@@ -289,6 +295,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool, stop: StopReque
         if resuming:
             drop_rollouts_after(folder, run.start)
             truncate_after(folder / LEDGER, run.start)
+            drop_groups_after(folder, run.start)
         resume_step = (run.start if checkpoint else -1) if resuming else None
         run.sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
         closing.closes("the sinks", run.sinks.close)

@@ -21,9 +21,9 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.metrics.sinks import SinkConfig
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
+from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import Reward
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.source import RolloutConfig
 from whet.weights.config import WeightSyncConfig
 
 if TYPE_CHECKING:

@@ -7,15 +7,20 @@ import pytest
 
 from tests.rows import pairs, rows_recipe, write_rows
 from tests.toy import read_settings, toy_settings
+from whet import api
 from whet.algorithms.distillation import OnPolicyDistillation
 from whet.algorithms.grpo import GRPO
 from whet.algorithms.online_dpo import OnlineDPO
 from whet.algorithms.ppo import PPO
 from whet.algorithms.prime import PRIME
 from whet.config import dump_yaml, load
+from whet.config.explain import annotated_yaml, explain
 from whet.errors import ConfigError
+from whet.losses.composite import PolicyLoss
+from whet.losses.off_policy import TIS, IcePop
 from whet.models.config import LoraSettings
 from whet.recipe import Recipe
+from whet.rollouts.config import RolloutConfig
 
 ROWS = {"sft": "supervised", "dpo": "preference", "kto": "labelled", "reward_model": "preference"}
 TEACHERS: Any = {"tutor": {"path": "elsewhere"}}
@@ -125,6 +130,40 @@ def test_distillation_without_a_ratio_is_warned_about_off_policy() -> None:
         assert "algorithm.advantage=teacher" in said(plain | several)[0]
     assert said(plain, max_staleness=1)
     assert not said({"loss": "policy", "advantage": "teacher", "epochs": 2})
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo", "ppo", "prime"])
+def test_stale_rollouts_are_corrected_unless_the_recipe_says_otherwise(algorithm: str) -> None:
+    in_step = load(Recipe, "quickstart", [f"algorithm={algorithm}"])
+    assert policy_loss(in_step.value).correction is None
+    ahead = load(Recipe, "quickstart", [f"algorithm={algorithm}", "rollouts.max_staleness=2"])
+    assert policy_loss(ahead.value).correction == TIS()
+    assert policy_loss(ahead.value).surrogate == policy_loss(in_step.value).surrogate
+    assert not ahead.value.warnings()
+    assert "from     rollouts.max_staleness" in explain(ahead, "algorithm.loss.correction")
+    assert "cap: 2.0" in annotated_yaml(ahead)
+
+
+@pytest.mark.parametrize(
+    ("written", "value"), [("null", None), ("icepop", IcePop()), ("{type: tis, cap: 3}", TIS(cap=3))]
+)
+def test_a_correction_that_is_written_stays(written: str, value: Any) -> None:
+    loss = f"algorithm.loss={{type: policy, correction: {written}}}"
+    found = load(Recipe, "quickstart", [loss, "rollouts.max_staleness=2"]).value
+    assert policy_loss(found).correction == value
+    assert bool(found.warnings()) == (value is None)
+
+
+def test_stale_rollouts_are_corrected_from_python_too() -> None:
+    ahead = RolloutConfig(max_staleness=1)
+    assert policy_loss(api.read("quickstart", rollouts=ahead)).correction == TIS()
+    assert policy_loss(api.read("quickstart", rollouts=ahead, algorithm=GRPO())).correction is None
+
+
+def policy_loss(recipe: Recipe) -> PolicyLoss:
+    loss = recipe.algorithm.main.loss
+    assert isinstance(loss, PolicyLoss)
+    return loss
 
 
 @pytest.mark.parametrize(

@@ -70,10 +70,10 @@ def test_the_state_is_short_and_comes_back() -> None:
     for ticket in range(1000):
         ledger.dispatched(ticket)
     for ticket in range(998):
-        ledger.ended(entry(ticket, outcome="stale" if ticket == 7 else "trained"))
-    assert ledger.state() == "7t1s990t2d"
+        ledger.ended(entry(ticket, outcome="filtered" if ticket == 7 else "trained"))
+    assert ledger.state() == "7t1f990t2d"
     again.load_state(ledger.state())
-    assert again.marks == ledger.marks == expanded("7t1s990t2d").encode()
+    assert again.marks == ledger.marks == expanded("7t1f990t2d").encode()
 
 
 def test_a_run_in_which_each_prompt_ended_once_passes(a_run: Path) -> None:

@@ -16,8 +16,9 @@ from whet.environments.base import Observation, Step, TaskSet
 from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError, DeadlineError, WhetError
 from whet.rollouts.blend import Blend
+from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import DynamicSampling
-from whet.rollouts.source import RolloutConfig, RolloutSource
+from whet.rollouts.source import RolloutSource
 from whet.types import Task
 
 
@@ -34,7 +35,7 @@ async def source(
     renderer = build_renderer(recipe)
     generator = build_generator(recipe, renderer)
     await load_into(generator, trained_weights(recipe, None).tensors())
-    config = RolloutConfig(**({"prompts_per_step": 3} | changes))
+    config = RolloutConfig(**({"prompts_per_step": 3, "retry_delay": 0.0} | changes))
     taskset = taskset or Lowercase()
     environments = HostedEnvironments(taskset.open())
     made = RolloutSource(
@@ -92,6 +93,7 @@ def test_an_environment_that_fails_once_is_tried_again_and_costs_nothing(tiny_mo
             assert len(groups) == 3
             assert metrics.result()["groups/failed"] == 0
             assert metrics.result()["episodes/failed"] == 3
+            assert metrics.result()["failures/ConnectionError"] == 3
 
     asyncio.run(go())
 
@@ -107,6 +109,10 @@ def test_a_group_lost_to_failures_is_replaced_and_counted_and_is_no_zero_reward(
             metrics = rollouts.tally()[0].result()
             assert metrics["groups/failed"] == 1
             assert metrics["groups/kept"] == 3
+            assert metrics["tokens/trained"] == sum(e.trained_tokens for group in groups for e in group.episodes)
+            assert metrics["tokens/failed"] > 0, "what was sampled for it is thrown away, in each attempt"
+            whole = metrics["tokens/trained"] + metrics["tokens/failed"]
+            assert metrics["tokens/goodput"] == pytest.approx(metrics["tokens/trained"] / whole)
             assert [group.task.uid for group in rollouts.lost] == [victim]
             await rollouts.published(1)
             await rollouts.next_groups()
@@ -153,6 +159,31 @@ def test_an_environment_that_hangs_meets_a_deadline(tiny_model: Path) -> None:
                 await rollouts.next_groups()
 
     asyncio.run(go())
+
+
+def test_an_attempt_that_takes_too_long_has_failed_and_is_tried_again(tiny_model: Path) -> None:
+    class SlowOnce(Flaky):
+        async def grade(self, task: Task, answer: str) -> dict[str, float]:
+            self.met[task.uid] = self.met.get(task.uid, 0) + 1
+            await asyncio.sleep(60 if self.met[task.uid] == 1 else 0)
+            return await super().grade(task, answer)
+
+    async def go() -> None:
+        async with source(tiny_model, SlowOnce(failures={}, met={}), episode_deadline=1.0) as rollouts:
+            assert len(await rollouts.next_groups()) == 3
+            assert rollouts.tally()[0].result()["failures/TimeoutError"] == 3
+        async with source(tiny_model, Hanging(), episode_deadline=0.1, retries=1) as hopeless:
+            with pytest.raises(WhetError, match=r"it took longer than rollouts.episode_deadline = 0.1 s"):
+                await hopeless.next_groups()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("changes", [{"order": "ready"}, {"partial": True}])
+def test_in_step_there_is_no_order_and_nothing_partial(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"needs rollouts.max_staleness > 0"):
+        RolloutConfig(**changes)
+    RolloutConfig(max_staleness=1, **changes)
 
 
 def test_filters_that_drop_everything_end_in_a_clear_error(tiny_model: Path) -> None:

@@ -35,7 +35,7 @@ def _print(found: "Audit", most: int | None) -> None:
 
     from whet.visible import visible
 
-    outcomes = ("trained", "filtered", "failed", "stale")
+    outcomes = ("trained", "filtered", "failed")
     table = Table("epoch", *outcomes, title=f"prompts up to step {found.step}")
     for epoch, counts in sorted(found.by_epoch().items(), key=lambda item: item[0] or 0):
         table.add_row("curriculum" if epoch is None else str(epoch), *(str(counts[outcome]) for outcome in outcomes))

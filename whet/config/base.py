@@ -1,6 +1,6 @@
 """The base class of everything that can be configured."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
@@ -38,3 +38,8 @@ class Config(BaseModel):
     def unread(self) -> dict[str, str]:
         """Return the settings, by dotted key, that differ from their defaults and that nothing reads, and why."""
         return {}
+
+    def completed(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
+        """Return it with the settings that follow from others where they are not ``written``; and these, by dotted key,
+        with the setting that each follows from."""
+        return self, {}

@@ -64,7 +64,12 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
         problems.append(Problem("", str(path), "a text holds half a character, such as \\ud800; write whole ones"))
     if problems:
         raise RecipeError(problems)
-    return Loaded(value, _origins(value, tree), path)
+    written = tree
+    value, implied = value.completed(lambda key: not written.find(tuple(key.split(".")))[1])
+    origins = _origins(value, tree)
+    for key, reason in implied.items():
+        origins |= {leaf: reason for leaf in origins if f"{leaf}.".startswith(f"{key}.")}
+    return Loaded(value, origins, path)
 
 
 def _unread(value: Config, tree: Node, file: str, problems: list[Problem]) -> list[TreePath]:

@@ -35,7 +35,8 @@ class PolicyLoss(WeightedLoss):
 
     surrogate: Annotated[PolicyGradient, Component(SURROGATES)] = PPOClip()
     correction: Annotated[Correction, Component(CORRECTIONS)] | None = None
-    """Multiplies the surrogate only."""
+    """Multiplies the surrogate only. A recipe with ``rollouts.max_staleness`` above 0 gets ``tis`` unless it says
+    otherwise; ``null`` turns it off."""
     kl: KL | None = None
     entropy_coefficient: float = Field(0.0, ge=0)
     positive_nll: PositiveNLL | None = None

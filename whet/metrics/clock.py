@@ -9,21 +9,62 @@ import asyncio
 import statistics
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 _Who = tuple[int, int]  # thread and task
 
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds that episodes waited, summed over all episodes (which overlap), and how many attempts failed."""
+    """What episodes waited for and what they lost, summed over all of them (they overlap)."""
 
-    generating: float = 0.0
-    grading: float = 0.0
-    failures: int = 0  # attempts that failed
+    begun: float = field(default_factory=time.perf_counter)
+    passed: float = 0.0  # seconds, of a lap
+    generating: float = 0.0  # seconds
+    grading: float = 0.0  # seconds
+    sampling: float = 0.0  # seconds in which at least one waited for the generator, and it did not rest
+    failures: Counter[str] = field(default_factory=Counter)  # attempts that failed, by the kind of their error
+    lost: int = 0  # tokens that were sampled in such attempts
+    _open: int = 0  # who wait for the generator now
+    _resting: bool = False
+    _since: float | None = None  # when ``sampling`` was last added to; None: nobody waits, or the generator rests
+
+    @contextmanager
+    def waiting_for_generator(self) -> Iterator[None]:
+        """Count the time spent inside."""
+        started = time.perf_counter()
+        self._open += 1
+        self._settle(started)
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            self.generating += now - started
+            self._open -= 1
+            self._settle(now)
+
+    def rest(self, resting: bool) -> None:
+        """The generator stops, or goes on."""
+        self._resting = resting
+        self._settle(time.perf_counter())
+
+    def lap(self) -> "Timing":
+        """Return what there is, and begin again from zero."""
+        now = time.perf_counter()
+        self._settle(now)
+        past = replace(self, passed=now - self.begun)
+        self.begun = now
+        self.generating = self.grading = self.sampling = 0.0
+        self.failures, self.lost = Counter(), 0
+        return past
+
+    def _settle(self, now: float) -> None:
+        if self._since is not None:
+            self.sampling += now - self._since
+        self._since = now if self._open and not self._resting else None
 
 
 class Clock:

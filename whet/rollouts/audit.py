@@ -48,9 +48,7 @@ def audit(folder: Path) -> Audit:
         raise DataError(f"{folder} has no checkpoint yet, so nothing says what was drawn: audit it after the first one")
     source: dict[str, Any] = checkpoint.state["source"]
     if "next_ticket" not in source:
-        raise DataError(
-            f"{folder} learns from rows, in the order of its data: only prompts that are sampled have a ledger"
-        )
+        raise DataError(f"{folder} draws no prompts (it learns from rows, or from kept groups), so it has no ledger")
     marks = expanded(source.get("ledger", f"{source['next_ticket']}{UNKNOWN}"))
     entries = list(read_ledger(folder))
     kept = [entry for entry in entries if entry.step <= checkpoint.step]

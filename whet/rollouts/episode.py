@@ -1,7 +1,9 @@
 """One episode: an environment and the model take turns until the environment is done or a budget is used up. Knows no
 groups, no permits and no learner."""
 
+import asyncio
 import logging
+import random
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Session
+from whet.seeds import derive_seed
 from whet.types import Episode, Message, Status, Task
 
 if TYPE_CHECKING:
@@ -30,31 +33,40 @@ async def play(
     sampling: Sampling,
     *,
     retries: int,
+    retry_delay: float = 0.0,
+    deadline: float | None = None,
     seed: int,
     session: str,
     timing: Timing,
     endpoint: "Endpoint | None" = None,
 ) -> Episode:
     """``run_episode``, or ``run_program`` through the endpoint, again from the start (under the same seed) after an
-    infrastructure failure. When it fails for good, an episode without tokens whose status is failed; what is wrong with
-    the run itself is raised."""
+    infrastructure failure; to take more than ``deadline`` seconds is one. When it fails for good, an episode without
+    tokens whose status is failed; what is wrong with the run itself is raised."""
     why = ""
     for attempt in range(retries + 1):
+        recording = Recording(generator, renderer, sampling, session, seed, timing)
+        limit = asyncio.timeout(deadline)
         try:
-            recording = Recording(generator, renderer, sampling, session, seed, timing)
-            program = environments.program_for(task)
-            if program is not None and endpoint is not None:
-                return await run_program(program, recording, endpoint)
-            return await run_episode(environments.make(task), recording)
+            async with limit:
+                program = environments.program_for(task)
+                if program is not None and endpoint is not None:
+                    return await run_program(program, recording, endpoint)
+                return await run_episode(environments.make(task), recording)
         except Exception as error:
             bad_task = isinstance(error, DataError)  # trying again would not help, and the others may be good
             if isinstance(error, WhetError) and not bad_task:
                 raise
             why, last = described(error), bad_task or attempt == retries
-        timing.failures += 1
+            if limit.expired():
+                why = f"it took longer than rollouts.episode_deadline = {deadline:g} s"
+            timing.failures[type(error).__name__] += 1
+            timing.lost += sum(line.trained_tokens for line in recording.branches)
         log.warning("episode %s failed (attempt %d): %s", session, attempt + 1, why)
         if last:
             break
+        jitter = random.Random(derive_seed(seed, "retry", attempt)).uniform(0.5, 1.5)
+        await asyncio.sleep(retry_delay * 2**attempt * jitter)
     return Episode([], status=Status.FAILED, error=why)
 
 

@@ -17,8 +17,8 @@ from whet.metrics.sinks.jsonl import read_lines
 
 FILE = "ledger.jsonl"  # in the run folder
 
-Outcome = Literal["trained", "filtered", "failed", "stale"]
-MARKS = {"dispatched": "d", "finished": "g", "trained": "t", "filtered": "f", "failed": "x", "stale": "s"}
+Outcome = Literal["trained", "filtered", "failed"]
+MARKS = {"dispatched": "d", "finished": "g", "trained": "t", "filtered": "f", "failed": "x"}
 UNDER_WAY = MARKS["dispatched"] + MARKS["finished"]
 UNKNOWN = "?"  # of checkpoints that were made before there was a ledger
 

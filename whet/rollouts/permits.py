@@ -2,6 +2,8 @@
 new weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
 learner was started more than n versions ago."""
 
+from collections.abc import Sequence
+
 from whet.errors import WhetError
 
 
@@ -16,7 +18,7 @@ class Permits:
     """
 
     def __init__(self, per_step: int, max_staleness: int) -> None:
-        self.per_step = per_step
+        self.per_step, self.max_staleness = per_step, max_staleness
         self.available = per_step * (max_staleness + 1)
         self._total = self.available
 
@@ -36,3 +38,14 @@ class Permits:
         self.available += count
         if self.available > self._total:
             raise WhetError("more permits were given back than taken: a step was published twice")
+
+    def in_time(self, begun: Sequence[int], version: int, left: int) -> bool:
+        """Whether groups begun under these versions (ascending) can all be handed over within the bound: the first of
+        them as the ``left`` last ones of the step after ``version``, then ``per_step`` with each further version.
+
+        >>> permits = Permits(per_step=2, max_staleness=1)
+        >>> permits.in_time([3, 4, 4], version=4, left=1), permits.in_time([3, 3, 4], version=4, left=1)
+        (True, False)
+        """
+        versions = (version + place // self.per_step + 1 for place in range(-left, len(begun) - left))
+        return all(at - start <= self.max_staleness for at, start in zip(versions, begun, strict=True))

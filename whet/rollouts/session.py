@@ -169,13 +169,12 @@ class Session:
         if limit is not None:
             params = replace(params, max_new_tokens=min(limit, params.max_new_tokens))
         usage.turns += 1
-        started = time.perf_counter()
 
         async def sample(history: list[int], params: SamplingParams) -> Completion:
             return await recording.generator.sample(history, params, recording.name)
 
-        spans, completion = await sample_reply(sample, history, params, renderer, sampling.thinking_budget)
-        recording.timing.generating += time.perf_counter() - started
+        with recording.timing.waiting_for_generator():
+            spans, completion = await sample_reply(sample, history, params, renderer, sampling.thinking_budget)
         usage.prompt_tokens += len(history)
         usage.cached_tokens += completion.cached
         usage.cut_thoughts += any(not span.trained for span in spans)

@@ -1,5 +1,5 @@
 """Where the loop's groups come from in reinforcement learning: tasks are drawn, episodes run side by side, finished
-groups are filtered and handed over in the order of their tickets.
+groups are filtered and handed over, in the order of their tickets or as they get ready.
 
 Who waits for what: ``next_groups`` waits for the oldest tickets. A ticket's task waits for free episode slots
 (``concurrency``), then for the generator and the environment, with a deadline. ``published`` never waits. Tickets are
@@ -8,16 +8,14 @@ finishes first.
 """
 
 import asyncio
+import itertools
 import logging
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import Field
-
-from whet.config import Component, Config
 from whet.data.order import TaskOrder
 from whet.data.renderer import Renderer
 from whet.environments.base import checked_score
@@ -28,7 +26,8 @@ from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
 from whet.rollouts.blend import Blend
-from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws
+from whet.rollouts.config import RolloutConfig
+from whet.rollouts.curriculum import Draws
 from whet.rollouts.episode import play
 from whet.rollouts.filters import Filter
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
@@ -44,35 +43,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class RolloutConfig(Config):
-    """How many rollouts make a step, and how far they may run ahead."""
-
-    prompts_per_step: int = Field(8, gt=0)
-    """Groups that one step learns from."""
-    curriculum: Annotated[Curriculum, Component(CURRICULA)] | None = None
-    """Which task comes next; None: all of them in turn, shuffled anew each epoch."""
-    max_staleness: int = Field(0, ge=0)
-    """How many weight versions behind a rollout may have started. 0: synchronous; 1: one step off; n: n steps off."""
-    concurrency: int = Field(256, gt=0, le=100_000)
-    """Episodes that run at once."""
-    deadline: float = Field(600.0, gt=0)
-    """Seconds that one group may take before the run stops."""
-    retries: int = Field(2, ge=0)
-    """How often an episode is run again after its environment or generator failed."""
-    max_failed: float = Field(0.1, ge=0, le=1)
-    """Share of a step's groups that may be lost to failures before the run stops."""
-    max_sampling_rounds: int = Field(4, gt=0)
-    """At most this many times ``prompts_per_step`` groups are sampled for one step when filters drop some."""
-    when_exhausted: Literal["error", "smaller_step"] = "error"
-    """When ``max_sampling_rounds`` is reached: stop the run, or learn from the groups there are, if any."""
-    mismatch_alarm: float = Field(1.05, gt=1)
-    """Above this mean of exp|lp_learner - lp_generator| over a step's tokens the log warns."""
-    max_mismatch: float | None = Field(None, gt=1)
-    """Above it the run stops; None: it goes on."""
-    record_every: int = Field(1, ge=0)
-    """Steps between those whose rollouts are written to the run folder; 0: none."""
-
-
 @dataclass(slots=True)
 class _Ticket:
     number: int
@@ -81,14 +51,7 @@ class _Ticket:
     epoch: int | None = None  # None with a curriculum
     job: "asyncio.Task[None] | None" = None
     group: Group | None = None  # once it is sampled
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What happened since the last step was handed over."""
-
-    metrics: Metrics = field(default_factory=Metrics)
-    timing: Timing = field(default_factory=Timing)
+    finished: int = -1  # how many were before it
 
 
 class RolloutSource:
@@ -126,8 +89,9 @@ class RolloutSource:
         self._owed: list[_Ticket] = []  # of the groups that were handed over last, with their permits
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
+        self._finish_order = itertools.count()
         self._slots = asyncio.Semaphore(config.concurrency)
-        self._tally = _Tally()
+        self._metrics, self._timing = Metrics(), Timing()  # since the last call of ``tally``
 
     async def __aenter__(self) -> Self:
         return self
@@ -145,17 +109,16 @@ class RolloutSource:
         many failed, ``DeadlineError`` when one took too long."""
         wanted = self.config.prompts_per_step
         most = wanted * self.config.max_sampling_rounds
-        groups: list[Group] = []
+        taken: list[tuple[_Ticket, Group]] = []
         self.lost, self._owed = [], []
         sampled = failed = 0
+        self._timing.rest(False)
         self._issue()
-        while len(groups) < wanted:
+        while len(taken) < wanted:
             if sampled == most:
-                self._exhausted(groups, sampled, failed)
+                self._exhausted(len(taken), sampled, failed)
                 break
-            ticket = self._tickets[0]
-            group = await self._finish(ticket)
-            self._tickets.popleft()
+            ticket, group = await self._next(wanted - len(taken))
             sampled += 1
             lost = any(episode.status is Status.FAILED for episode in group.episodes)
             if self.curriculum is not None:
@@ -163,43 +126,53 @@ class RolloutSource:
             if lost:
                 failed += 1
                 self.lost.append(group)
-                self._end(ticket, "failed", next(e.error for e in group.episodes if e.error))
+                self._end(ticket, group, "failed", next(e.error for e in group.episodes if e.error))
                 self._check_failures(group, failed)
             else:
                 self._count(group)
                 kept, dropped_by = self._filter(group)
                 if kept is not None:
-                    groups.append(kept)
-                    self._owed.append(ticket)
+                    taken.append((ticket, kept))
+                    trained = sum(episode.trained_tokens for episode in kept.episodes)
+                    self._sampled(trained=trained, filtered=_tokens(group) - trained)
                     continue
-                self._end(ticket, "filtered", dropped_by)
+                self._end(ticket, group, "filtered", dropped_by)
             if self.curriculum is not None:
                 self.curriculum.dropped(ticket.task)
             self.permits.give_back()
             if sampled + len(self._tickets) < most:
                 self._issue()
-        self._tally.metrics.sum("groups/kept", len(groups)).sum("groups/dropped", sampled - failed - len(groups))
-        self._tally.metrics.sum("groups/failed", failed)
+        if self.config.partial:
+            await self.generator.pause()  # until the next weights are published
+            self._timing.rest(True)
+        metrics = self._metrics.sum("groups/kept", len(taken)).sum("groups/dropped", sampled - failed - len(taken))
+        metrics.sum("groups/failed", failed)
         if self.curriculum is not None:
-            self._tally.metrics.merge(self.curriculum.metrics())
-        return groups
+            metrics.merge(self.curriculum.metrics())
+        taken.sort(key=lambda one: one[0].number)
+        self._owed = [ticket for ticket, _ in taken]
+        return [group for _, group in taken]
 
     async def published(self, version: int) -> None:
         """New weights are in the generator: the trained step's permits come back."""
         self.version = version
         for ticket in self._owed:
-            self._end(ticket, "trained", step=version)
+            self.ledger.ended(self._entry(ticket, version, "trained"))
         self.permits.give_back(len(self._owed))
         self._owed = []
-        if self.config.max_staleness:
+        if self.config.max_staleness and not self.config.partial:
             self._issue()  # run ahead; in step, sampling starts when the next groups are asked for
 
     def tally(self) -> tuple[Metrics, Timing]:
         """Metrics and timing since the last call."""
-        tally, self._tally = self._tally, _Tally()
-        if tally.timing.failures:
-            tally.metrics.sum("episodes/failed", tally.timing.failures)
-        return tally.metrics, tally.timing
+        timing = self._timing.lap()
+        self._sampled(failed=timing.lost)
+        metrics, self._metrics = self._metrics, Metrics()
+        if timing.failures:
+            metrics.sum("episodes/failed", timing.failures.total())
+            for kind, count in timing.failures.items():
+                metrics.sum(f"failures/{kind}", count)
+        return metrics, timing
 
     def state(self) -> dict[str, Any]:
         """Everything a resumed run needs (JSON): the position in the data, and each ticket that is not trained yet,
@@ -236,6 +209,7 @@ class RolloutSource:
         """Start what lies waiting after a resume, then a new ticket for each permit."""
         for ticket in self._tickets:
             if ticket.job is None and ticket.group is None:
+                ticket.version = self.version
                 ticket.job = asyncio.create_task(self._run_group(ticket))
         while self.permits.take():
             ticket = _Ticket(self._next_ticket, self._draw(), self.version)
@@ -255,21 +229,49 @@ class RolloutSource:
         """What says which task comes next, and its name in a checkpoint."""
         return ("order", self.order) if self.curriculum is None else ("curriculum", self.curriculum)
 
-    async def _finish(self, ticket: _Ticket) -> Group:
-        try:
-            if ticket.job is not None:
-                await asyncio.wait_for(asyncio.shield(ticket.job), self.config.deadline)
-        except TimeoutError:
-            place = self.environments.blocked_at()
-            hint = "an environment or the generator hangs, or the deadline is too short"
-            if place is not None:
-                hint = f"an environment blocks at {place}, or the deadline is too short"
-            raise DeadlineError(
-                f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; "
-                + hint
-            ) from None
-        assert ticket.group is not None
-        return ticket.group
+    async def _next(self, left: int) -> tuple[_Ticket, Group]:
+        """Take out the ticket that is next, with its group, when that is finished; the step wants ``left`` more."""
+        while True:
+            ticket = await self._finished(self._may_come_next(left))
+            group, ticket.group, ticket.job = ticket.group, None, None
+            assert group is not None
+            if self.version - ticket.version <= self.config.max_staleness:
+                self._tickets.remove(ticket)
+                return ticket, group
+            self._sampled(stale=_tokens(group))  # from a run with a larger bound: the answers go, the prompt stays
+            self._issue()
+
+    def _may_come_next(self, left: int) -> list[_Ticket]:
+        """The oldest, or with ``order = ready`` each without which the others can still be in time."""
+        if self.config.order == "oldest":
+            return [self._tickets[0]]
+        tickets = sorted(self._tickets, key=lambda ticket: (ticket.version, ticket.number))
+        begun = [ticket.version for ticket in tickets]
+        return [
+            ticket
+            for i, ticket in enumerate(tickets)
+            if i == 0 or self.permits.in_time(begun[:i] + begun[i + 1 :], self.version, left - 1)
+        ]
+
+    async def _finished(self, tickets: list[_Ticket]) -> _Ticket:
+        """Return one of these that is finished, when there is one; of several, that which was first."""
+        jobs = {ticket.job for ticket in tickets if ticket.job is not None}
+        if not any(ticket.group for ticket in tickets):
+            done, _ = await asyncio.wait(jobs, timeout=self.config.deadline, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+            if not done:
+                raise self._too_late(tickets[0])
+        return min((ticket for ticket in tickets if ticket.group), key=lambda ticket: ticket.finished)
+
+    def _too_late(self, ticket: _Ticket) -> DeadlineError:
+        place = self.environments.blocked_at()
+        hint = "an environment or the generator hangs, or the deadline is too short"
+        if place is not None:
+            hint = f"an environment blocks at {place}, or the deadline is too short"
+        return DeadlineError(
+            f"group {self._uid(ticket)} did not finish within rollouts.deadline = {self.config.deadline:g} s; {hint}"
+        )
 
     async def _run_group(self, ticket: _Ticket) -> None:
         task, uid = self.tasks[ticket.task], self._uid(ticket)
@@ -290,13 +292,24 @@ class RolloutSource:
                     raise
                 why = f"score_group: {described(error)}"
                 group.episodes = [Episode([], status=Status.FAILED, error=why)]
-        ticket.group = group
+        ticket.group, ticket.finished = group, next(self._finish_order)
         self.ledger.finished(ticket.number)
 
-    def _end(self, ticket: _Ticket, outcome: Outcome, why: str = "", step: int | None = None) -> None:
-        """``step``: by default the one that is being sampled for."""
-        at, uid = self.version + 1 if step is None else step, self.tasks[ticket.task].uid
-        self.ledger.ended(Entry(at, ticket.number, ticket.epoch, uid, ticket.version, outcome, why))
+    def _end(self, ticket: _Ticket, group: Group, outcome: Outcome, why: str | None) -> None:
+        """Drop what was sampled for the next step."""
+        self.ledger.ended(self._entry(ticket, self.version + 1, outcome, why or ""))
+        self._sampled(**{outcome: _tokens(group)})
+
+    def _entry(self, ticket: _Ticket, step: int, outcome: Outcome, why: str = "") -> Entry:
+        uid = self.tasks[ticket.task].uid
+        return Entry(step, ticket.number, ticket.epoch, uid, ticket.version, outcome, why)
+
+    def _sampled(self, trained: int = 0, **thrown_away: int) -> None:
+        """Count sampled tokens by what became of them."""
+        for name, tokens in (("trained", trained), *thrown_away.items()):
+            self._metrics.sum(f"tokens/{name}", tokens).mean(
+                "tokens/goodput", trained if name == "trained" else 0, tokens
+            )
 
     async def _episode(self, task: Task, uid: str, sample: int) -> Episode:
         async with self._slots:
@@ -307,9 +320,11 @@ class RolloutSource:
                 self.renderer,
                 self._sampling(task),
                 retries=self.config.retries,
+                retry_delay=self.config.retry_delay,
+                deadline=self.config.episode_deadline,
                 seed=derive_seed(self.seed, "rollout", uid, sample),
                 session=f"{uid}/{sample}",
-                timing=self._tally.timing,
+                timing=self._timing,
                 endpoint=self.endpoint,
             )
 
@@ -334,7 +349,7 @@ class RolloutSource:
         return group, ""
 
     def _count(self, group: Group) -> None:
-        metrics, mode = self._tally.metrics, self._sampling(group.task).mode
+        metrics, mode = self._metrics, self._sampling(group.task).mode
         metrics.mean("reward/std", statistics.pstdev(episode.reward for episode in group.episodes))
         for episode in group.episodes:
             metrics.mean("reward/mean", episode.reward)
@@ -361,10 +376,10 @@ class RolloutSource:
                 f"{self.config.max_failed:g} of {self.config.prompts_per_step}; the last one, {group.uid}: {errors[-1]}"
             )
 
-    def _exhausted(self, groups: list[Group], sampled: int, failed: int) -> None:
-        if not groups or self.config.when_exhausted == "error":
+    def _exhausted(self, kept: int, sampled: int, failed: int) -> None:
+        if not kept or self.config.when_exhausted == "error":
             raise DataError(
-                f"of {sampled} groups sampled for this step {failed} failed and only {len(groups)} passed the filters "
+                f"of {sampled} groups sampled for this step {failed} failed and only {kept} passed the filters "
                 f"({self.config.prompts_per_step} are needed); the tasks are too easy or too hard for this model. "
                 "Choose other tasks, a larger group, more rollouts.max_sampling_rounds, or "
                 "rollouts.when_exhausted=smaller_step"
@@ -372,3 +387,8 @@ class RolloutSource:
 
     def _uid(self, ticket: _Ticket) -> str:
         return f"{ticket.number:07d}:{self.tasks[ticket.task].uid}"
+
+
+def _tokens(group: Group) -> int:
+    """How many tokens were sampled for it."""
+    return sum(episode.trained_tokens for episode in group.episodes)

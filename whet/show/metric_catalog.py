@@ -53,6 +53,9 @@ CATALOG = (
     Entry("reward/std", "reward spread", "spread", low=1e-6, plotted=False),
     Entry("groups/kept", "groups kept", "kept", "count", plotted=False),
     Entry("groups/dropped", "groups dropped", "dropped", "count", plotted=False),
+    Entry("tokens/goodput", "tokens trained of those sampled", "goodput", "percent", plotted=False),
+    Entry("idle/generator", "generator idle", "gen. idle", "percent", plotted=False),
+    Entry("idle/learner", "learner waiting", "waiting", "percent", plotted=False),
     Entry("lr", "learning rate", "lr", plotted=False),
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}

@@ -1,0 +1,112 @@
+"""Killed again and again, at any moment and in any process, an asynchronous run of several turns loses no prompt and
+counts none twice."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.toy import Lowercase, toy_recipe, write_recipe
+from whet.checkpoint.store import CheckpointStore
+from whet.environments.base import Environment, Observation, Step
+from whet.metrics.sinks.jsonl import FILE, read_metrics
+from whet.rollouts.audit import audit
+from whet.types import Message, Task
+
+ROOT = Path(__file__).parents[2]
+
+
+class Twice(Lowercase):
+    """The first reply is answered with a question; the second one counts."""
+
+    def make(self, task: Task) -> Environment:
+        return _Twice(self, task)
+
+
+class _Twice:
+    def __init__(self, tasks: Twice, task: Task) -> None:
+        self.tasks, self.task, self.replies = tasks, task, 0
+
+    async def start(self) -> Observation:
+        return Observation(list(self.task.prompt))
+
+    async def step(self, reply: Message) -> Step:
+        self.replies += 1
+        if self.replies == 1:
+            return Step(0.0, done=False, messages=[{"role": "user", "content": "sure?"}])
+        scores = await self.tasks.grade(self.task, reply["content"])
+        return Step(scores.pop("reward"), scores=scores)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def family(process: int) -> list[int]:
+    """A process and all below it."""
+    found = [process]
+    for one in found:
+        with contextlib.suppress(OSError):
+            found += map(int, Path(f"/proc/{one}/task/{one}/children").read_text().split())
+    return found
+
+
+def whet(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "whet", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lines(run: Path) -> int:
+    return len((run / FILE).read_bytes().splitlines()) if (run / FILE).exists() else 0
+
+
+@pytest.mark.slow
+def test_twenty_five_kills_of_any_process_leave_the_ledger_exact(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(
+        tiny_model,
+        steps=100_000,
+        data={"type": "tests.e2e.test_kills:Twice", "size": 7},
+        algorithm={"type": "grpo", "group_size": 2, "filters": ["dynamic_sampling"]},
+        sampling={"max_turns": 2},
+        rollouts={"prompts_per_step": 2, "max_staleness": 2, "order": "ready", "max_sampling_rounds": 50},
+        cluster={"type": "processes"},
+        evaluation={"enabled": False},
+        checkpoints={"every": 1, "asynchronous": True},
+    )
+    run, dice = tmp_path / "run", random.Random(11)
+    command = ["train", str(write_recipe(tmp_path / "toy.yaml", recipe)), "--folder", str(run)]
+    for number in range(25):
+        before, process = lines(run), whet(*command)
+        deadline = time.monotonic() + 120
+        while number % 5 and lines(run) < before + 2:  # each fifth kill comes while the run is starting
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "no step in two minutes"
+            time.sleep(0.02)
+        time.sleep(dice.uniform(0, 1.5 if number % 5 else 5))
+        with contextlib.suppress(ProcessLookupError):  # a worker may have ended by itself
+            os.kill(dice.choice(family(process.pid)), signal.SIGKILL)
+        error = process.communicate(timeout=180)[1]
+        assert process.returncode != 0, error
+        if (run / "recipe.yaml").exists():
+            command = ["resume", str(run)]
+        if CheckpointStore(run / "checkpoints").steps():
+            assert not audit(run).violations
+    step = CheckpointStore(run / "checkpoints").latest() or 0
+    last = whet("resume", str(run), f"steps={step + 3}")
+    error = last.communicate(timeout=180)[1]
+    assert last.returncode == 0, error
+    found = audit(run)
+    assert not found.violations
+    assert (found.step, found.later) == (step + 3, 0)
+    assert sum(counts["trained"] for counts in found.by_epoch().values()) == 2 * found.step
+    assert [line["step"] for line in read_metrics(run / FILE)] == list(range(found.step + 1))

@@ -1,0 +1,76 @@
+"""The groups that a run learned from, kept whole, and a source that hands them over again: the same updates to the bit,
+without a generator, also of a run that was ahead of step, in which timing decided what a step was made of."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+from whet.errors import DataError
+from whet.files import write_atomically
+from whet.metrics import Metrics
+from whet.metrics.clock import Timing
+from whet.types import Episode, Group, Task
+
+_FOLDER = "groups"  # in the run folder
+
+
+def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
+    """Write all that a batch is made of: tokens, log-probs, rewards, versions."""
+    write_atomically(_path(folder, step), json.dumps([asdict(group) for group in groups]))
+
+
+def kept_groups(folder: Path, step: int) -> list[Group]:
+    """The groups of a step. Raises ``DataError`` where they were not kept, or can't be read."""
+    path = _path(folder, step)
+    try:
+        return [
+            Group(saved["uid"], Task(**saved["task"]), [Episode.from_json(episode) for episode in saved["episodes"]])
+            for saved in json.loads(path.read_text("utf-8"))
+        ]
+    except FileNotFoundError:
+        raise DataError(
+            f"there is no {path}: that run ended before, or was not made with rollouts.keep_groups"
+        ) from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise DataError(f"{path} can't be read as groups: {error}") from error
+
+
+def drop_groups_after(folder: Path, step: int) -> None:
+    """Delete those of steps that a resumed run will do again."""
+    for path in (folder / _FOLDER).glob("step-*.json"):
+        if int(path.stem.removeprefix("step-")) > step:
+            path.unlink()
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / _FOLDER / f"step-{step:06d}.json"
+
+
+class KeptSource:
+    """Hands over what the run in ``folder`` has kept, step by step. See ``Source``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.version = folder, 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    async def next_groups(self) -> list[Group]:
+        return kept_groups(self.folder, self.version + 1)
+
+    async def published(self, version: int) -> None:
+        self.version = version
+
+    def tally(self) -> tuple[Metrics, Timing]:
+        return Metrics(), Timing()
+
+    def state(self) -> dict[str, Any]:
+        """The step says it all."""
+        return {}
+
+    def load_state(self, state: dict[str, Any], version: int) -> None:
+        self.version = version
