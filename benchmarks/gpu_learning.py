@@ -1,0 +1,178 @@
+"""Part B of ``gpu.py``: how fast the learner trains, rung by rung of what was done for GPUs."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from gpu import Row, Setting, check, wait
+from learning import counted_flops
+from torch import Tensor
+
+from whet.batch import Batch, ModelOutput
+from whet.learner.model import LearnerModel
+from whet.models import tiled_logprobs
+from whet.models.compiled import compile_layers
+from whet.models.forest_attention import use_forest_attention
+from whet.types import Episode, Group, Span, Task, Trajectory
+
+PEAK = 989e12  # of an H100 or H200 in bfloat16, dense
+
+
+@dataclass(slots=True, frozen=True)
+class Shape:
+    """A model's sizes, and the MFU that is expected of each rung."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    tied: bool
+    expected: dict[str, tuple[float, float]]
+
+
+SHAPES = {
+    "0.6B": Shape(
+        1024, 3072, 28, 16, True, {"as it was": (0, 7), "cudnn off": (6, 12), "tiles": (8, 16), "flex": (10, 20)}
+    ),
+    "8B, 12 layers": Shape(
+        4096, 12288, 12, 32, False, {"as it was": (5, 30), "cudnn off": (28, 40), "tiles": (30, 44), "flex": (33, 48)}
+    ),
+}
+RUNGS: dict[str, dict[str, bool]] = {
+    "as it was": {"cudnn": True, "small tiles": True},
+    "cudnn off": {"small tiles": True},
+    "tiles": {},
+    "flex": {"flex": True},
+    "recomputation": {"flex": True, "recomputation": True},
+    "compiled": {"flex": True, "compiled": True},
+}
+
+
+@check("B1")
+def small_model(s: Setting) -> Iterator[Row]:
+    """Qwen3-0.6B's shape, 8,192 and 16,384 tokens."""
+    for tokens in (s.pick(8192, 64), s.pick(16384, 64))[: 1 if s.small else 2]:
+        yield from _ladder("0.6B", tokens, s)
+
+
+@check("B2")
+def large_model(s: Setting) -> Iterator[Row]:
+    """Twelve layers of an 8B model, 8,192 tokens."""
+    yield from _ladder("8B, 12 layers", s.pick(8192, 64), s)
+
+
+def _ladder(name: str, tokens: int, s: Setting) -> Iterator[Row]:
+    shape = SHAPES[name]
+    model = _model(shape, s)
+    for rung, how in RUNGS.items():
+        if (s.rungs and rung not in s.rungs) or (s.small and (how.get("flex") or how.get("compiled"))):
+            continue
+        if how.get("compiled"):
+            compile_layers(model.model, s.device)
+        with _as(model, how, s):
+            new = [_step(model, grpo_batch(tokens, seed), s) for seed in range(s.pick(5, 1))]
+            same = grpo_batch(tokens, 99)
+            again = [_step(model, same, s) for _ in range(s.pick(10, 1))]
+            flops = counted_flops(model.model, same)
+            for what, laps in (("new shapes", new[s.pick(1, 0) :]), ("one shape", again[s.pick(2, 0) :])):
+                forward, backward = (sorted(lap[i] for lap in laps)[len(laps) // 2] for i in (0, 1))
+                where = f"{name}, {tokens} tokens, {rung}, {what}"
+                yield Row(f"{where}: ms forward, backward", f"{1e3 * forward:.0f}, {1e3 * backward:.0f}")
+                yield Row(f"{where}: tokens/s", round(tokens / (forward + backward)))
+                mfu, (least, most) = 100 * flops / PEAK / (forward + backward), shape.expected.get(rung, (0, 100))
+                ok = None if s.small or what == "one shape" else least <= mfu <= most
+                yield Row(f"{where}: MFU %", round(mfu, 1), f"{least:g} to {most:g}", ok)
+            if s.device.type == "cuda":
+                yield Row(
+                    f"{name}, {tokens} tokens, {rung}: peak GiB", round(torch.cuda.max_memory_allocated() / 2**30, 1)
+                )
+                torch.cuda.reset_peak_memory_stats()
+            if s.profile:
+                yield from _profiled(model, same, rung, s)
+
+
+def _model(shape: Shape, s: Setting) -> LearnerModel:
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    large = {"hidden_size": shape.hidden, "intermediate_size": shape.inner, "num_hidden_layers": shape.layers}
+    sizes = small if s.small else large | {"num_attention_heads": shape.heads}
+    keys = {"num_key_value_heads": s.pick(8, 2), "head_dim": s.pick(128, 16), "vocab_size": s.pick(151_936, 300)}
+    with s.device:
+        whole = AutoModelForCausalLM.from_config(
+            Qwen3Config(**sizes, **keys, tie_word_embeddings=shape.tied), dtype=torch.float32
+        )
+    use_forest_attention(whole)
+    model = LearnerModel(whole.train(), None, "bfloat16")
+    model.device = s.device
+    return model
+
+
+@contextmanager
+def _as(model: LearnerModel, how: dict[str, bool], s: Setting) -> Iterator[None]:
+    """Be a rung of the ladder inside."""
+    inner: Any = model.model
+    sizes = tiled_logprobs.tiles_on
+    torch.backends.cuda.enable_cudnn_sdp(how.get("cudnn", False))
+    if how.get("small tiles"):
+        tiled_logprobs.tiles_on = lambda device: sizes(torch.device("cpu"))  # type: ignore[assignment]
+    if how.get("recomputation"):
+        inner.gradient_checkpointing_enable({"use_reentrant": False})
+    model.flex = how.get("flex", False)
+    try:
+        yield
+    finally:
+        tiled_logprobs.tiles_on = sizes  # type: ignore[assignment]
+        model.flex = False
+        inner.gradient_checkpointing_disable()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def grpo_batch(tokens: int, seed: int) -> Batch:
+    """About so many tokens: prompts of an eighth of 4,096 each, with eight answers of about 192; lengths are new with
+    each seed."""
+    random = torch.Generator().manual_seed(seed)
+    scale = min(1.0, tokens / 8192)
+    prompt, answer = max(2, int(512 * scale)), max(2, int(192 * scale))
+
+    def some(count: int) -> list[int]:
+        return torch.randint(10, 250, (count,), generator=random).tolist()
+
+    groups = []
+    for index in range(max(1, tokens // (prompt + 8 * answer))):
+        lengths = torch.randint(answer * 3 // 4, answer * 5 // 4 + 1, (8,), generator=random).tolist()
+        start = some(prompt + seed % 7)
+        rows = [Episode([Trajectory([Span(start, False), Span(some(length), True)])]) for length in lengths]
+        groups.append(Group(str(index), Task(str(index), []), rows))
+    return Batch.from_groups(groups)
+
+
+def _step(model: LearnerModel, batch: Batch, s: Setting) -> tuple[float, float]:
+    """Seconds of a forward and of a backward pass, as the host sees them."""
+    model.zero_grad(set_to_none=True)
+    wait(s)
+    begun = time.perf_counter()
+    output: Any = model(batch, frozenset({"logprobs"}))
+    loss = _loss(output)
+    wait(s)
+    ahead = time.perf_counter()
+    loss.backward()
+    wait(s)
+    return ahead - begun, time.perf_counter() - ahead
+
+
+def _loss(output: ModelOutput) -> Tensor:
+    return -output.logprobs.sum() / output.logprobs.numel()
+
+
+def _profiled(model: LearnerModel, batch: Batch, rung: str, s: Setting) -> Iterator[Row]:
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    if s.device.type == "cuda":
+        kinds.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=kinds) as profile:
+        _step(model, batch, s)
+    by = "self_cuda_time_total" if s.device.type == "cuda" else "self_cpu_time_total"
+    yield Row(f"{rung}: what takes longest", profile.key_averages().table(sort_by=by, row_limit=15))
