@@ -168,6 +168,37 @@ def test_math_is_read_from_the_hub_too(monkeypatch):
         Math(path="hf:some/math:main:test").tasks("train")
 
 
+DAPO = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n{}\n\n"
+    'Remember to put your answer on its own line after "Answer:".'
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem", "answer"),
+    [
+        (
+            {"prompt": [{"content": DAPO.format("a\n\nb\n\nc")}], "reward_model": {"ground_truth": "34"}},
+            "a\n\nb\n\nc",
+            "34",
+        ),
+        ({"prompt": [{"content": "a\n\nb\n\nc"}], "reward_model": {"ground_truth": "34"}}, "a\n\nb\n\nc", "34"),
+        ({"prompt": [{"content": "a"}], "reward_model": {"ground_truth": '["\\\\frac{1}{2}"]'}}, "a", "\\frac{1}{2}"),
+        ({"question": "a", "expected_answer": 34}, "a", "34"),
+    ],
+)
+def test_rows_of_dapo_skywork_and_gym_lose_nothing_but_their_wrapping(tmp_path, row, problem, answer):
+    task = Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0, prompt="{question}").tasks("train")[0]
+    assert (task.prompt[0]["content"], task.data["answer"]) == (problem, answer)
+
+
+def test_a_row_with_several_answers_is_an_error_naming_its_line(tmp_path):
+    row = {"prompt": [{"content": "a"}], "reward_model": {"ground_truth": '["1", "2"]'}}
+    with pytest.raises(DataError, match=r"math.jsonl:1: .*with one answer"):
+        Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0).tasks("train")
+
+
 def test_math_tasks_keep_the_difficulty_that_is_a_number(tmp_path):
     rated = [{"difficulty": 2}, {"difficulty": "hard"}, {"difficulty": None}, {"difficulty": True}, {}]
     rows = [{"problem": f"p{i}", "answer": "1", **more} for i, more in enumerate(rated)]

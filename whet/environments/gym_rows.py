@@ -1,10 +1,12 @@
-"""Rows as NeMo Gym publishes them: the conversation stands in ``responses_create_params``."""
+"""Rows that hold their prompt, or a conversation as NeMo Gym publishes it, in ``responses_create_params``."""
 
 from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BeforeValidator
 
-from whet.data.row import Row
+from whet.data.row import Row, Text, missing
+from whet.environments.problems import messages
+from whet.errors import DataError
 from whet.types import Message
 
 _ROLES = {"developer": "system"}
@@ -33,8 +35,9 @@ def _asks(conversation: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 class GymRow(Row):
-    """A row that may bring its conversation along."""
+    """A row that says what the model is shown."""
 
+    prompt: Text | None = None
     responses_create_params: (
         Annotated[list[dict[str, str]], BeforeValidator(_messages), AfterValidator(_asks)] | None
     ) = None
@@ -42,3 +45,9 @@ class GymRow(Row):
     @property
     def conversation(self) -> list[Message] | None:
         return cast(list[Message] | None, self.responses_create_params)
+
+    def shown(self, system: str | None) -> list[Message]:
+        """Return the conversation, or the prompt after ``system``. Raises ``DataError`` where neither is there."""
+        if self.conversation is None and self.prompt is None:
+            raise DataError(f"{self.where}: {missing('prompt', self.model_fields_set)}")
+        return self.conversation or messages(system, self.prompt or "")

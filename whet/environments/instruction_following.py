@@ -83,7 +83,9 @@ class Instructed(GymRow):
     @classmethod
     def _one_turn(cls, values: dict[str, Any]) -> dict[str, Any]:
         one = {name: values[name] for name in ("prompt", "instruction_id_list", "kwargs") if name in values}
-        return {"turns": [one], **values}
+        turns = values.get("turns") or [one]
+        first = turns[0] if isinstance(turns, list) and isinstance(turns[0], dict) else {}
+        return {"prompt": first.get("prompt"), **values, "turns": turns}
 
 
 class InstructionFollowing(SourcedTasks):
@@ -135,10 +137,10 @@ class InstructionFollowing(SourcedTasks):
 
     def _of(self, row: Instructed) -> Task:
         turns = [{"prompt": turn.prompt, "instructions": turn.instructions()} for turn in row.turns]
-        prompt = row.conversation or (self.ask(row.turns[0].prompt) if row.turns[0].prompt else None)
-        if prompt is None or not all(turn.prompt for turn in row.turns[1:]):
-            raise DataError(f"{row.where}: field 'prompt' is missing")
-        return Task("", prompt, {"turns": turns, "mode": self.mode or row.grading_mode or "binary"})
+        if not all(turn.prompt for turn in row.turns[1:]):
+            raise DataError(f"{row.where}: field 'prompt' is missing in a later turn")
+        data = {"turns": turns, "mode": self.mode or row.grading_mode or "binary"}
+        return Task("", row.shown(self.system), data)
 
     def gold(self, task: Task) -> str | None:
         return task.data.get("gold")

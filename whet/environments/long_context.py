@@ -11,11 +11,10 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
-from whet.data.row import Text, read_rows
+from whet.data.row import read_rows
 from whet.environments.cases import Kind
 from whet.environments.gym_rows import GymRow
 from whet.environments.task_source import SourcedTasks
-from whet.errors import DataError
 from whet.types import Task
 
 _NAMES = (
@@ -85,9 +84,8 @@ def _listed(value: Any) -> Any:
 
 
 class Asked(GymRow):
-    """A row: a prompt that holds its context, and the items of the answer."""
+    """A row: what the model is shown, context and all, and the items of the answer."""
 
-    prompt: Text | None = None
     answer: Annotated[list[str], BeforeValidator(_listed)] = Field(
         validation_alias=AliasChoices("answer", "expected_answer", "answer_nodes", "outputs")
     )
@@ -111,7 +109,8 @@ class LongContext(SourcedTasks):
     """An answer that copies more of the text than this, and 40 words, earns nothing."""
 
     def read(self, path: str) -> list[Task]:
-        return [self._of(row) for row in read_rows(path, Asked, self.columns)]
+        rows = read_rows(path, Asked, self.columns)
+        return [Task("", row.shown(self.system), {"answer": row.answer}) for row in rows]
 
     def draw(self, rng: random.Random) -> Task:
         facts, question, answer = KINDS[rng.choice(self.kinds)](rng, self.items)
@@ -125,12 +124,6 @@ class LongContext(SourcedTasks):
         text = " ".join(next(order) if place in places else fillers.pop() for place in range(len(facts) + len(fillers)))
         told = "End with a line of this form, with the items in brackets: Final Answer: [first, second]"
         return Task("", self.ask(f"{text}\n\n{question}\n{told}"), {"answer": answer})
-
-    def _of(self, row: Asked) -> Task:
-        prompt = row.conversation or (self.ask(row.prompt) if row.prompt else None)
-        if prompt is None:
-            raise DataError(f"{row.where}: field 'prompt' is missing")
-        return Task("", prompt, {"answer": row.answer})
 
     def gold(self, task: Task) -> str:
         return f"Final Answer: [{', '.join(task.data['answer'])}]"

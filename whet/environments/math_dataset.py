@@ -1,5 +1,6 @@
 """MATH: competition problems with LaTeX answers (Hendrycks et al., arXiv 2103.03874), and files of the same form."""
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,12 +16,34 @@ def _rating(value: Any) -> Any:
     return None if isinstance(value, str | bool) else value
 
 
+_DAPO = (  # what stands around the questions of DAPO-Math-17k
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
+    '\n\nRemember to put your answer on its own line after "Answer:".',
+)
+
+
 class Question(Row):
-    """A row of MATH."""
+    """A row of MATH, of DAPO or Skywork (``prompt``, ``reward_model``), or of NeMo Gym (``expected_answer``)."""
 
     problem: Text
     answer: str | None  # the published file has rows without one
     difficulty: Annotated[float | None, BeforeValidator(_rating)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published(cls, values: dict[str, Any]) -> dict[str, Any]:
+        try:
+            if "reward_model" in values:
+                asked, answer = values["prompt"][0]["content"], values["reward_model"]["ground_truth"]
+                if answer.startswith("["):  # Skywork: a list in JSON
+                    (answer,) = json.loads(answer)
+                values = {"problem": asked.removeprefix(_DAPO[0]).removesuffix(_DAPO[1]), "answer": answer, **values}
+            elif "expected_answer" in values:
+                values = {"problem": values["question"], "answer": str(values["expected_answer"]), **values}
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+            raise ValueError("the row is not as DAPO, Skywork or NeMo Gym write it, with one answer") from None
+        return values
 
 
 class Math(BoxedProblems):

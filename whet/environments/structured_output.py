@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 from jsonschema import Draft202012Validator
 from pydantic import AliasChoices, Field
 
-from whet.data.row import Text, read_rows
+from whet.data.row import read_rows
 from whet.environments.base import Environments
 from whet.environments.cases import Kind
 from whet.environments.grading import GradingPool
@@ -38,7 +38,6 @@ FACTS: dict[str, tuple[str, tuple[Any, ...]]] = {  # field -> sentence, values
 class Described(GymRow):
     """A row: what the user says, the schema, and, if known, the object that is wanted."""
 
-    prompt: Text | None = None
     schema_str: str | dict[str, Any] = Field(validation_alias=AliasChoices("schema_str", "schema"))
     schema_type: Format = "json"
     response_mode: str | None = None
@@ -86,9 +85,6 @@ class StructuredOutput(SourcedTasks):
         return Task("", self.ask(asked), {"schema": schema, "format": self.format, "gold": gold})
 
     def _of(self, row: Described) -> Task:
-        prompt = row.conversation or (self.ask(row.prompt) if row.prompt else None)
-        if prompt is None:
-            raise DataError(f"{row.where}: field 'prompt' is missing")
         if row.response_mode == "tool_call":
             raise DataError(f"{row.where}: it asks for a call of a tool, not for a text; leave such rows out")
         if row.expected is None and self.content != "filled":
@@ -102,7 +98,7 @@ class StructuredOutput(SourcedTasks):
             raise DataError(f"{row.where}: field 'schema_str' can't be used: {error}") from None
         if row.expected is not None and not Draft202012Validator(schema).is_valid(row.expected):
             raise DataError(f"{row.where}: field 'expected' doesn't fit the schema, made strict")
-        return Task("", prompt, {"schema": schema, "format": row.schema_type, "gold": row.expected})
+        return Task("", row.shown(self.system), {"schema": schema, "format": row.schema_type, "gold": row.expected})
 
     def gold(self, task: Task) -> str | None:
         gold, form = task.data["gold"], task.data["format"]
