@@ -227,12 +227,12 @@ class Run:
         self.metrics = Metrics()
         lap = self.clock.lap()
         waited = timing.generating + timing.grading
-        if waited:
+        if timing.passed:
             learner_waits = lap.get("time/generate", 0.0)
             alone = learner_waits if self.devices.shared else timing.passed  # asleep, it does nothing for who waits
             values["idle/learner"] = learner_waits / lap["time/step"]
             values["idle/generator"] = max(0.0, 1 - min(timing.sampling, alone) / timing.passed)
-            # Episodes overlap: the phase's wall time is split as their waiting was.
+        if waited:  # episodes overlap: the phase's wall time is split as their waiting was
             lap["time/grade"] = lap.get("time/generate", 0.0) * timing.grading / waited
             lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))

@@ -9,6 +9,7 @@ import pytest
 from tests.toy import toy_recipe
 from whet import run
 from whet.metrics.sinks.jsonl import read_metrics
+from whet.rollouts.audit import audit
 
 
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -57,6 +58,18 @@ def test_stale_rollouts_are_never_older_than_allowed(tiny_model: Path, tmp_path:
     staleness = [line["staleness/max"] for line in lines(folder, "train")[1:]]
     assert max(staleness) <= 2
     assert max(staleness) > 0, "nothing ran ahead"
+
+
+def test_partial_rollouts_are_counted_once_and_the_learner_works_alone(tiny_model: Path, tmp_path: Path) -> None:
+    rollouts = {"prompts_per_step": 2, "max_staleness": 1, "order": "ready", "partial": True}
+    folder = run.start(toy_recipe(tiny_model, steps=6, rollouts=rollouts, data={"size": 5}), tmp_path / "run")
+    found = audit(folder)
+    assert not found.violations
+    assert sum(counts["trained"] for counts in found.by_epoch().values()) == 12
+    trained = lines(folder, "train")[1:]
+    assert max(line["staleness/max"] for line in trained) <= 1
+    assert all(0 <= line[f"idle/{who}"] <= 1 for line in trained for who in ("learner", "generator"))
+    assert all(line["tokens/goodput"] == 1 for line in trained)
 
 
 def test_in_step_sampler_and_learner_agree_in_float32(tiny_model: Path, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 new weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
 learner was started more than n versions ago."""
 
-from collections.abc import Sequence
-
 from whet.errors import WhetError
 
 
@@ -39,13 +37,12 @@ class Permits:
         if self.available > self._total:
             raise WhetError("more permits were given back than taken: a step was published twice")
 
-    def in_time(self, begun: Sequence[int], version: int, left: int) -> bool:
-        """Whether groups begun under these versions (ascending) can all be handed over within the bound: the first of
-        them as the ``left`` last ones of the step after ``version``, then ``per_step`` with each further version.
+    def in_time(self, begun: int, version: int, after: int) -> bool:
+        """Whether a group that was begun under version ``begun`` is within the bound if ``after`` others come
+        between it and the step that follows on ``version`` (less than 0: it is part of that step).
 
         >>> permits = Permits(per_step=2, max_staleness=1)
-        >>> permits.in_time([3, 4, 4], version=4, left=1), permits.in_time([3, 3, 4], version=4, left=1)
+        >>> permits.in_time(3, version=4, after=-1), permits.in_time(3, version=4, after=0)
         (True, False)
         """
-        versions = (version + place // self.per_step + 1 for place in range(-left, len(begun) - left))
-        return all(at - start <= self.max_staleness for at, start in zip(versions, begun, strict=True))
+        return version + after // self.per_step + 1 - begun <= self.max_staleness

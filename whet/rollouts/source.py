@@ -242,16 +242,13 @@ class RolloutSource:
             self._issue()
 
     def _may_come_next(self, left: int) -> list[_Ticket]:
-        """The oldest, or with ``order = ready`` each without which the others can still be in time."""
+        """The oldest, or with ``order = ready`` also each before which the older ones can let one more go."""
         if self.config.order == "oldest":
             return [self._tickets[0]]
         tickets = sorted(self._tickets, key=lambda ticket: (ticket.version, ticket.number))
-        begun = [ticket.version for ticket in tickets]
-        return [
-            ticket
-            for i, ticket in enumerate(tickets)
-            if i == 0 or self.permits.in_time(begun[:i] + begun[i + 1 :], self.version, left - 1)
-        ]
+        in_time, version = self.permits.in_time, self.version
+        can_wait = (in_time(ticket.version, version, place - left + 1) for place, ticket in enumerate(tickets))
+        return tickets[: 1 + len(list(itertools.takewhile(bool, can_wait)))]
 
     async def _finished(self, tickets: list[_Ticket]) -> _Ticket:
         """Return one of these that is finished, when there is one; of several, that which was first."""
