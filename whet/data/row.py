@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, Validat
 from whet.data.jsonl import read_jsonl
 from whet.errors import DataError
 from whet.fetch.dataset import fetch_rows
+from whet.fetch.download import fetch_file
 
 _WRONG = {
     "string_type": "must be a text",
@@ -74,7 +75,8 @@ R = TypeVar("R", bound=Row)
 
 
 def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None, nan_is_null: bool = False) -> list[R]:
-    """Return the rows of a JSONL file or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
+    """Return the rows of a JSONL file, of one on the web (``https://...#sha256=...``, with its hash) or, as
+    ``hf:name:config:split``, of a data set on the Hugging Face Hub.
     ``columns`` says what fields are called there, and wins over a field that has the name already; ``nan_is_null``: see
     ``read_jsonl``.
 
@@ -87,6 +89,8 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
         hidden = found.keys() | set(columns.values())
         return found | {name: value for name, value in values.items() if name not in hidden}
 
+    if path.startswith(("https://", "http://")):
+        path = str(fetch_file(path))
     placed = fetch_rows(path) if path.startswith("hf:") else read_jsonl(path, nan_is_null)
     return [kind.of(where, renamed(values)) for where, values in placed]
 

@@ -24,7 +24,8 @@ class SourcedTasks(TaskSet, ABC):
     variety: ClassVar[str] = "variety"  # the settings that allow for more different tasks
 
     path: str | None = None
-    """A JSONL file, or ``hf:name:config:split`` on the Hugging Face Hub; None: tasks are made up, from ``seed``."""
+    """A JSONL file, here or on the web (``https://...#sha256=...``), or ``hf:name:config:split`` on the Hugging Face
+    Hub; None: tasks are made up, from ``seed``."""
     test_path: str | None = None
     """The same; None: test_size rows of ``path`` are held out."""
     columns: dict[str, str] = Field(default={})

@@ -1,0 +1,59 @@
+"""A file of the web is the one whose hash was given, or an error; it is fetched once."""
+
+import hashlib
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from whet.data.row import Row, Text, read_rows
+from whet.errors import DataError
+from whet.fetch.download import fetch_file
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+class Question(Row):
+    question: Text
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "web"
+    folder.mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder / "rows.jsonl", f"http://127.0.0.1:{server.server_port}/rows.jsonl"
+        server.shutdown()
+
+
+def test_rows_are_fetched_once_and_kept(served):
+    file, address = served
+    file.write_text('{"question": "Who?"}\n')
+    url = f"{address}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}"
+    assert read_rows(url, Question)[0].question == "Who?"
+    file.unlink()
+    assert read_rows(url, Question)[0].question == "Who?"
+
+
+def test_another_file_is_an_error_and_is_not_kept(served, tmp_path):
+    file, address = served
+    file.write_text('{"question": "Who?"}\n')
+    url = f"{address}#sha256={'0' * 64}"
+    with pytest.raises(DataError, match="is not the file that was meant"):
+        fetch_file(url)
+    assert not list((tmp_path / "cache" / "data").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [("", "must end in #sha256="), ("#sha256=abc", "must end in"), (f"x#sha256={'0' * 64}", "can't be fetched.*404")],
+)
+def test_an_address_without_a_hash_or_without_a_file_is_an_error(served, end, says):
+    with pytest.raises(DataError, match=says):
+        fetch_file(served[1] + end)
