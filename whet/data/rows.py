@@ -6,6 +6,7 @@ rendered turn by turn, exactly as a rollout would append them, so that a model i
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -84,13 +85,17 @@ class Rows(Data):
             reasons.add(reason)
             return reason
 
-        rows = read_rows(self.path, self.kind, self.columns)
-        test = read_rows(self.test_path, self.kind, self.columns) if self.test_path is not None else None
+        rows, test = self.read()
         size = self.test_size if test is not None else min(self.test_size, len(rows) // 10)
         tally = Tally(self.path, len(rows) + len(test or []))
         train, held_out = hold_out(rows, test, size, _key, tally)
         tally.report(len(train) + len(held_out))
         return {"train": MappedRows(train, bounded), "test": MappedRows(held_out, bounded)}
+
+    def read(self) -> tuple[Sequence[Example], Sequence[Example] | None]:
+        """Return the rows, and those of the test split where it is known."""
+        rows = read_rows(self.path, self.kind, self.columns)
+        return rows, None if self.test_path is None else read_rows(self.test_path, self.kind, self.columns)
 
     def _unusable(self, group: Group) -> str | None:
         tokens = [trajectory.tokens for trajectory in group.trajectories]

@@ -150,6 +150,8 @@ class Session:
             raise LimitReached("turns")
         history = self.tokens
         if not history:
+            if tools:
+                renderer.check_tools(tools)
             added, shown = renderer.render_prompt(new, tools), list(new)
             if len(added) > sampling.max_prompt_tokens and usage.turns:  # a history that an agent has rewritten
                 raise LimitReached("tokens")

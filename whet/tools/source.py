@@ -1,0 +1,59 @@
+"""Where tools come from that a recipe names. A source is a setting; opened, it is a server, which several episodes
+share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydantic import Field
+
+from whet.config import Config
+from whet.config.component import ComponentError, import_path
+from whet.errors import ConfigError
+from whet.tools.tool import Tool, tools_of
+
+
+class ToolServer(Protocol):
+    """The live side of a source."""
+
+    async def tools(self) -> Sequence[Tool]:
+        """Return its tools. What it takes is started, and started again where it has died."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is held."""
+        ...
+
+
+class ToolSource(Config, ABC):
+    """Base of the entries of ``data.tools``."""
+
+    @abstractmethod
+    def open(self) -> ToolServer:
+        """Build the server."""
+
+
+class Functions(ToolSource):
+    """A typed Python function, or a list of functions, by its dotted path."""
+
+    path: str = Field(min_length=1)
+    """As in ``my_tools:lookup``."""
+
+    def open(self) -> "FunctionServer":
+        try:
+            return FunctionServer(tools_of(import_path(self.path)))
+        except ComponentError as problem:
+            raise ConfigError(f"data.tools: {problem}") from None
+
+
+class FunctionServer:
+    """Functions in this process."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+
+    async def tools(self) -> Sequence[Tool]:
+        return self._tools
+
+    async def close(self) -> None:
+        """Nothing is held."""
