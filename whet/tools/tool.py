@@ -39,6 +39,7 @@ class Tool:
     # Takes the arguments and the most characters of a result. Raises ToolError where the arguments are wrong.
     run: Callable[[dict[str, Any], int], Awaitable[str]]
     ordered: bool = False  # keeps state: the calls of one reply run one after the other
+    alive: Callable[[], Awaitable[None]] | None = None  # asked after a time-out; raises where the call is not to blame
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

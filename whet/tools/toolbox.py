@@ -101,6 +101,8 @@ class Toolbox:
         finally:
             running.cancel()  # nothing, where it is done; code that does not listen is left behind
         if not done:
+            if tool.alive is not None:
+                await tool.alive()
             self.counts["timeouts"] += 1
             self._late = tool.name if tool.ordered else self._late
             raise ToolError(f"{tool.name} did not finish within {self._limits.deadline_s:g} s")
@@ -110,12 +112,15 @@ class Toolbox:
 def is_infrastructure(error: BaseException) -> bool:
     """Return whether an exception, or what caused it, is a lost connection, an HTTP status 429 or 5xx (of urllib,
     requests, httpx or openai), or an error of our own."""
-    if isinstance(error, ConnectionError | WhetError | Escape):
-        return True
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "code"):
-            status = getattr(holder, name, None)
+    causes: list[object] = [error]
+    for cause in causes:  # grows: what caused a cause is among them
+        if isinstance(cause, ConnectionError | WhetError | Escape):
+            return True
+        for holder in (cause, getattr(cause, "response", None)):
+            status = getattr(holder, "status_code", getattr(holder, "code", None))
             if isinstance(status, int) and (status == 429 or 500 <= status < 600):
                 return True
-    causes = (getattr(error, "reason", None), error.__cause__, error.__context__)
-    return any(is_infrastructure(cause) for cause in causes if isinstance(cause, BaseException))
+        if isinstance(cause, BaseException):
+            found = (getattr(cause, "reason", None), cause.__cause__, cause.__context__)
+            causes += [one for one in found if one is not None and not any(one is other for other in causes)]
+    return False

@@ -1,0 +1,93 @@
+"""A server of the Model Context Protocol serves tools; what is wrong with the server is never the model's fault."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from whet.tools.mcp_server import MCPConnection, MCPServer
+from whet.tools.tool import Tool
+from whet.tools.toolbox import Toolbox, ToolLimits
+from whet.types import ToolCall
+
+pytest.importorskip("mcp")
+
+
+def server(fault: str = "", answers_in_s: float = 20.0) -> MCPServer:
+    command = (sys.executable, str(Path(__file__).with_name("server.py")), fault)
+    return MCPServer(command=command, answers_in_s=answers_in_s)
+
+
+def run(use: Callable[[MCPConnection], Awaitable[None]], settings: MCPServer) -> None:
+    async def opened() -> None:
+        connection = settings.open()
+        try:
+            await use(connection)
+        finally:
+            await connection.close()
+        assert not [child for child in psutil.Process().children() if "server.py" in " ".join(child.cmdline())]
+
+    asyncio.run(opened())
+
+
+async def answer(tools: Sequence[Tool], name: str, deadline_s: float = 20.0, **arguments: Any) -> str:
+    call: ToolCall = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    box = Toolbox(tools, ToolLimits(deadline_s=deadline_s, max_result_chars=100))
+    return (await box.answer([call]))[0]["content"]
+
+
+def test_a_servers_tools_are_called_and_its_errors_told() -> None:
+    async def use(connection: MCPConnection) -> None:
+        tools = await connection.tools()
+        assert [(tool.name, tool.description) for tool in tools] == [
+            ("add", "Add two numbers."),
+            ("do_act", "Do something."),
+        ]
+        assert tools[0].parameters["required"] == ["a", "b"]
+        assert await answer(tools, "add", a=2, b=3) == "5"
+        assert (await answer(tools, "add", a="x", b=3)).startswith("Error: ")
+        assert (await answer(tools, "do_act", kind="error")).startswith("Error: Error executing tool")
+        assert await answer(tools, "do_act", kind="long") == "x" * 100 + "\n[the rest is left out]"
+        assert await answer(tools, "do_act", kind="garbage") == "done it"  # a wrong id, HTML, half a message
+        assert await answer(tools, "do_act", kind="hang", deadline_s=0.3) == "Error: do_act did not finish within 0.3 s"
+        assert await answer(tools, "add", a=2, b=3) == "5"
+        assert await connection.tools() is tools
+
+    run(use, server())
+
+
+@pytest.mark.parametrize("kind", ["die", "huge", "freeze"])
+def test_a_server_that_dies_freezes_or_floods_is_raised_and_started_again(kind: str) -> None:
+    async def use(connection: MCPConnection) -> None:
+        tools = await connection.tools()
+        with pytest.raises(ConnectionError):
+            await answer(tools, "do_act", kind=kind, deadline_s=0.5 if kind == "freeze" else 20.0)
+        again = await connection.tools()
+        assert await answer(again, "add", a=2, b=3) == "5"
+
+    run(use, server(answers_in_s=3.0))
+    assert psutil.Process(os.getpid()).memory_info().rss < 4 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("fault", "why"), [("silent", "no answer within 1 s"), ("ends", "did not start"), ("garbage", "no answer")]
+)
+def test_a_server_that_does_not_start_is_named_with_its_reason(fault: str, why: str) -> None:
+    async def use(connection: MCPConnection) -> None:
+        with pytest.raises(ConnectionError, match=why):
+            await connection.tools()
+
+    run(use, server(fault, answers_in_s=1.0 if fault != "ends" else 20.0))
+
+
+def test_a_command_that_is_not_there_is_named() -> None:
+    async def use(connection: MCPConnection) -> None:
+        with pytest.raises(ConnectionError, match="no-such-command"):
+            await connection.tools()
+
+    run(use, MCPServer(command=("no-such-command",)))

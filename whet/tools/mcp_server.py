@@ -1,0 +1,170 @@
+"""A server of the Model Context Protocol as a source of tools: a process that is spoken to over its stdin and stdout.
+
+It is started with the first episode, serves all of them, and is started again where it has ended. A server that ends,
+hangs or writes what is not the protocol is a lost connection, and never the model's fault.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field, ValidationError
+
+from whet.errors import ConfigError
+from whet.tools.source import ToolSource
+from whet.tools.tool import Tool, ToolError, bounded
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp.client._transport import TransportStreams
+
+_LONGEST = 16 * 2**20  # bytes of one message
+
+
+class MCPServer(ToolSource):
+    """A command that starts a server, as in ``[uvx, mcp-server-time]``."""
+
+    command: tuple[str, ...] = Field(min_length=1)
+    environment: dict[str, str] = Field(default={})
+    """Variables besides those of this process."""
+    answers_in_s: float = Field(default=30.0, gt=0)
+    """Longest time until it has started, or says that it is still there."""
+
+    def open(self) -> "MCPConnection":
+        if importlib.util.find_spec("mcp") is None:
+            raise ConfigError("data.tools: mcp is not installed: pip install 'whet[tools]'")
+        return MCPConnection(self)
+
+
+class MCPConnection:
+    """One server process after another."""
+
+    def __init__(self, settings: MCPServer) -> None:
+        self.settings, self._lock, self._ended = settings, asyncio.Lock(), asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None  # enters and leaves the client, which one task has to do
+        self._tools: asyncio.Future[list[Tool]]
+
+    async def tools(self) -> Sequence[Tool]:
+        """Raises ``ConnectionError`` where the server doesn't start."""
+        async with self._lock:
+            if self._serving is None or self._serving.done() or self._ended.is_set():
+                await self.close()
+                self._ended = asyncio.Event()
+                self._tools = asyncio.get_running_loop().create_future()
+                self._serving = asyncio.create_task(self._serve(self._tools, self._ended))
+        return await asyncio.shield(self._tools)
+
+    async def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait({self._serving})
+
+    async def _serve(self, tools: "asyncio.Future[list[Tool]]", ended: asyncio.Event) -> None:
+        from mcp import Client
+
+        try:
+            async with asyncio.timeout(self.settings.answers_in_s) as start, Client(self._process(ended)) as client:
+                page = await client.list_tools()
+                found = [*page.tools]
+                while page.next_cursor:
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    found += page.tools
+                tools.set_result([self._tool(client, one.name, one.description, one.input_schema) for one in found])
+                start.reschedule(None)
+                await ended.wait()
+        except BaseException as error:
+            why = (
+                f"no answer within {self.settings.answers_in_s:g} s" if isinstance(error, TimeoutError) else repr(error)
+            )
+            if not tools.done():
+                tools.set_exception(ConnectionError(f"the MCP server {self.settings.command} did not start: {why}"))
+            if not isinstance(error, Exception):
+                raise
+
+    def _tool(self, client: "Client", name: str, description: str | None, parameters: dict[str, Any]) -> Tool:
+        own = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+        return Tool(
+            own, description or own, parameters, partial(self._call, client, name), alive=partial(self._alive, client)
+        )
+
+    async def _call(self, client: "Client", name: str, arguments: dict[str, Any], limit: int) -> str:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        try:
+            result = await client.call_tool(name, arguments)
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                raise ConnectionError(f"the MCP server {self.settings.command} has ended") from None
+            raise ToolError(error.message) from None
+        parts = (part.text if part.type == "text" else part.model_dump_json() for part in result.content)
+        if result.is_error:
+            raise ToolError("\n".join(parts))
+        return bounded(parts, limit)
+
+    async def _alive(self, client: "Client") -> None:
+        """Raise ``ConnectionError``, and end the server, unless it answers."""
+        try:
+            async with asyncio.timeout(self.settings.answers_in_s):
+                await client.list_tools(cache_mode="bypass")
+        except Exception:
+            self._ended.set()
+            raise ConnectionError(f"the MCP server {self.settings.command} does not answer") from None
+
+    @contextlib.asynccontextmanager
+    async def _process(self, ended: asyncio.Event) -> AsyncIterator["TransportStreams"]:
+        """Start the server. Its messages are of bounded length, and lines that are none are left out."""
+        import anyio
+        from mcp.shared.message import SessionMessage
+        from mcp.types import jsonrpc_message_adapter
+
+        process = await asyncio.create_subprocess_exec(
+            *self.settings.command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | self.settings.environment,
+            limit=_LONGEST,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        written, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+        outgoing, sent = anyio.create_memory_object_stream[SessionMessage](0)
+        stdin, stdout = process.stdin, process.stdout
+
+        async def receive() -> None:
+            async with written:
+                with contextlib.suppress(ValueError):  # a message that is too long
+                    while line := await stdout.readline():
+                        with contextlib.suppress(ValidationError):
+                            await written.send(
+                                SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+                            )
+            ended.set()
+
+        async def send() -> None:
+            async with sent:
+                async for message in sent:
+                    text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    stdin.write(f"{text}\n".encode())
+                    with contextlib.suppress(ConnectionError):  # it has ended, as receive finds
+                        await stdin.drain()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(receive)
+                tasks.start_soon(send)
+                yield incoming, outgoing
+                tasks.cancel_scope.cancel()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            stdin.close()
+            await process.wait()
