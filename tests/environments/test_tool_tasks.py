@@ -209,8 +209,20 @@ def test_the_calculator_is_exact(expression: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["2 ** 9", "1 if 2 else 3", "__import__('os')", "True + 1", "1j * 2", "(" * 99, "1 / 0", "1e999", "", "x", "1" * 201],
-)  # fmt: skip
+    [
+        "2 ** 9",
+        "1 if 2 else 3",
+        "__import__('os')",
+        "True + 1",
+        "1j * 2",
+        "(" * 99,
+        "1 / 0",
+        "1e999",
+        "",
+        "x",
+        "1" * 201,
+    ],
+)
 def test_the_calculator_takes_nothing_else_and_no_more(expression: str) -> None:
     with pytest.raises(ToolError):
         calculate(expression)
@@ -227,7 +239,6 @@ def test_a_database_is_read_and_nothing_else() -> None:
     assert queries().query("SELECT COUNT(*) FROM staff") == "60"
     assert queries().query("SELECT id FROM staff ORDER BY id").endswith("19\n[more rows]")
     assert queries().query("SELECT id FROM staff WHERE 0") == "no rows"
-    assert queries().query("SELECT printf('%.*c', 1000000000, 'x')") == "None"
     for statement in (
         "DELETE FROM staff",
         "DROP TABLE staff",
@@ -239,6 +250,7 @@ def test_a_database_is_read_and_nothing_else() -> None:
         "SELECT load_extension('x')",
         "SELECT 1; SELECT 2",
         "SELECT zeroblob(1000000000)",
+        "SELECT printf('%.*c', 1000000000, 'x')",
         "nonsense",
     ):
         with pytest.raises(ToolError, match="SQLite: "):

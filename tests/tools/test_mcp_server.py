@@ -61,7 +61,7 @@ def test_a_servers_tools_are_called_and_its_errors_told() -> None:
     run(use, server())
 
 
-@pytest.mark.parametrize("kind", ["die", "huge", "freeze"])
+@pytest.mark.parametrize("kind", ["die", "huge", pytest.param("freeze", marks=pytest.mark.slow)])
 def test_a_server_that_dies_freezes_or_floods_is_raised_and_started_again(kind: str) -> None:
     async def use(connection: MCPConnection) -> None:
         tools = await connection.tools()
