@@ -20,7 +20,7 @@ FLOORS = [
     {"distillation"},
     {"algorithms"},
     {"build"},
-    {"train", "evaluate"},
+    {"train", "evaluate", "serve"},
     {"feed"},
     {"sections"},
     {"recipe"},

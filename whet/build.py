@@ -78,6 +78,30 @@ def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
 
 
 @asynccontextmanager
+async def open_generator(
+    recipe: "Recipe", run: Path | None, model: str | None = None
+) -> "AsyncIterator[tuple[Refittable[Any], Renderer]]":
+    """Open a generator, and the renderer of its texts, with the weights of a run's best checkpoint, of another
+    ``model``, or of the recipe's. Nothing is trained."""
+    from whet.processes.compute import compute
+
+    whole: dict[str, Any] = {"lora": "merged"}  # weights come once, from this process
+    if recipe.weights.transport == "cuda_ipc":
+        whole["transport"] = None
+    changes: dict[str, Any] = {"weights": recipe.weights.model_copy(update=whole)}
+    if model is not None:
+        changes["model"] = recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})
+    settings = recipe.model_copy(update=changes)
+    renderer = build_renderer(settings)
+    async with Closing() as closing:
+        generator = build_generator(settings, renderer)
+        closing.closes("the generator", generator.close)
+        weights = await compute(trained_weights, settings, run)
+        await build_sync(settings, [0, 0]).load(weights, generator, 0)
+        yield generator, renderer
+
+
+@asynccontextmanager
 async def open_learners(recipe: "ForLearners", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
     """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
     All are closed at the end, and where one can't be built."""

@@ -19,7 +19,7 @@ from whet.errors import DataError, DeadlineError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
-from whet.processes.compute import compute, run_computing
+from whet.processes.compute import run_computing
 from whet.rollouts.blend import Blend, Name
 from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling, Temperature
@@ -265,33 +265,22 @@ def evaluate(
     temperature: float | None = None,
 ) -> Report:
     """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
-    from whet.build import build_generator, build_renderer, build_sync, trained_weights
+    from whet.build import open_generator
     from whet.endpoint.server import Endpoint
 
     taskset = recipe.taskset  # an error at once, rather than after a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
-    whole = recipe.weights.model_copy(update={"lora": "merged"})  # they come once, from this process
-    if whole.transport == "cuda_ipc":
-        whole = whole.model_copy(update={"transport": None})
-    settings = recipe.model_copy(update={"weights": whole, "evaluation": config})
-    if model is not None:
-        settings = settings.model_copy(
-            update={"model": recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})}
-        )
+    settings = recipe.model_copy(update={"evaluation": config})
 
     async def go() -> Report:
         async with Closing() as closing:
             environments = HostedEnvironments(taskset.open())
             closing.closes("the environments", environments.close)
-            renderer = build_renderer(settings)
-            generator = build_generator(settings, renderer)
-            closing.closes("the generator", generator.close)
+            generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
             endpoint = Endpoint(renderer)
             closing.closes("the endpoint", endpoint.close)
-            weights = await compute(trained_weights, settings, run)
-            await build_sync(settings, [0, 0]).load(weights, generator, 0)
             return await evaluate_all(settings, environments, generator, renderer, endpoint)
 
     return run_computing(go())

@@ -44,7 +44,7 @@ def evaluate(
     asked: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     if not isinstance(settings.data, TaskSet):
         refused = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
-        values = _rows(settings, asked, [name for name, value in refused.items() if value is not None], _run(target))
+        values = _rows(settings, asked, [name for name, value in refused.items() if value is not None], run_of(target))
         where = asked.get("split", settings.evaluation.split)
         _show(f"{target}: {values['n']:.0f} rows of the {where} split", values, [], as_json)
         return
@@ -52,8 +52,8 @@ def evaluate(
     from whet.evaluate import evaluate as score
 
     def measured(name: str) -> "Report":
-        run = _run(name)
-        own = settings if run is None or name == target else _with_model_of(settings, run)
+        run = run_of(name)
+        own = settings if run is None or name == target else with_model_of(settings, run)
         return score(own, model=None if run or name == target else name, run=run, **asked)
 
     report = measured(model or target)
@@ -68,11 +68,12 @@ def evaluate(
     _show(f"{model or target}: {report.n} tasks, {report.samples} per task", measures, lines, as_json)
 
 
-def _run(name: str) -> Path | None:
+def run_of(name: str) -> Path | None:
+    """Return the folder if it is a run's."""
     return Path(name) if (Path(name) / "recipe.yaml").is_file() else None
 
 
-def _with_model_of(settings: "Recipe", run: Path) -> "Recipe":
+def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     """Return ``settings`` with the model of another run, because a checkpoint fits only its own run's model."""
     from whet.config import load
     from whet.recipe import Recipe

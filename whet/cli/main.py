@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli import audit, doctor, evaluate, export, plan, recipes, show, train, validate, view
+from whet.cli import audit, doctor, evaluate, export, plan, recipes, serve, show, train, validate, view
 from whet.cli.words import Session
 from whet.closing import left_behind
 from whet.errors import WhetError
@@ -58,6 +58,7 @@ app.command("show")(show.show)
 app.command("validate")(validate.validate)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)
+app.command("serve")(serve.serve)
 app.command("audit")(audit.audit)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)

@@ -1,0 +1,53 @@
+"""``whet serve``: a trained model behind OpenAI's API."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whet.cli.words import Overrides
+
+if TYPE_CHECKING:
+    from whet.environments.base import Address
+
+
+def serve(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|MODEL", help="Run folder (its best or newest checkpoint), folder or Hub id.")
+    ],
+    overrides: Overrides = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option("--host", help="Who may connect: 0.0.0.0 is everybody who has the token, without encryption.")
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option("--token", help="Secret of the clients, instead of a random one.")
+    ] = None,
+) -> None:
+    """Serve a model to programs that speak OpenAI's API. For example: whet serve runs/quickstart-20260131-120000"""
+    from whet.algorithms.base import OnlineAlgorithm
+    from whet.cli.evaluate import run_of, with_model_of
+    from whet.config import load
+    from whet.processes.compute import run_computing
+    from whet.recipe import Recipe
+    from whet.serve import serve as served
+
+    run = run_of(target)
+    samples = run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm)
+    settings = load(Recipe, target if samples else "quickstart", overrides or []).value
+    if run is not None and not samples:  # it learned from rows, and says nothing of a generator
+        settings = with_model_of(settings, run)
+    name = Path(target).resolve().name if Path(target).exists() else target
+
+    def ready(address: "Address") -> None:
+        body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
+        print(f"{name} is served at {address.base_url}\ntoken: {address.api_key}\n")
+        print(f"curl {address.base_url}/chat/completions -H 'Authorization: Bearer {address.api_key}' -d '{body}'\n")
+        print("end with Ctrl-C", flush=True)
+
+    model = target if run is None else None
+    try:
+        run_computing(served(settings, run, model, name=name, host=host, port=port, token=token, ready=ready))
+    except KeyboardInterrupt:
+        print("ended")

@@ -1,0 +1,83 @@
+"""A trained model behind an endpoint of its own, for people and programs to talk to."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from whet.build import open_generator
+from whet.data.renderer import Renderer
+from whet.endpoint.conversations import answer_of
+from whet.endpoint.request import Answer, ApiError, Question
+from whet.endpoint.server import Endpoint
+from whet.environments.base import Address
+from whet.generators.base import Generator
+from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import Recording, Session
+from whet.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from whet.recipe import Recipe
+
+
+class ServedModel:
+    """Answers each call by itself, sampled as the call wants it and otherwise at temperature 1."""
+
+    def __init__(self, generator: Generator, renderer: Renderer, context: int, seed: int) -> None:
+        self.generator, self.renderer, self.context, self.seed = generator, renderer, context, seed
+        self.calls = 0
+
+    async def answer(self, question: Question, repeated: bool) -> Answer:
+        """See ``Answers``."""
+        prompt = len(self.renderer.render_prompt(question.messages, question.tools))
+        if prompt >= self.context:
+            what = f"the conversation has {prompt} tokens, and the context is of {self.context}"
+            raise ApiError(400, what, code="context_length_exceeded", param="messages")
+        self.calls += 1
+        seed = derive_seed(self.seed, "serve", self.calls) if question.wanted.seed is None else question.wanted.seed
+        sampling = _sampling(question, prompt, self.context - prompt)
+        recording = Recording(self.generator, self.renderer, sampling, f"call {self.calls}", abs(seed))
+        return answer_of(await Session(recording).reply(question.messages, question.tools))
+
+
+def _sampling(question: Question, prompt: int, room: int) -> Sampling:
+    wanted = question.wanted
+    named = {"temperature": wanted.temperature, "top_p": wanted.top_p, "top_k": wanted.top_k, "min_p": wanted.min_p}
+    given = {name: value for name, value in named.items() if value is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0  # vLLM's way to say: all
+    longest = min(room, question.limit or room)
+    try:
+        return Sampling.model_validate(
+            {**given, "max_prompt_tokens": prompt, "max_new_tokens": longest, "stop": wanted.stop}
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ApiError(400, f"{name}: {first['msg']}", param=name) from None
+
+
+async def serve(
+    recipe: "Recipe",
+    run: Path | None,
+    model: str | None,
+    *,
+    name: str,
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[Address], None],
+) -> None:
+    """Serve a run's best checkpoint, or another ``model``, under a ``name`` until it is cancelled. ``ready`` is told
+    the address."""
+    async with open_generator(recipe, run, model) as (generator, renderer):
+        endpoint = Endpoint(renderer, model=name, host=host, port=port)
+        await endpoint.start()
+        try:
+            served = ServedModel(generator, renderer, recipe.generator.max_context, recipe.seed)
+            with endpoint.open(served, token) as address:
+                ready(address)
+                await endpoint.until_closed()
+        finally:
+            await endpoint.close()
