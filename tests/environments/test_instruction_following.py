@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import time
 
 import pytest
@@ -10,7 +11,7 @@ pytest.importorskip("if_verifiable")
 
 from whet.environments.instruction_checks import check_instruction, follow_in_worker, registry
 from whet.environments.instruction_following import CAPITALS, InstructionFollowing
-from whet.errors import DataError
+from whet.errors import ConfigError, DataError
 from whet.processes.pool import WorkerLimits
 from whet.types import Task
 
@@ -181,3 +182,10 @@ def test_languages_are_told_apart_the_same_in_every_run():
     checks = [("language:response_language", {"language": code}) for code in ("en", "fr", "it", "es", "de")]
     text = "de la casa in the die il"
     assert len({tuple(follow_in_worker(text, checks).values()) for _ in range(10)}) == 1
+
+
+def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "if_verifiable.ifeval", None)
+    registry.cache_clear()
+    with pytest.raises(ConfigError, match=r"pip install 'whet\[ifeval\]'"):
+        load(tmp_path, ROW)

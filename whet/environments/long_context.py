@@ -44,12 +44,10 @@ def _needles(rng: random.Random, count: int) -> Posed:
 
 def _variables(rng: random.Random, count: int) -> Posed:
     names, (wanted, other) = rng.sample(NAMES, 2 * count), rng.sample(range(100, 1000), 2)
-    chains = {name: names[:count] if name in names[:count] else names[count:] for name in names}
-    facts, last = list[str](), dict[int, str]()
-    for name in sorted(names, key=lambda name: (chains[name].index(name), rng.random())):
-        value = wanted if name in names[:count] else other
-        facts.append(f"{name} is set to {last.get(value, value)}.")
-        last[value] = name
+    chains, facts = [(names[:count], wanted), (names[count:], other)], list[str]()
+    for link in range(count):
+        for chain, value in rng.sample(chains, 2):
+            facts.append(f"{chain[link]} is set to {chain[link - 1] if link else value}.")
     return facts, f"Which names have the value {wanted} in the end?", names[:count]
 
 
