@@ -2,6 +2,7 @@
 learner and generator keep each other busy."""
 
 import contextlib
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -138,6 +139,36 @@ def test_partial_rollouts_go_on_in_a_later_step_and_rest_while_the_learner_works
     simulation.run(100)
     assert simulation.most_versions_of_a_reply == 2, "no reply went on under newer weights"
     assert (simulation.finished_while_learning == 0) == partial
+    simulation.close()
+
+
+def test_a_run_resumed_with_a_smaller_bound_samples_anew_what_is_too_old_and_nothing_else() -> None:
+    simulation = Simulation(RolloutConfig(prompts_per_step=2, max_staleness=4), World(spread=1.5))
+    simulation.run(6)
+    simulation.save()
+    pending = json.loads(simulation.saved[0])["pending"]
+    finished = {ticket["number"] for ticket in pending if ticket["episodes"]}
+    assert finished
+    assert len(finished) < len(pending)
+    simulation.kill(max_staleness=0)
+    simulation.oldest = 0
+    simulation.run(1)
+    started = [entry.version for entry in simulation.source.ledger._news if entry.ticket not in finished]
+    assert set(started) <= {6}, "what was not finished was sampled again under the weights of the checkpoint"
+    simulation.run(7)
+    assert simulation.oldest == 0
+    simulation.check()
+    stale = simulation.source.tally()[0].result()["tokens/stale"]
+    sampled = sum(
+        len(span["tokens"])
+        for ticket in pending
+        for episode in ticket["episodes"] or []
+        for branch in episode["branches"]
+        for span in branch["spans"]
+        if span["trained"]
+    )
+    assert stale > 0
+    assert stale >= sampled, "finished ones of older weights, and those restarted that were not first"
     simulation.close()
 
 
