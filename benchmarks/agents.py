@@ -71,12 +71,14 @@ async def measure(generator: Refittable[Any], shares: bool, turns: int, tokens: 
     await generator.pause()
     await generator.resume(1)  # what the warm-up left is forgotten
     generator.tally()
-    started = time.perf_counter()
+    started, computing = time.perf_counter(), time.process_time()
     await episodes(generator, shares, turns, tokens)
-    seconds, told = time.perf_counter() - started, generator.tally().result()
+    seconds, computing = time.perf_counter() - started, time.process_time() - computing
+    told = generator.tally().result()
     laid_out = told["time/generator/prompt_tokens"]
     computed = laid_out * (1 - told["time/generator/cached_share"])
-    return {"seconds": seconds, "laid out": laid_out, "computed": round(computed), "sampled": GROUP * turns * tokens}
+    times = {"seconds": seconds, "seconds of processors, in this process": computing}
+    return times | {"laid out": laid_out, "computed": round(computed), "sampled": GROUP * turns * tokens}
 
 
 async def on_torch(model: PreTrainedModel, shares: bool, turns: int, tokens: int) -> Result:

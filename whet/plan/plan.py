@@ -109,14 +109,18 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
     number, bucket = BYTES[config.dtype], int(weights.bucket_mb * 2**20)
     if isinstance(config, TorchGeneratorConfig):
         plan.refit, plan.refit_tensors = size.parameters * number, size.tensors
+        sampling, prompts = recipe.sampling, recipe.rollouts.prompts_per_step
+        answers, prompt = prompts * recipe.online.group_size, sampling.max_prompt_tokens
+        if sampling.max_turns > 1:  # from the second one on each episode has a prompt of its own
+            prompts, prompt = answers, sampling.longest - min(sampling.max_new_tokens, sampling.longest - prompt)
         plan.processes["this process"].merge(
             generator_memory(
                 size,
                 config,
-                prompts=recipe.rollouts.prompts_per_step,
-                answers=recipe.rollouts.prompts_per_step * recipe.online.group_size,
-                prompt=recipe.sampling.max_prompt_tokens,
-                answer=recipe.sampling.longest - recipe.sampling.max_prompt_tokens,
+                prompts=prompts,
+                answers=answers,
+                prompt=prompt,
+                answer=sampling.longest - prompt,
                 bucket=bucket,
             )
         )
