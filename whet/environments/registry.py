@@ -13,6 +13,7 @@ TASK_SETS = {
     "long_context": "whet.environments.long_context:LongContext",
     "multiple_choice": "whet.environments.multiple_choice:MultipleChoice",
     "sliding_puzzle": "whet.environments.sliding_puzzle:SlidingPuzzle",
+    "code": "whet.environments.code:Code",
     "structured_output": "whet.environments.structured_output:StructuredOutput",
     "blend": "whet.rollouts.blend:Blend",
     "judge": "whet.judges.rubric:Judged",

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _MOST = 100_000  # values of an iterator that are looked at
+_TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)}
 _CONTAINERS: dict[str, type[Collection[Any]]] = {
     "list": list,
     "tuple": tuple,
@@ -112,6 +113,8 @@ def _encode(value: Any, keep: Callable[[Any], int]) -> Any:
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes):
         return {"bytes": list(value)}
+    if isinstance(value, type) and any(value is one for one in _TYPES.values()):
+        return {"type": value.__name__}
     if isinstance(value, Iterator):
         return {"iterator": [_encode(one, keep) for one in itertools.islice(value, _MOST)]}
     return {"object": keep(value)}
@@ -124,6 +127,8 @@ def _decode(value: Any, find: Callable[[int], Any]) -> Any:
     ((kind, inner),) = value.items()
     if kind == "object":
         return find(inner)
+    if kind == "type":
+        return _TYPES[inner]
     if kind == "dict":
         return {_decode(key, find): _decode(one, find) for key, one in inner}
     if kind == "complex":
