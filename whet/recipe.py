@@ -29,6 +29,7 @@ from whet.metrics.sinks import SinkConfig
 from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
+from whet.processes.sandbox import UNPROTECTED, unprotected
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import REWARDS, Reward
@@ -225,6 +226,8 @@ class Recipe(Config):
                 "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "
                 "algorithm.loss=policy instead"
             )
+        if unprotected(self.model_dump(mode="json")):
+            found.append(UNPROTECTED)
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
             found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
         return found

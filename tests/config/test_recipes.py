@@ -110,3 +110,8 @@ def test_arguments_of_the_chat_template_reach_the_renderer(tmp_path):
         prompt("template_arguments.enable_thinkin=true")
     with pytest.raises(ConfigError, match=r"template_arguments: 'messages' is set by whet"):
         prompt("template_arguments.messages=[]")
+
+
+def test_a_recipe_without_a_sandbox_is_warned_of() -> None:
+    found = [load(Recipe, "quickstart", ["data={type: code, sandbox: " + one + "}"]) for one in ("none", "required")]
+    assert ["with your rights" in " ".join(loaded.value.warnings()) for loaded in found] == [True, False]

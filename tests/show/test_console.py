@@ -136,3 +136,13 @@ def test_names_of_models_and_scores_can_not_act_in_the_terminal(tmp_path):
         assert "\x1b[2J" not in text
         assert "\u202e" not in text
         assert "\\x1b[2J" in text
+
+
+def test_a_run_without_a_sandbox_says_so_in_red(tmp_path: Path) -> None:
+    recipe = {"data": {"of": {"code": {"type": "code", "sandbox": "none"}}}}
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=True, color_system="standard")
+    writer = ConsoleWriter(ConsoleSink(live=False), console, tmp_path, recipe)
+    writer.write(0, {"run/model": "tiny"})
+    assert "\x1b[1;31m" in printed.getvalue()
+    assert "sandbox: none: what the model writes runs with your rights" in printed.getvalue()

@@ -75,7 +75,7 @@ def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Find
 
 
 def _print(finding: checks.Finding) -> None:
-    mark = {"good": "ok    ", "advice": "advice", "broken": "BROKEN"}[finding.state]
-    print(f"{mark}  {finding.subject:<16}  {finding.value}", flush=True)
+    mark = {"good": "ok    ", "advice": "advice", "unsafe": "UNSAFE", "broken": "BROKEN"}[finding.state]
+    typer.secho(f"{mark}  {finding.subject:<16}  {finding.value}", fg="red" if mark.isupper() else None)
     if finding.advice:
         print(f"        {'':<16}  -> {finding.advice}", flush=True)

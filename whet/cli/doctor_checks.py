@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from whet.processes.cores import cores
 
-State = Literal["good", "advice", "broken"]
+State = Literal["good", "advice", "unsafe", "broken"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +175,14 @@ def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding
     """Load each recipe."""
     from whet.config import load
     from whet.errors import WhetError
+    from whet.processes.sandbox import UNPROTECTED, unprotected
     from whet.recipe import Recipe
 
     broken = 0
     for name in names:
         try:
-            load(Recipe, name, overrides)
+            if unprotected(load(Recipe, name, overrides).value.model_dump(mode="json")):
+                yield Finding(f"recipe {name}", UNPROTECTED, "unsafe")
         except WhetError as error:
             broken += 1
             yield Finding(f"recipe {name}", str(error), "broken")

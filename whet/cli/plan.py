@@ -46,6 +46,7 @@ def _gpu_memory() -> float | None:
 
 def _print(plan: "Plan") -> None:
     from whet.files import in_words
+    from whet.processes.sandbox import UNPROTECTED
     from whet.show.metric_catalog import show
 
     for role, size in plan.models.items():
@@ -66,4 +67,4 @@ def _print(plan: "Plan") -> None:
         first = f", the first one {in_words(plan.first_refit)}" if plan.first_refit else ""
         print(f"\na refit moves {in_words(plan.refit)} in {plan.refit_tensors} tensors{first}")
     for warning in plan.warnings:
-        print(f"warning: {warning}")
+        typer.secho(f"warning: {warning}", fg="red" if warning == UNPROTECTED else None)

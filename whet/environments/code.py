@@ -44,7 +44,7 @@ class Code(SourcedTasks):
     reward: Literal["all", "share"] = "all"
     """1 where all tests pass, else 0; or the share of tests that pass."""
     sandbox: Literal["required", "none"] = "required"
-    """``none`` runs what the model writes with your rights."""
+    """``none`` runs what the model writes with your rights. Shown in red wherever the recipe is."""
     limits: ProgramLimits = ProgramLimits()
     """Of one test."""
     total_s: float = Field(default=60.0, gt=0)
@@ -88,10 +88,6 @@ class Code(SourcedTasks):
     def open(self) -> "CodeGrading":
         """Raises ``ConfigError`` where programs can't be isolated."""
         return CodeGrading(self)
-
-    def warnings(self) -> Iterator[str]:
-        if self.sandbox == "none":
-            yield "data.sandbox = none: what the model writes runs with your rights, outside of any sandbox"
 
 
 class CodeGrading(Environments):

@@ -9,6 +9,7 @@ It fails closed: where the system can't isolate, nothing runs, unless whoever op
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -22,6 +23,8 @@ from whet.errors import ConfigError, WhetError
 from whet.processes.namespaces import bubblewrap, needed_by_python
 from whet.processes.pool import Pool, WorkerLimits
 from whet.processes.programs import Ended
+
+UNPROTECTED = "sandbox: none: what the model writes runs with your rights"
 
 Isolation = Literal["namespaces", "bubblewrap", "none"]
 ISOLATIONS: tuple[Isolation, ...] = ("namespaces", "bubblewrap")
@@ -111,6 +114,13 @@ class Sandbox:
         name = "__main__" if checks is None else "program"
         run = "whet.processes.programs:run"
         return self._pool.submit(run, source, stdin, name, self.limits.deadline_s, unread=unread)
+
+
+def unprotected(recipe: object) -> bool:
+    """Whether some part of a recipe, given as plain data, says ``sandbox: none``."""
+    if isinstance(recipe, Mapping):
+        return recipe.get("sandbox") == "none" or any(map(unprotected, recipe.values()))
+    return isinstance(recipe, list | tuple) and any(map(unprotected, recipe))
 
 
 def required() -> Isolation:

@@ -65,7 +65,8 @@ class ConsoleWriter(Sink):
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif any(name.startswith("run/") for name in values):
             facts = self.dashboard.facts
-            self._console.print(f"{facts.name}: {facts.line()}", markup=False, highlight=False, soft_wrap=True)
+            style = "bold red" if facts.sandbox else None
+            self._console.print(f"{facts.name}: {facts.line()}", style, markup=False, highlight=False, soft_wrap=True)
 
     def status(self, text: str) -> None:
         self.dashboard.status = text

@@ -70,7 +70,15 @@ class Dashboard:
         whole = Layout()
         whole.split_column(
             Layout(self._header(), size=1),
-            Layout(Text(f" {self.facts.line()}", style="dim", no_wrap=True, overflow="ellipsis"), size=1),
+            Layout(
+                Text(
+                    f" {self.facts.line()}",
+                    style="bold red" if self.facts.sandbox else "dim",
+                    no_wrap=True,
+                    overflow="ellipsis",
+                ),
+                size=1,
+            ),
             *(Layout(name=f"plots {i}", minimum_size=3) for i in range(len(rows))),
             Layout(self._time(), size=4),
             Layout(self._values((width - 4) // 18, shown), size=4),

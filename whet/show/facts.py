@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
+from whet.processes.sandbox import UNPROTECTED, unprotected
 from whet.show.metric_catalog import duration, show
 from whet.visible import visible
 
@@ -26,6 +27,7 @@ class RunFacts:
     algorithm: str = ""
     device: str = ""
     steps: int | None = None
+    sandbox: str = ""  # only where there is none
 
     @classmethod
     def of(cls, folder: Path, recipe: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Self:
@@ -46,14 +48,15 @@ class RunFacts:
             algorithm=text("algorithm", "algorithm.type", "algorithm"),
             device=text("device"),
             steps=int(steps) if isinstance(steps, int | float) else None,
+            sandbox=UNPROTECTED if unprotected(recipe) else "",
         )
 
     def rows(self) -> Rows:
         """Return the facts that are known."""
         size = show(self.parameters, "count") if self.parameters else ""
         known = {
-            "model": self.model, "parameters": size, "task": self.task, "algorithm": self.algorithm,
-            "device": self.device,
+            "sandbox": self.sandbox, "model": self.model, "parameters": size, "task": self.task,
+            "algorithm": self.algorithm, "device": self.device,
         }  # fmt: skip
         return [(name, text) for name, text in known.items() if text]
 
