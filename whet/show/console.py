@@ -66,7 +66,9 @@ class ConsoleWriter(Sink):
         elif any(name.startswith("run/") for name in values):
             facts = self.dashboard.facts
             style = "bold red" if facts.sandbox else None
-            self._console.print(f"{facts.name}: {facts.line()}", style, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(
+                f"{facts.name}: {facts.line()}", style=style, markup=False, highlight=False, soft_wrap=True
+            )
 
     def status(self, text: str) -> None:
         self.dashboard.status = text
