@@ -18,7 +18,7 @@ from whet.config import Component
 from whet.data.calls import checked_call
 from whet.environments.base import Environment, Environments, Observation, Step, TaskSet
 from whet.environments.cases import Answer, Case
-from whet.environments.problems import Split, known_split, messages, question_key
+from whet.environments.problems import Example, Split, known_split, messages, question_key
 from whet.environments.single_turn import checked_scores
 from whet.errors import ConfigError
 from whet.seeds import derive_seed
@@ -115,6 +115,8 @@ class SeededToolTasks(ToolTasks, ABC):
     train_size: int = Field(default=2000, ge=1, le=1_000_000)
     test_size: int = Field(default=200, ge=0, le=1_000_000)
     seed: int = 0
+    examples: tuple[Example, ...] = ()
+    """What the user or a tool says, and replies to it, shown before each task as earlier turns."""
 
     @abstractmethod
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
@@ -137,7 +139,7 @@ class SeededToolTasks(ToolTasks, ABC):
             question, data = self.draw(rng)
             if len(tasks) < size and (key := question_key(f"{question} {data}")) not in seen:
                 seen.add(key)
-                tasks.append(Task(f"{name}/{split}/{len(tasks)}", messages(self.system, question), data))
+                tasks.append(Task(f"{name}/{split}/{len(tasks)}", messages(self.system, question, self.examples), data))
         if len(tasks) < size:
             raise ConfigError(
                 f"{name}: only {len(tasks)} different {split} tasks, {size} wanted; lower {split}_size, or allow more"
