@@ -78,7 +78,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
 
     async def go() -> None:
         end_copies(asyncio.get_running_loop())
-        with stop_signals() as stop:
+        with stop_signals(recipe.checkpoints.before) as stop:
             async with open_run(recipe, folder, resuming=resuming, stop=stop) as run:
                 if run.start > recipe.steps:
                     raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
@@ -181,7 +181,7 @@ class Run:
         crash_point("step.done")
         if stopping:
             text = f"step {step} of {steps} is saved. Go on with: whet resume {shlex.quote(str(self.folder))}"
-            raise Stopped(stopping, text)
+            raise Stopped(stopping, self.stop.why, text)
 
     async def save(self, step: int, metric: float | None) -> None:
         """Publish a checkpoint of what is trained and of the source; where checkpoints are asynchronous, return when

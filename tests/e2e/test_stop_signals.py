@@ -136,6 +136,17 @@ def test_a_stop_is_an_error_with_the_code_of_its_signal(tiny_model: Path, tmp_pa
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
+def test_the_end_of_a_jobs_time_is_a_stop_too(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 60))
+    settings = recipe(tiny_model, checkpoints={"every": 0, "before": "2m"})
+    with pytest.raises(Stopped, match=r"time is over in less than 120 s, and step 1 of 6 is saved") as stopped:
+        run.start(settings, tmp_path / "run")
+    assert stopped.value.exit_code == 143
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-000001"]
+
+
 @pytest.mark.parametrize("how", ["moved", "replaced"])
 def test_a_run_whose_folder_is_moved_stops_and_writes_nothing_under_the_old_name(
     how: str, tiny_model: Path, tmp_path: Path

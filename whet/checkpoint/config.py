@@ -1,8 +1,9 @@
 """The settings of checkpoints: when they are written and which are kept. Imports nothing heavy: recipes hold one."""
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from whet.config import Config
 
@@ -25,6 +26,17 @@ class CheckpointConfig(Config):
     CPU; one save runs at a time, and the next one waits for it."""
     verify: bool = True
     """Compare the SHA-256 of every file when loading; false: only names and sizes."""
+
+    before: float | None = Field(None, gt=0)
+    """Save and end the run this long before Slurm ends its job: seconds, or ``10m``, ``1h``. A step under way is
+    finished first: leave time for one. None: when SIGTERM comes."""
+
+    @field_validator("before", mode="before")
+    @classmethod
+    def _in_seconds(cls, value: object) -> object:
+        if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value)):
+            return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+        return value
 
     def due(self, step: int, steps: int) -> bool:
         """Return True if a checkpoint is written after ``step`` of ``steps``."""
