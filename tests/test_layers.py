@@ -13,7 +13,7 @@ FLOORS = [
     {"closing", "errors", "files", "seeds", "types", "lazy", "visible"},
     {"config", "fetch", "run_folder", "stop_signals", "processes"},
     {"metrics", "forest", "batch", "packing"},
-    {"losses", "environments", "data", "judges", "tools"},
+    {"losses", "environments", "data", "judges", "gym", "tools"},
     {"models"},
     {"generators", "cluster", "parallel"},
     {"rollouts", "endpoint", "learner", "weights", "checkpoint"},

@@ -54,11 +54,17 @@ class Row(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     _where: str = PrivateAttr("")
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
     def where(self) -> str:
         """Its place, e.g. ``train.jsonl:17``."""
         return self._where
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """Return the object as it stands there, whatever the fields made of it."""
+        return self._given
 
     @classmethod
     def of(cls, where: str, values: Mapping[str, Any]) -> Self:
@@ -67,7 +73,7 @@ class Row(BaseModel):
             row = cls.model_validate(dict(values))
         except ValidationError as error:
             raise DataError(f"{where}: {_problem(error, values)}") from None
-        row._where = where
+        row._where, row._given = where, dict(values)
         return row
 
 
