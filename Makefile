@@ -6,7 +6,7 @@ WORKERS ?= 3
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: quickstart install install-vllm test test-slow test-vllm lint picture clean
+.PHONY: quickstart install install-vllm install-gym test test-slow test-vllm lint picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -15,6 +15,12 @@ install: $(VENV)/.installed
 
 # vLLM's build for CPUs, into the same environment (docs/vllm.md).
 install-vllm: $(VENV)/.installed-vllm
+
+# NeMo Gym's servers, for tests beside them (docs/environments/nemo_gym.md).
+install-gym:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq -r requirements-gym.txt
+	$(BIN)/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
 
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm"

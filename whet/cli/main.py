@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli import audit, doctor, evaluate, export, plan, recipes, serve, show, train, validate, view
+from whet.cli import audit, doctor, evaluate, export, gym, plan, recipes, serve, show, train, validate, view
 from whet.cli.words import Session
 from whet.closing import left_behind
 from whet.errors import WhetError
@@ -56,6 +56,7 @@ app.command("resume")(train.resume)
 app.command("eval")(evaluate.evaluate)
 app.command("show")(show.show)
 app.command("validate")(validate.validate)
+app.command("gym")(gym.gym)
 app.command("plan")(plan.plan)
 app.command("view")(view.view)
 app.command("serve")(serve.serve)

@@ -23,18 +23,12 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Grade answers whose reward is known. Exit code 1 if any is graded wrongly."""
-    from whet.config import load
-    from whet.environments.registry import TASK_SETS
+    from whet.cli.targets import recipe_of
     from whet.environments.validate import validate as grade
     from whet.environments.validate import wrong
     from whet.processes.compute import run_computing
-    from whet.recipe import Recipe
 
-    changes = overrides or []
-    if target in TASK_SETS or ":" in target:
-        settings = load(Recipe, "quickstart", [f"data={target}", *(f"data.{one}" for one in changes)]).value
-    else:
-        settings = load(Recipe, target, changes).value
+    settings = recipe_of(target, overrides or [])
     graded = run_computing(grade(settings.taskset, settings.validation.samples if samples is None else samples))
     found = wrong(graded)
     if as_json:
