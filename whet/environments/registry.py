@@ -20,6 +20,7 @@ TASK_SETS = {
     "genrm": "whet.judges.genrm:GenRM",
     "genrm_training": "whet.judges.genrm_training:GenRMTraining",
     "nemo_gym": "whet.gym.tasks:NemoGym",
+    "office": "whet.environments.office:OfficeTasks",
     "reward_model": "whet.environments.reward_model:RewardModelTasks",
     "prompts": "whet.environments.prompts:Prompts",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",

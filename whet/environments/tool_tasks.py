@@ -128,6 +128,9 @@ class SeededToolTasks(ToolTasks, ABC):
 
     @cached_property
     def _tasks(self) -> dict[Split, list[Task]]:
+        return self._drawn()
+
+    def _drawn(self) -> dict[Split, list[Task]]:
         seen = set[int]()
         test = self._generate("test", self.test_size, seen)
         return {"train": self._generate("train", self.train_size, seen), "test": test}
