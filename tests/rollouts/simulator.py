@@ -302,6 +302,7 @@ class Simulation:
 
     async def _step(self) -> None:
         groups = await self.source.next_groups()
+        assert groups == sorted(groups, key=lambda group: group.uid), "within a step, tickets keep their order"
         for group in groups:
             versions = [span.versions for one in group.episodes for span in one.spans if span.versions]
             oldest = min(version for version, _ in versions)
