@@ -154,6 +154,13 @@ def test_a_correction_that_is_written_stays(written: str, value: Any) -> None:
     assert bool(found.warnings()) == (value is None)
 
 
+@pytest.mark.parametrize("overrides", [(), ("algorithm.group_size=4",), ("algorithm.loss.surrogate.clip_high=0.3",)])
+def test_what_else_is_written_of_an_algorithm_changes_nothing_in_that(overrides: tuple[str, ...]) -> None:
+    assert policy_loss(load(Recipe, "quickstart", [*overrides, "rollouts.max_staleness=2"]).value).correction == TIS()
+    off = [*overrides, "rollouts.max_staleness=2", "algorithm.loss.correction=null"]
+    assert policy_loss(load(Recipe, "quickstart", off).value).correction is None
+
+
 def test_stale_rollouts_are_corrected_from_python_too() -> None:
     ahead = RolloutConfig(max_staleness=1)
     assert policy_loss(api.read("quickstart", rollouts=ahead)).correction == TIS()

@@ -76,7 +76,11 @@ def test_twenty_five_kills_of_any_process_leave_the_ledger_exact(tiny_model: Pat
         tiny_model,
         steps=100_000,
         data={"type": "tests.e2e.test_kills:Twice", "size": 7},
-        algorithm={"type": "grpo", "group_size": 2, "filters": ["dynamic_sampling"]},
+        algorithm={
+            "type": "grpo",
+            "group_size": 2,
+            "filters": [{"type": "tests.rollouts.simulator:Dull", "share": 0.3}],
+        },
         sampling={"max_turns": 2, "max_observation_tokens": 32, "max_episode_tokens": 192},
         rollouts={"prompts_per_step": 2, "max_staleness": 2, "order": "ready", "max_sampling_rounds": 50},
         cluster={"type": "processes"},

@@ -64,8 +64,13 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
         problems.append(Problem("", str(path), "a text holds half a character, such as \\ud800; write whole ones"))
     if problems:
         raise RecipeError(problems)
-    written = tree
-    value, implied = value.completed(lambda key: not written.find(tuple(key.split(".")))[1])
+    laid = tree
+
+    def written(key: str) -> bool:
+        node, rest = laid.find(tuple(key.split(".")))
+        return not rest and node.where != DEFAULT
+
+    value, implied = value.completed(written)
     origins = _origins(value, tree)
     for key, reason in implied.items():
         origins |= {leaf: reason for leaf in origins if f"{leaf}.".startswith(f"{key}.")}
