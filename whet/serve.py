@@ -73,7 +73,7 @@ async def serve(
     the address."""
     async with open_generator(recipe, run, model) as (generator, renderer):
         endpoint = Endpoint(renderer, model=name, host=host, port=port)
-        await endpoint.start()
+        endpoint.start()
         try:
             served = ServedModel(generator, renderer, recipe.generator.max_context, recipe.seed)
             with endpoint.open(served, token) as address:

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
+from tests.tiny import tiny_tokenizer
 from whet.data.renderer import Renderer
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
@@ -18,28 +18,13 @@ from whet.environments.base import Address
 from whet.generators.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
-from whet.types import Message
 
-TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
-
-
-class CallingRenderer(Renderer):
-    """A reply such as ``add {"a": 1}`` is a call of ``add``, and what stands before a bar was thought."""
-
-    def parse_reply(self, tokens: Any) -> Message:
-        text = super().parse_reply(tokens)["content"]
-        thought, bar, text = text.rpartition("|")
-        name, brace, arguments = text.partition(" {")
-        reply: Message = {"role": "assistant", "content": "" if brace else text}
-        if bar:
-            reply["reasoning_content"] = thought
-        if brace:
-            function: Any = {"name": name, "arguments": json.loads("{" + arguments)}
-            reply["tool_calls"] = [{"id": "call_0", "type": "function", "function": function}]
-        return reply
+RENDERER = Renderer(tiny_tokenizer(), tools_as_text=True)
 
 
-RENDERER = CallingRenderer(tiny_tokenizer(TOOLS))
+def call(name: str, **arguments: Any) -> str:
+    """What the model says to call a tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass
@@ -97,10 +82,10 @@ async def scene(
     """An endpoint with one open episode."""
     model = Scripted(answer if callable(answer) else lambda _: str(answer))
     model.gate.set()
-    settings = Sampling(**({"max_turns": 20, "max_new_tokens": 200, "max_prompt_tokens": 600} | sampling))
+    settings = Sampling(**({"max_turns": 20, "max_new_tokens": 200, "max_prompt_tokens": 1000} | sampling))
     conversations = Conversations(Recording(model, RENDERER, settings, "episode", seed=0))  # type: ignore[arg-type]
     endpoint = Endpoint(RENDERER, model=name)
-    await endpoint.start()
+    endpoint.start()
     try:
         with endpoint.open(conversations) as address:
             headers = {"authorization": f"Bearer {address.api_key}"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.endpoint.agents import RENDERER, Scene, scene
+from tests.endpoint.agents import RENDERER, Scene, call, scene
 
 ADD: Any = {
     "type": "function",
@@ -78,21 +78,21 @@ def test_ids_and_log_probs_come_with_the_message_when_asked_for() -> None:
 
 def test_a_call_and_its_result_stay_in_one_line() -> None:
     def model(shown: str) -> str:
-        return "It is 3." if "<|im_start|>tool" in shown else 'add first|add {"a": 1, "b": 2}'.replace("add first|", "")
+        return "It is 3." if "<tool_response>" in shown else call("add", a=1, b=2)
 
     async def chat(at: Scene) -> None:
         messages: list[Any] = [user("1 + 2?")]
         first = await at.openai.chat.completions.create(model="m", messages=messages, tools=[ADD])
         assert first.choices[0].finish_reason == "tool_calls"
         assert first.choices[0].message.content is None
-        [call] = first.choices[0].message.tool_calls or []
-        assert call.type == "function"
-        assert (call.function.name, call.function.arguments) == ("add", '{"a": 1, "b": 2}')
-        messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "3"}]
+        [made] = first.choices[0].message.tool_calls or []
+        assert made.type == "function"
+        assert (made.function.name, made.function.arguments) == ("add", '{"a": 1, "b": 2}')
+        messages += [first.choices[0].message, {"role": "tool", "tool_call_id": made.id, "content": "3"}]
         second = await at.openai.chat.completions.create(model="m", messages=messages, tools=[ADD])
         assert second.choices[0].message.content == "It is 3."
         [line] = at.recording.branches
-        assert line.messages[2] == {"role": "tool", "tool_call_id": call.id, "content": "3", "name": "add"}
+        assert line.messages[2] == {"role": "tool", "tool_call_id": made.id, "content": "3", "name": "add"}
         assert '"name": "add"' in RENDERER.decode(line.spans[0].tokens), "the model has not seen the tool"
 
     run(model, chat)
@@ -106,7 +106,7 @@ def test_tool_choice_none_shows_no_tools() -> None:
     run("hello", chat)
 
 
-@pytest.mark.parametrize("answer", ["a" * 150, 'add {"text": "' + "b" * 150 + '"}', "deep thought|so", ""])
+@pytest.mark.parametrize("answer", ["a" * 150, call("add", text="b" * 100), ""])
 def test_a_streamed_chat_adds_up_to_the_same_answer(answer: str) -> None:
     async def chat(at: Scene) -> None:
         whole = (await at.openai.chat.completions.create(model="m", messages=[user("hi")])).choices[0]
@@ -131,26 +131,26 @@ def test_a_streamed_chat_adds_up_to_the_same_answer(answer: str) -> None:
 
 def test_responses_keep_thoughts_words_and_calls_apart_and_go_on_from_them() -> None:
     def model(shown: str) -> str:
-        return "three" if "<|im_start|>tool" in shown else 'let me see|add {"a": 1}'
+        return "so</think>three" if "<tool_response>" in shown else "let me see</think>" + call("add", a=1)
 
     async def respond(at: Scene) -> None:
         items: list[Any] = [user("1 + 2?")]
         first = await at.openai.responses.create(model="m", instructions="Be brief.", input=items, tools=[FLAT])
         assert [item.type for item in first.output] == ["reasoning", "function_call"]
-        call: Any = first.output[1]
-        assert (call.name, call.arguments) == ("add", '{"a": 1}')
+        made: Any = first.output[1]
+        assert (made.name, made.arguments) == ("add", '{"a": 1}')
         items += [item.model_dump(exclude_none=True) for item in first.output]
-        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "3"})
+        items.append({"type": "function_call_output", "call_id": made.call_id, "output": "3"})
         second = await at.openai.responses.create(model="m", instructions="Be brief.", input=items, tools=[FLAT])
         assert second.output_text == "three"
         assert second.status == "completed"
         [line] = at.recording.branches
         assert [message["role"] for message in line.messages] == ["system", "user", "assistant", "tool", "assistant"]
 
-    run(model, respond)
+    run(model, respond, thinking="on")
 
 
-@pytest.mark.parametrize("answer", ["c" * 150, 'add {"text": "' + "b" * 150 + '"}', "deep|so"])
+@pytest.mark.parametrize("answer", ["c" * 150, call("add", text="b" * 100)])
 def test_a_streamed_response_adds_up_to_the_same_answer(answer: str) -> None:
     async def respond(at: Scene) -> None:
         whole = await at.openai.responses.create(model="m", input="hi")

@@ -54,7 +54,7 @@ def test_white_space_and_a_missing_thought_do_not_make_a_branch() -> None:
         assert shape(at) == [[False, True, False, True]]
         assert at.recording.branches[0].messages[1]["reasoning_content"] == "hm"
 
-    run("hm| so \n", chat)
+    run("hm</think> so \n", chat, thinking="on")
 
 
 def test_calls_at_the_same_time_are_answered_side_by_side_and_each_is_recorded_once() -> None:

@@ -140,7 +140,7 @@ def test_a_full_context_is_answered_as_openai_does() -> None:
     async def ask(at: Scene) -> None:
         await at.chat("one")
         with pytest.raises(openai.BadRequestError) as full:
-            await at.openai.chat.completions.create(model="m", messages=[user("x" * 800)])
+            await at.openai.chat.completions.create(model="m", messages=[user("x" * 1000)])
         assert full.value.code == "context_length_exceeded"
         assert at.conversations.limit == "tokens"
 
@@ -166,7 +166,7 @@ def test_it_listens_on_loopback_and_on_a_port_that_is_free() -> None:
             assert at.address.base_url == f"http://127.0.0.1:{at.endpoint.port}/v1"
             taken = Endpoint(at.endpoint.renderer, port=at.endpoint.port)
             with pytest.raises(ConfigError, match=f"can't listen on 127.0.0.1:{at.endpoint.port}: "):
-                await taken.start()
+                taken.start()
             port = at.endpoint.port
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=1)

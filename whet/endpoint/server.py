@@ -61,7 +61,6 @@ class Endpoint:
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
 
     @property
     def url(self) -> str:
@@ -69,30 +68,30 @@ class Endpoint:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/v1"
 
-    async def start(self) -> None:
-        """Listen, unless it does already. Raises ``ConfigError`` where the address can't be had."""
-        async with self._starting:
-            if self._serving is not None:
-                return
-            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            try:
-                listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
-            except OSError as error:
-                raise ConfigError(f"can't listen on {self.host}:{self.port}: {error.strerror or error}") from None
-            self.port = listener.getsockname()[1]
-            settings = uvicorn.Config(
-                self._application(),
-                http="h11",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="critical",
-                access_log=False,
-                server_header=False,
-                timeout_graceful_shutdown=_CLOSING,
-            )
-            self._server = _Server(settings)
-            self._serving = asyncio.create_task(self._server.serve([listener]))
+    def start(self) -> None:
+        """Listen, unless it does already. Needs a running event loop. Raises ``ConfigError`` where the address can't be
+        had."""
+        if self._serving is not None:
+            return
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
+        except OSError as error:
+            raise ConfigError(f"can't listen on {self.host}:{self.port}: {error.strerror or error}") from None
+        self.port = listener.getsockname()[1]
+        settings = uvicorn.Config(
+            self._application(),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSING,
+        )
+        self._server = _Server(settings)
+        self._serving = asyncio.create_task(self._server.serve([listener]))
 
     @contextlib.contextmanager
     def open(self, answers: Answers, token: str | None = None) -> Iterator[Address]:

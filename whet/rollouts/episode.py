@@ -107,7 +107,7 @@ async def run_program(program: Program, recording: Recording, endpoint: "Endpoin
     program makes of that, and what the program raises, except where a budget was used up: then its work is worth 0."""
     where, conversations = f"of episode {recording.name}", Conversations(recording)
     step = Step()
-    await endpoint.start()
+    endpoint.start()
     try:
         with endpoint.open(conversations) as address:
             async with recording.clock():
