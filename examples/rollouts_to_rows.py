@@ -1,5 +1,6 @@
 """What a run's model answered, and how it was graded, as rows to learn from: a right answer above a wrong one to the
-same task, right answers alone, or every answer with a score of 1 or 0.
+same task, right answers alone, or every answer with a score of 1 or 0. An answer that calls a tool where none was
+declared is a wrong one, whatever else it says.
 
     whet train quickstart optimizer.lr=0 --folder runs/sample        # a learning rate of 0 only samples
     python examples/rollouts_to_rows.py runs/sample pairs.jsonl
@@ -9,15 +10,17 @@ import argparse
 import json
 import random
 from collections import Counter
-from itertools import cycle, islice
+from itertools import cycle, islice, takewhile
 from pathlib import Path
 from typing import Any
 
+from whet.environments.tool_calls_in_text import invokes_tool
 from whet.errors import DataError, WhetError
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.seeds import derive_seed
+from whet.types import Message
 
-Answers = dict[str, RolloutRecord]  # by text: the different answers to one task
+Answers = dict[str, RolloutRecord]  # by what was said: the different answers to one task
 
 
 def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answers]]:
@@ -26,30 +29,57 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
     for step in rollout_steps(run):
         for record in read_rollouts(run, step):
             read += 1
-            text = record.messages[-1]["content"].strip() if record.messages else ""
+            last = record.messages[-1] if record.messages else None
+            said = json.dumps([plain(message) for message in record.messages])
             if record.correct is None:
                 dropped["failed"] += 1
-            elif not text:
+            elif last is None or not (last["content"].strip() or last.get("tool_calls")):
                 dropped["empty"] += 1
-            elif text in tasks.setdefault(record.task, {}):
+            elif said in tasks.setdefault(record.task, {}):
                 dropped["given before"] += 1
             else:
-                tasks[record.task][text] = record
+                tasks[record.task][said] = record
     if not read:
         raise DataError(f"{run} recorded no rollouts; name the folder of a run that samples")
     return read, tasks
 
 
+def plain(message: Message) -> dict[str, Any]:
+    """The message as rows hold it."""
+    kept = {key: part for key, part in message.items() if key != "malformed_calls"}
+    return kept | {"content": message["content"].strip()} if message["role"] == "assistant" else kept
+
+
+def prompt_size(answers: Answers) -> int:
+    """How many messages stand before the first reply in which the answers to a task differ."""
+    talks = [record.messages for record in answers.values()]
+    same = len([*takewhile(lambda said: all(one == said[0] for one in said), zip(*talks, strict=False))])
+    most = min([same, *(len(talk) - 1 for talk in talks)])
+    return next(size for size in range(most, 0, -1) if all(talk[size]["role"] == "assistant" for talk in talks))
+
+
+def is_right(record: RolloutRecord) -> bool:
+    """Whether the grader called it correct, and it calls nothing where no tool was declared."""
+    replies = (message for message in record.messages if message["role"] == "assistant")
+    return bool(record.correct) and (bool(record.tools) or not any(map(invokes_tool, replies)))
+
+
 def rows_of(task: str, answers: Answers, form: str, dropped: Counter[str]) -> list[dict[str, Any]]:
     """The rows that the answers to one task become. In pairs the rarer kind, right or wrong, stands repeatedly."""
-    right = [text for text, record in answers.items() if record.correct]
-    wrong = [text for text, record in answers.items() if not record.correct]
-    prompt = next(iter(answers.values())).messages[:-1] if answers else []
+    if not answers:
+        return []
+    size, one = prompt_size(answers), next(iter(answers.values()))
+    begin: dict[str, Any] = {"prompt": [plain(message) for message in one.messages[:size]]}
+    if one.tools:
+        begin["tools"] = one.tools
+    parts = {said: _answer(record.messages[size:]) for said, record in answers.items()}
+    right = [parts[said] for said, record in answers.items() if is_right(record)]
+    wrong = [parts[said] for said, record in answers.items() if not is_right(record)]
     if form == "scored":
-        return [{"prompt": prompt, "completion": t, "score": float(t in right)} for t in answers]
+        return [begin | {"completion": parts[said], "score": float(is_right(one))} for said, one in answers.items()]
     if form == "texts":
         dropped["wrong"] += len(wrong)
-        return [{"prompt": prompt, "completion": text} for text in right]
+        return [begin | {"completion": text} for text in right]
     if not (right and wrong):
         dropped["without a counterpart"] += len(answers)
         return []
@@ -57,7 +87,13 @@ def rows_of(task: str, answers: Answers, form: str, dropped: Counter[str]) -> li
     dice.shuffle(right)
     dice.shuffle(wrong)
     pairs = islice(zip(cycle(right), cycle(wrong), strict=False), max(len(right), len(wrong)))
-    return [{"prompt": prompt, "chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
+    return [begin | {"chosen": chosen, "rejected": rejected} for chosen, rejected in pairs]
+
+
+def _answer(messages: list[Message]) -> str | list[dict[str, Any]]:
+    """A text, where that is all there is."""
+    said = [plain(message) for message in messages]
+    return said[0]["content"] if len(said) == 1 and said[0].keys() == {"role", "content"} else said
 
 
 def main() -> None:

@@ -115,3 +115,22 @@ def test_answers_of_a_run_become_pairs_texts_or_scored_rows(tmp_path: Path) -> N
 def test_a_folder_without_rollouts_is_refused(tmp_path: Path) -> None:
     done = script("rollouts_to_rows.py", tmp_path, tmp_path / "out.jsonl")
     assert (done.returncode, done.stderr.startswith(f"error: {tmp_path} recorded no rollouts")) == (1, True)
+
+
+def test_a_call_of_a_tool_that_nobody_declared_is_rejected_and_declared_tools_stand_in_the_row(tmp_path: Path) -> None:
+    call = {"id": "c0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    asked = {"role": "user", "content": "1 + 1?"}
+    calls = {"role": "assistant", "content": "", "tool_calls": [call]}
+    used = [asked, calls, {"role": "tool", "name": "add", "content": "2"}, {"role": "assistant", "content": "2"}]
+    lines = [record("alone", "search('1 + 1')\n2", 1), record("alone", "2", 1)]
+    lines += [record("tools", "", 1), record("tools", "3", 0)]
+    lines[2].messages, lines[2].tools = used, tools
+    lines[3].messages, lines[3].tools = [asked, {"role": "assistant", "content": "3"}], tools
+    write_rollouts(tmp_path / "run", 1, lines)
+    done = script("rollouts_to_rows.py", tmp_path / "run", tmp_path / "pairs.jsonl")
+    assert done.returncode == 0, done.stderr
+    alone, told = read(tmp_path / "pairs.jsonl")
+    assert (alone["chosen"], alone["rejected"]) == ("2", "search('1 + 1')\n2")
+    assert "tools" not in alone
+    assert (told["prompt"], told["tools"], told["chosen"], told["rejected"]) == ([asked], tools, used[1:], "3")

@@ -85,6 +85,7 @@ class Trajectory:
 
     spans: list[Span]
     messages: list[Message] = field(default_factory=list)  # the same in text, for people and group graders
+    tools: list[dict[str, Any]] | None = None  # JSON schemas, that the model was told of
 
     @property
     def tokens(self) -> list[int]:
@@ -128,7 +129,10 @@ class Episode:
         def span(saved: dict[str, Any]) -> Span:
             return Span(**(saved | {"versions": saved["versions"] and tuple(saved["versions"])}))
 
-        branches = [Trajectory([span(one) for one in b["spans"]], b["messages"]) for b in saved["branches"]]
+        def branch(saved: dict[str, Any]) -> Trajectory:
+            return Trajectory([span(one) for one in saved["spans"]], saved["messages"], saved.get("tools"))
+
+        branches = [branch(one) for one in saved["branches"]]
         changes = {"branches": branches, "status": Status(saved["status"]), "usage": Usage(**saved["usage"])}
         return cls(**(saved | changes))
 

@@ -21,6 +21,7 @@ TASK_SETS = {
     "genrm_training": "whet.judges.genrm_training:GenRMTraining",
     "nemo_gym": "whet.gym.tasks:NemoGym",
     "office": "whet.environments.office:OfficeTasks",
+    "tool_hallucination": "whet.environments.tool_hallucination:ToolHallucination",
     "reward_model": "whet.environments.reward_model:RewardModelTasks",
     "prompts": "whet.environments.prompts:Prompts",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",

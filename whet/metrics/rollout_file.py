@@ -38,6 +38,7 @@ class RolloutRecord:
     prompt: str = ""  # what the model saw first, as text
     answer: str = ""  # what it wrote, all trained spans
     messages: list[Message] = field(default_factory=list)
+    tools: list[dict[str, Any]] | None = None  # that the model was told of
     reward: float | None = None  # None when the status is failed
     advantage: float | None = None  # None when dropped or not yet known
     scores: dict[str, float] = field(default_factory=dict)

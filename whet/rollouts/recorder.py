@@ -33,6 +33,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 prompt=renderer.decode(trajectory.spans[0].tokens),
                 answer=renderer.decode(tokens),
                 messages=trajectory.messages,
+                tools=trajectory.tools,
                 reward=episode.reward,
                 advantage=advantages[0] if advantages else None,
                 scores=episode.scores,

@@ -78,7 +78,7 @@ class Recording:
     def branches(self) -> list[Trajectory]:
         """The lines in which the model said something."""
         spoken = [line for line in self.lines if line.ends]
-        return [Trajectory(line.spans, line.messages) for line in spoken]
+        return [Trajectory(line.spans, line.messages, line._tools) for line in spoken]
 
 
 class Session:
