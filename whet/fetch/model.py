@@ -14,9 +14,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+")
 _PROBE_SECONDS = 5.0
 
 
-def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False) -> Path:
+def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False, with_weights: bool = True) -> Path:
     """The local folder that holds the model ``path``; converts or downloads it at need. ``with_code`` also downloads
-    Python files.
+    Python files; without ``with_weights``, only what says how the model is built.
 
     Raises ``WhetError`` when there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
     """
@@ -32,14 +32,14 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
             f"model {path!r}: there is no such folder. Give {smollm2.NAME!r}, a folder with config.json and "
             "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
         )
-    return _download(path, revision, with_code)
+    code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
+    return _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
 
 
-def _download(path: str, revision: str | None, with_code: bool) -> Path:
+def _download(path: str, revision: str | None, wanted: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", *(["*.py"] if with_code else [])]
     try:
         folder = snapshot_download(
             path,

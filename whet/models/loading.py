@@ -43,10 +43,11 @@ def fingerprint(config: ModelConfig) -> str:
 
 
 def load_model_config(config: ModelConfig) -> "PretrainedConfig":
-    """Return the Hugging Face config alone."""
+    """Return the Hugging Face config alone; of a Hub id no weight is downloaded."""
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(resolve(config), trust_remote_code=config.trust_remote_code)
+    folder = fetch_model(config.path, config.revision, with_code=config.trust_remote_code, with_weights=False)
+    return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":

@@ -54,7 +54,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
     apart = recipe.cluster.has_processes
     several = len(recipe.algorithm.roles) > 1
     for role in recipe.algorithm.roles:
-        for stage, part in _learners(plan, recipe, role):
+        for stage, part in _learners(plan, recipe, role, gpu):
             if apart:
                 plan.processes[f"each rank of the {role}{stage.name}"] = Memory({"runtime": runtime}).merge(part)
             else:
@@ -65,8 +65,9 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
     return plan
 
 
-def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, Memory]]:
-    """Yield the memory of each kind of rank of a role's learner. Warns where its model can't be laid out so."""
+def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tuple[Stage, Memory]]:
+    """Yield the memory of each kind of rank of a role's learner, on a ``gpu`` that of the GPU alone. Warns where its
+    model can't be laid out so."""
     algorithm, learner, parallel = recipe.algorithm, recipe.learner, recipe.parallel
     own = algorithm.roles[role]
     trains, value, model = own.loss is not None, own.head == "value", own.model_beside(recipe.model)
@@ -98,7 +99,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str) -> Iterator[tuple[Stage, 
                 layer=layer,
                 hidden_states=micro_batches * sum(lengths) * size.hidden,
                 reference=frozen.weights,
-                asynchronous=recipe.checkpoints.asynchronous and trains,
+                asynchronous=recipe.checkpoints.asynchronous and trains and not gpu,  # the copy is on the CPU
             ),
         )
 
