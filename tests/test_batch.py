@@ -171,3 +171,13 @@ def test_branches_share_what_they_have_in_common_beyond_the_prompt():
     assert batch.segment_parent.tolist() == [-1, 0, 1, 1, 0]
     assert [batch.tokens[path].tolist() for path in batch.paths()] == [b.tokens for b in one.branches]
     assert batch.episode.tolist() == [0, 0, 0]
+
+
+def test_trained_tokens_come_sequence_by_sequence_wherever_they_stand():
+    common = [5] * MIN_COMMON_PREFIX
+    rows = [[1, *common, 2], [1, 3], [1, *common, 4]]
+    made = [Episode([Trajectory([Span(row, False), Span([10 + i], True)])]) for i, row in enumerate(rows)]
+    batch = Batch.from_groups([Group("g", Task("t", []), made)])
+    assert batch.tokens[batch.trained].tolist() != [10, 11, 12], "the first and the last share a beginning"
+    assert batch.tokens[batch.trained_tokens].tolist() == [10, 11, 12]
+    assert [batch.tokens[path].tolist() for path in batch.paths()] == [[*row, 10 + i] for i, row in enumerate(rows)]

@@ -164,6 +164,13 @@ class Batch:
         return torch.where(self.trained.to(values.device), spread, torch.zeros_like(spread))
 
     @property
+    def trained_tokens(self) -> Tensor:
+        """The indices of the trained tokens, sequence by sequence. In the layout a sequence may stand before one of a
+        lower number, where it shares a beginning with an earlier one."""
+        token = self.trained.nonzero().squeeze(1)
+        return token[torch.argsort(self.sequence[token], stable=True)]
+
+    @property
     def trained_per_sequence(self) -> Tensor:
         """The number of trained tokens of each sequence, [S] int64."""
         return self.per_sequence(self.trained.long())

@@ -58,10 +58,8 @@ class Steps:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.token = batch.trained.nonzero().squeeze(1)
-        sequence = batch.sequence[self.token]
-        order = torch.argsort(sequence, stable=True)
-        self.token, self.sequence = self.token[order], sequence[order]
+        self.token = batch.trained_tokens
+        self.sequence = batch.sequence[self.token]
         self.length = batch.trained_per_sequence
         last = self.length.cumsum(0)[self.sequence] - 1
         self.back = last - torch.arange(self.token.numel())

@@ -117,9 +117,8 @@ async def _through_text(batch: Batch, groups: Sequence[Group], teacher: LoadedTe
 
 def _spans_of_tokens(batch: Batch, rows: Sequence[Retokenized], known: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
     """The trained tokens of a batch, sequence by sequence, and their spans, counted over all sequences. [T] each"""
-    trained = batch.trained.nonzero().squeeze(1)
     first, spans = 0, list[int]()
     for row, own, count in zip(rows, known, batch.trained_per_sequence.tolist(), strict=True):
         spans += [first + span for span in own[len(own) - count :]]  # nothing predicts the very first token
         first += row.spans
-    return trained[torch.argsort(batch.sequence[trained], stable=True)], torch.tensor(spans, dtype=torch.long)
+    return batch.trained_tokens, torch.tensor(spans, dtype=torch.long)

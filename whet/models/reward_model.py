@@ -97,7 +97,7 @@ class RewardModel:
             episodes = [Episode([Trajectory([Span(row, False), Span(row[-1:], True)])]) for row in rows]
             made.append(Group(str(number), Task("", []), episodes))
         batch = Batch.from_groups(made, share_prompts=self.forest)
-        last = forest_hidden(self.model, batch)[batch.predictor[batch.trained].to(self.model.device)]
+        last = forest_hidden(self.model, batch)[batch.predictor[batch.trained_tokens].to(self.model.device)]
         head = self.model.score
         bias = None if head.bias is None else head.bias.float()
         scores: list[float] = torch.nn.functional.linear(last.float(), head.weight.float(), bias)[:, 0].tolist()
