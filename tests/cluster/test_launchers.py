@@ -6,6 +6,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -37,97 +38,207 @@ FIELDS = {
 }  # fmt: skip
 
 
-def slurm(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[list[str]]]:
-    """Run the script with stand-ins for Slurm and Ray; what it did, and the commands that would run on nodes."""
+Calls = dict[str, list[list[str]]]
+
+
+def slurm(
+    folder: Path, *arguments: str, nodes: int = 2, ends: int = 0, **variables: str
+) -> tuple[subprocess.CompletedProcess[str], Calls]:
+    """Run the script with stand-ins for Slurm, Ray and whet; the words that each was called with. srun's runs what it
+    is given on each node, Ray's what comes after -- on the first. whet ``ends`` with a code."""
     calls = folder / "calls"
+    calls.mkdir()
+    names = " ".join(f"node-{7 + number}" for number in range(nodes))
     stand_ins = {
-        "scontrol": 'printf "node-7\\nnode-8\\n"',
-        "srun": f'printf "%q " "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN" "$@" >>{calls}; echo >>{calls}; '
-        'case "$*" in *hostname*) echo "10.1.2.3 172.17.0.1 ";; esac',
+        "scontrol": f'[ "$1" = show ] && printf "%s\\n" {names}',
+        "squeue": 'echo "${JOB_STATE:-RUNNING}"',
+        "getent": 'echo "10.1.2.3 STREAM node-7"; echo "10.1.2.3 DGRAM"',
+        "srun": 'while [[ $1 == -* ]]; do shift; done; [ "$1" = getent ] && exec "$@"; code=0\n'
+        f'for node in $(seq 0 {nodes - 1}); do SLURM_NODEID=$node "$@" || code=$?; done; exit $code',
+        "ray": 'while [ "$1" != -- ]; do shift; done; shift; if [ "$SLURM_NODEID" = 0 ]; then "$@"; fi',
+        "whet": f"exit {ends}",
     }
     for name, body in stand_ins.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        noted = (
+            f'printf "%q " "${{RAY_AUTH_MODE-}}" "${{RAY_AUTH_TOKEN-}}" "$@" >>{calls}/{name}; echo >>{calls}/{name}'
+        )
+        (folder / name).write_text(f"#!/bin/bash\n{noted}\n{body}\n")
         (folder / name).chmod(0o755)
-    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "node-[7-8]"}
+    given = {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_ID": "41234"}
     done = subprocess.run(
         ["bash", str(EXAMPLES / "slurm.sh"), *arguments],
-        env=environment | {"SLURM_JOB_NUM_NODES": "2"},
+        env={"PATH": f"{folder}:{os.environ['PATH']}"} | given | variables,
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=folder,
     )
-    return done, [shlex.split(line) for line in calls.read_text().splitlines()] if calls.exists() else []
+    return done, {file.name: [shlex.split(line) for line in file.read_text().splitlines()] for file in calls.iterdir()}
 
 
-def check_command(command: list[str]) -> None:
-    """A command that trains on a Ray cluster, with settings that exist."""
-    assert command[:3] == ["whet", "train", "quickstart"]
-    overrides = [word for word in command[3:] if "=" in word]
-    cluster = load(Recipe, "quickstart", overrides).value.cluster
+def said(calls: Calls, name: str) -> list[list[str]]:
+    """The words of each call, without the token."""
+    return [call[2:] for call in calls.get(name, [])]
+
+
+def trains(words: list[str]) -> RayClusterConfig:
+    """The cluster of a command that trains on one that is there, with settings that exist."""
+    assert words[0] == "train"
+    cluster = load(Recipe, words[1], [word for word in words[2:] if "=" in word and word[0] != "-"]).value.cluster
     assert isinstance(cluster, RayClusterConfig)
-    assert cluster.address is not None
+    return cluster
 
 
 def test_the_slurm_script_starts_ray_on_all_nodes_and_trains_on_the_first(tmp_path: Path) -> None:
     done, calls = slurm(tmp_path, "quickstart", "steps=5", "--folder", "runs/a b")
     assert done.returncode == 0, done.stderr
-    command = calls[-1]
-    assert command[command.index("--address") + 1] == "10.1.2.3:6379"
-    assert command[command.index("--min-nodes") + 1] == "2"
-    train = command[command.index("--") + 1 :]
-    assert train[3:] == ["steps=5", "--folder", "runs/a b", "cluster.type=ray", "cluster.address=10.1.2.3:6379"]
-    check_command(train)
-    assert "--nodelist=node-7" in calls[0]
+    assert [call[:5] for call in said(calls, "ray")] == [
+        ["symmetric-run", "--address", "10.1.2.3:21234", "--min-nodes", "2"] for _ in range(2)
+    ]
+    (train,) = said(calls, "whet")
+    assert train[2:5] == ["steps=5", "--folder", "runs/a b"]
+    assert trains(train).address == "10.1.2.3:21234"
+    assert "--nodelist=node-8" in said(calls, "srun")[0], "the first one may call itself 127.0.1.1"
+    assert said(calls, "getent") == [["ahostsv4", "node-7"]]
+    assert "--cpu-bind=none" in said(calls, "srun")[1], "else the one task of a node is bound to one core"
+
+
+def test_one_node_and_a_given_address_ask_nobody(tmp_path: Path) -> None:
+    for folder, nodes, given, address in (
+        ("one", 1, {}, "127.0.0.1"),
+        ("two", 2, {"HEAD_ADDRESS": "10.9.9.9"}, "10.9.9.9"),
+    ):
+        (tmp_path / folder).mkdir()
+        _, calls = slurm(tmp_path / folder, "quickstart", "--folder=run", nodes=nodes, **given)
+        assert trains(said(calls, "whet")[0]).address == f"{address}:21234"
+        assert "getent" not in calls
+
+
+def test_gpus_of_the_engines_are_kept_from_ray_on_the_first_node(tmp_path: Path) -> None:
+    _, calls = slurm(tmp_path, "quickstart", "--folder", "run", ENGINE_GPUS="6", SLURM_GPUS_ON_NODE="8")
+    options = [call[call.index("2") + 1 : call.index("--")] for call in said(calls, "ray")]
+    assert options == [["--num-gpus=2"], []]
+    assert "--gpu-bind=none" in said(calls, "srun")[1]
+
+
+def test_a_run_whose_time_is_over_is_queued_again_and_resumed(tmp_path: Path) -> None:
+    (tmp_path / "runs/a b").mkdir(parents=True)
+    (tmp_path / "runs/a b/recipe.yaml").touch()
+    words = ("quickstart", "steps=5", "--folder", "runs/a b")
+    done, calls = slurm(tmp_path, *words, ends=143, SLURM_RESTART_COUNT="1")
+    assert done.returncode == 143
+    assert said(calls, "scontrol")[-1] == ["requeue", "41234"]
+    assert said(calls, "whet") == [["resume", "runs/a b", "cluster.type=ray", "cluster.address=10.1.2.3:21234"]]
+
+
+@pytest.mark.parametrize(("ends", "state"), [(0, "RUNNING"), (1, "RUNNING"), (143, "COMPLETING"), (143, "CANCELLED")])
+def test_a_run_that_ended_or_was_cancelled_is_not_queued_again(tmp_path: Path, ends: int, state: str) -> None:
+    done, calls = slurm(tmp_path, "quickstart", "--folder", "run", ends=ends, JOB_STATE=state)
+    assert done.returncode == ends
+    assert ["requeue", "41234"] not in said(calls, "scontrol")
+
+
+def test_a_run_that_left_no_recipe_is_begun_again(tmp_path: Path) -> None:
+    _, calls = slurm(tmp_path, "quickstart", "--folder", "run", SLURM_RESTART_COUNT="1")
+    assert said(calls, "whet")[0][0] == "train"
+
+
+def test_a_run_is_resumed_by_hand(tmp_path: Path) -> None:
+    _, calls = slurm(tmp_path, "resume", "run", "steps=9")
+    assert said(calls, "whet")[0][:3] == ["resume", "run", "steps=9"]
 
 
 def test_the_slurm_script_makes_a_new_token_for_each_job(tmp_path: Path) -> None:
     tokens = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        _, calls = slurm(tmp_path / name, "quickstart")
-        assert {(call[0], call[1]) for call in calls} == {("token", calls[0][1])}
-        tokens.append(calls[0][1])
+        _, calls = slurm(tmp_path / name, "quickstart", "--folder", "run")
+        assert {(call[0], call[1]) for call in calls["ray"]} == {("token", calls["ray"][0][1])}
+        tokens.append(calls["ray"][0][1])
     assert len(set(tokens)) == 2
     assert all(len(token) == 64 and set(token) <= set("0123456789abcdef") for token in tokens)
 
 
-def test_the_slurm_script_without_a_recipe_says_how_it_is_used(tmp_path: Path) -> None:
-    done, calls = slurm(tmp_path)
+@pytest.mark.parametrize("words", [(), ("quickstart",)])
+def test_the_slurm_script_without_a_recipe_or_a_folder_says_how_it_is_used(tmp_path: Path, words: tuple[str]) -> None:
+    done, calls = slurm(tmp_path, *words)
     assert done.returncode == 2
     assert "usage: sbatch" in done.stderr
-    assert calls == []
+    assert calls == {}
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 def test_ray_takes_the_options_of_the_slurm_script(tmp_path: Path) -> None:
     """In another process: these modules must not be imported into that of the other tests."""
-    _, calls = slurm(tmp_path, "quickstart")
-    options = calls[-1][calls[-1].index("symmetric-run") + 1 : calls[-1].index("--")]
+    _, calls = slurm(tmp_path, "quickstart", "--folder", "run", ENGINE_GPUS="1", SLURM_GPUS_ON_NODE="8")
+    options, _ = (call[1 : call.index("--")] for call in said(calls, "ray"))
     code = (
         "import sys; from ray.scripts.symmetric_run import curate_and_validate_ray_start_args as left; "
         "print(left(sys.argv[1:]))"
     )
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "[]\n"  # what is left is for `ray start`, and differs between head and workers
+    assert done.stdout == "['--num-gpus=7']\n"  # what is left is for `ray start`, and differs between head and workers
 
 
-def test_the_manifest_for_kubernetes_has_only_fields_that_exist() -> None:
-    job: dict[str, Any] = YAML(typ="safe").load((EXAMPLES / "kuberay.yaml").read_text())
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    cluster = job["spec"]["rayClusterSpec"]
-    parts = {"job": [job["spec"]], "cluster": [cluster], "head": [cluster["headGroupSpec"]]}
+@pytest.fixture
+def manifest() -> tuple[dict[str, Any], Recipe]:
+    """The job for Kubernetes and the recipe that it trains."""
+    recipe, job = YAML(typ="safe").load_all((EXAMPLES / "kuberay.yaml").read_text())
+    assert (recipe["kind"], job["apiVersion"], job["kind"]) == ("ConfigMap", "ray.io/v1", "RayJob")
+    return job["spec"], load_text(recipe["data"]["run.yaml"])
+
+
+def load_text(text: str) -> Recipe:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "run.yaml").write_text(text)
+        return load(Recipe, Path(folder) / "run.yaml").value
+
+
+def pods(job: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = job["rayClusterSpec"]
+    return [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
+
+
+def gpus(pod: dict[str, Any]) -> int:
+    return pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+
+
+def test_the_manifest_for_kubernetes_has_only_fields_that_exist(manifest: tuple[dict[str, Any], Recipe]) -> None:
+    job, recipe = manifest
+    cluster = job["rayClusterSpec"]
+    parts = {"job": [job], "cluster": [cluster], "head": [cluster["headGroupSpec"]]}
     parts["workers"] = cluster["workerGroupSpecs"]
     for name, found in parts.items():
         for part in found:
             assert set(part) <= FIELDS[name], name
     assert cluster["authOptions"] == {"mode": "token"}
-    check_command(shlex.split(job["spec"]["entrypoint"]))
+    assert shlex.split(job["entrypoint"])[:3] == ["whet", "train", "/recipe/run.yaml"]
+    assert f"ray=={cluster['rayVersion']}\n" in (EXAMPLES.parent / "constraints-cuda.txt").read_text()
+    assert isinstance(recipe.cluster, RayClusterConfig)
+    assert recipe.cluster.address == "auto"
 
 
-def test_the_pods_of_the_manifest_share_image_and_folder() -> None:
-    cluster = YAML(typ="safe").load((EXAMPLES / "kuberay.yaml").read_text())["spec"]["rayClusterSpec"]
-    pods = [group["template"]["spec"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
-    assert len({pod["containers"][0]["image"] for pod in pods}) == 1
-    assert all(pod["volumes"] == pods[0]["volumes"] for pod in pods)
-    assert all(pod["containers"][0]["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}] for pod in pods)
+def test_the_pods_of_the_manifest_share_image_and_folders(manifest: tuple[dict[str, Any], Recipe]) -> None:
+    job, recipe = manifest
+    every = pods(job)
+    assert len({pod["containers"][0]["image"] for pod in every}) == 1
+    assert all(pod["volumes"] == every[0]["volumes"] for pod in every)
+    mounts = {mount["mountPath"]: mount["name"] for mount in every[0]["containers"][0]["volumeMounts"]}
+    assert all(pod["containers"][0]["volumeMounts"] == every[0]["containers"][0]["volumeMounts"] for pod in every)
+    volumes = {volume["name"]: volume for volume in every[0]["volumes"]}
+    assert set(volumes) == set(mounts.values())
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert job["entrypoint"].split()[-1].startswith("/shared/")
+    assert recipe.model.path.startswith("/models/")
+
+
+def test_the_head_has_the_gpus_of_the_engines_and_the_workers_those_of_the_ranks(
+    manifest: tuple[dict[str, Any], Recipe],
+) -> None:
+    job, recipe = manifest
+    head, *workers = pods(job)
+    assert job["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-gpus"] == "0"
+    assert recipe.generator.gpus == tuple(str(number) for number in range(gpus(head)))
+    replicas = [group["replicas"] for group in job["rayClusterSpec"]["workerGroupSpecs"]]
+    assert sum(gpus(pod) * number for pod, number in zip(workers, replicas, strict=True)) == recipe.parallel.ranks
