@@ -6,7 +6,7 @@ WORKERS ?= 3
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: quickstart install install-vllm install-gym test test-slow test-vllm lint picture clean
+.PHONY: quickstart install install-vllm install-gym install-adapters test test-slow test-vllm lint picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -21,6 +21,12 @@ install-gym:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq -r requirements-gym.txt
 	$(BIN)/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
+
+# verifiers and OpenEnv, whose pins are not ours (docs/environments/adapters.md).
+install-adapters:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -qq -e . pytest pytest-timeout -c constraints.txt
+	$(BIN)/python -m pip install -qq "verifiers==0.3.1" "openenv==0.10.0"
 
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm"
