@@ -23,6 +23,7 @@ TASK_SETS = {
     "office": "whet.environments.office:OfficeTasks",
     "tool_hallucination": "whet.environments.tool_hallucination:ToolHallucination",
     "reward_model": "whet.environments.reward_model:RewardModelTasks",
+    "openenv": "whet.environments.openenv:OpenEnv",
     "verifiers": "whet.environments.verifiers_adapter:Verifiers",
     "prompts": "whet.environments.prompts:Prompts",
     "reasoning_gym": "whet.environments.reasoning_gym_adapter:ReasoningGym",
