@@ -62,8 +62,11 @@ class Recording:
     @contextlib.asynccontextmanager
     async def clock(self) -> AsyncIterator[None]:
         """Raise ``LimitReached`` in what runs inside when the episode's time is over."""
-        seconds = self.sampling.max_seconds
-        limit = asyncio.timeout(None if seconds is None else self.started + seconds - time.monotonic())
+        self.usage.seconds, seconds = time.monotonic() - self.started, self.sampling.max_seconds
+        left = None if seconds is None else seconds - self.usage.seconds
+        if left is not None and left <= 0:
+            raise LimitReached("seconds")
+        limit = asyncio.timeout(left)
         try:
             async with limit:
                 yield
