@@ -20,6 +20,7 @@ from whet.algorithms.ppo import GAE
 from whet.algorithms.prime import ProcessRewards
 from whet.algorithms.registry import ADVANTAGES
 from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
+from whet.algorithms.turns import TurnAdvantage
 from whet.batch import Batch
 from whet.config import Component
 from whet.errors import DataError
@@ -78,6 +79,8 @@ ESTIMATORS: list[tuple[Any, Any]] = [
     (GAE(whiten=True, eps=0.1), lambda b: slow.gae(b, whiten=True, eps=0.1)),
     (GAE(whiten=True, std="population"), lambda b: slow.gae(b, whiten=True, std="population")),
     (GAE(kl=KL(coefficient=0.3)), lambda b: slow.gae(b, penalty=penalty(b, coefficient=0.3))),
+    (TurnAdvantage(), slow.turns),
+    (TurnAdvantage(gamma=0.7, divide_by_std=False), lambda b: slow.turns(b, 0.7, False)),
     (ProcessRewards(), slow.process_rewards),
     (ProcessRewards(beta=0.7, gamma=0.8), lambda b: slow.process_rewards(b, 0.7, 0.8)),
 ]
@@ -389,4 +392,5 @@ def test_registered_names_lead_to_their_classes() -> None:
         "gae": GAE,
         "teacher": TeacherAdvantage,
         "process_rewards": ProcessRewards,
+        "turn": TurnAdvantage,
     }

@@ -138,3 +138,30 @@ def process_rewards(b: Plain, beta: float = 0.05, gamma: float = 1.0) -> Values:
                     to_go += gamma**later * (process(s) - math.fsum(means) / len(means))
             out[t] = to_go + outcome
     return out
+
+
+def turns(b: Plain, gamma: float = 1.0, divide: bool = True, std: str = "sample", eps: float = 1e-6) -> Values:
+    """Each run of trained tokens is a reply. Without rewards of its own, all that a reply earns comes at the end."""
+    out, replies = [0.0] * b.length, [split(row.tokens, b) for row in b.rows]
+    for i, row in enumerate(b.rows):
+        for k, reply in enumerate(replies[i]):
+            values = {
+                j: gamma ** (len(replies[j]) - 1 - k) * b.rows[j].reward for j in members(b, row) if len(replies[j]) > k
+            }
+            if len(set(values.values())) > 1:
+                mean = math.fsum(values.values()) / len(values)
+                value = (values[i] - mean) / (spread(list(values.values()), std) + eps if divide else 1.0)
+                for t in reply:
+                    out[t] = value
+    return out
+
+
+def split(tokens: list[int], b: Plain) -> list[list[int]]:
+    """Consecutive tokens together."""
+    runs: list[list[int]] = []
+    for t in tokens:
+        if runs and runs[-1][-1] == t - 1:
+            runs[-1].append(t)
+        else:
+            runs.append([t])
+    return runs
