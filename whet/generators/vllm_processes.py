@@ -109,6 +109,9 @@ class VllmProcesses:
             "enable_prefix_caching": None if config.prefix_caching else False,  # None: for models that can
             **self._cache(),
         }
+        if not self.on_gpus:  # a prompt in parts turns back the generator of its seed, which those of CPUs can't
+            tokens = max(settings["max_num_batched_tokens"], config.max_context)
+            settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}
         if self.on_gpus and config.dtype != "float32" and adapter is None:
             settings["hf_overrides"] = {"head_dtype": "float32"}  # products of the head, as the learner has them
         if adapter is not None:  # one at a time. Other modules stay as they are: wrapping them costs time and memory
