@@ -10,6 +10,7 @@ import pytest
 
 from tests.groups import episode
 from whet.environments.arithmetic import Arithmetic
+from whet.environments.guessing import Guessing
 from whet.errors import ConfigError
 from whet.judges.genrm import ComparedEnvironments, GenRM
 from whet.judges.genrm_training import GenRMTraining
@@ -93,6 +94,11 @@ def judged(answers: Answers, **settings: Any) -> tuple[JudgedEnvironments, list[
     environments = Judged(taskset=TASKS, judge=JUDGE, **settings).open()
     environments._client, seen = client(answers)
     return environments, seen
+
+
+def test_a_judge_of_single_answers_refuses_task_sets_with_episodes_of_their_own() -> None:
+    with pytest.raises(ConfigError, match=r"data\.taskset: Guessing has episodes of its own"):
+        Judged(taskset=Guessing(), judge=JUDGE).open()
 
 
 def grade(environments: JudgedEnvironments, answer: str) -> dict[str, float]:

@@ -93,6 +93,16 @@ def test_a_history_that_is_rewritten_is_refused_and_makes_a_branch() -> None:
     assert branches[1].messages == [*rewritten, {"role": "assistant", "content": "answer 3"}]
 
 
+def test_a_branch_of_a_branch_keeps_the_tokens_that_were_sampled() -> None:
+    session = Session(recording())
+    messages = run(talk(session, "one", "two", "three"))
+    line = session.branch([*messages[:4], user("something else")])
+    assert len(session.recording.branches) == 1, "nothing was said in it yet"
+    second = line.branch([*messages[:2], user("another thing")])
+    assert second.spans[1].tokens == session.spans[1].tokens
+    assert [len(other.spans) for other in (line, second)] == [4, 2]
+
+
 def test_a_conversation_of_its_own_begins_a_branch_from_nothing() -> None:
     session = Session(recording())
     run(talk(session, "one"))

@@ -16,7 +16,8 @@ from whet.lazy import torch
 
 class TurnAdvantage(Advantage):
     """A_k at all tokens of reply k. The replies of each branch are counted by themselves. Where nobody else in the
-    group has a k-th reply the advantage is 0. With one reply each this is ``GroupAdvantage``."""
+    group has a k-th reply the advantage is 0. With one reply each this is ``GroupAdvantage``. What follows
+    thoughts that were cut at a budget counts as a reply of its own: the words that end them are not the model's."""
 
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount of the rewards of later turns."""

@@ -8,15 +8,14 @@ its own, an ``async`` one on the thread of all environments, where it must not b
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from pydantic import Field, field_validator
 
-from whet.config import Component
 from whet.config.component import import_path
-from whet.environments.base import Address, Environment, Environments, Step, TaskSet, checked_score
-from whet.environments.cases import Answer, Case
-from whet.environments.registry import TASK_SETS
+from whet.environments.base import Address, Environment, Environments, Step, checked_score
+from whet.environments.cases import Case
+from whet.environments.over import OverTaskSet
 from whet.errors import DataError
 from whet.processes.threads import JobThread
 from whet.types import Group, Task
@@ -24,14 +23,12 @@ from whet.types import Group, Task
 Solve = Callable[[Task, str, str], Any]
 
 
-class AgentTasks(TaskSet):
+class AgentTasks(OverTaskSet):
     """Tasks of ``taskset``, done by ``program``."""
 
     program: str
     """The function that does a task, as in ``my_agent:solve``. It returns a text, which the task set grades, or the
     reward, or a dict with ``reward`` and scores."""
-    taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """The task set that poses tasks."""
     deadline: float = Field(600.0, gt=0)
     """Seconds that the program may take for one episode."""
 
@@ -42,14 +39,8 @@ class AgentTasks(TaskSet):
             raise ValueError(f"{program} is not a function")
         return program
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self.taskset.tasks(split)
-
     def cases(self) -> Sequence[Case]:
         return self.taskset.cases()
-
-    def gold(self, task: Task) -> Answer | None:
-        return self.taskset.gold(task)
 
     def open(self) -> "AgentEnvironments":
         return AgentEnvironments(self)

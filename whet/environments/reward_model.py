@@ -5,24 +5,22 @@ set's own grader. The scores keep all parts apart, and ``correct`` stays that of
 the model without getting better is found out.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import ClassVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
-from whet.config import Component
-from whet.environments.base import Environment, Environments, Observation, Step, TaskSet, finite
-from whet.environments.registry import TASK_SETS
+from whet.environments.base import Environment, Environments, Observation, Step, finite
+from whet.environments.over import Rewarded
 from whet.environments.reward_model_process import RewardModelClient, RewardModelProcess
 from whet.types import Message, Task
 
 
-class RewardModelTasks(TaskSet):
+class RewardModelTasks(Rewarded):
     """Tasks of ``taskset``, rewards of ``model``."""
 
-    taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """The task set that poses tasks."""
+    rewarded_by: ClassVar[str] = "a reward model"
+
     model: str
     """A folder that ``whet export`` wrote, or a decoder with a linear head to one label on the Hugging Face Hub."""
     revision: str | None = None
@@ -32,8 +30,6 @@ class RewardModelTasks(TaskSet):
     """A score that is worth nothing."""
     clamp: float | None = Field(None, gt=0)
     """Scaled scores beyond plus or minus this are cut off: far out, a reward model knows nothing."""
-    grade_weight: float = 0.0
-    """Adds this times the task set's own reward."""
     process: RewardModelProcess = RewardModelProcess()
     """The settings of its process."""
 
@@ -43,18 +39,6 @@ class RewardModelTasks(TaskSet):
         """A run may be resumed from another working folder."""
         folder = Path(model).expanduser()
         return str(folder.resolve()) if folder.is_dir() else model
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "RewardModelTasks":
-        name = type(self.taskset).__name__
-        if type(self.taskset).score_group is not Environments.score_group:
-            raise ValueError(f"{name} changes rewards in view of the group, which a reward model would overrule")
-        if self.grade_weight and not self.taskset.grades:
-            raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
-        return self
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self.taskset.tasks(split)
 
     def open(self) -> "RewardedEnvironments":
         return RewardedEnvironments(self)

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -11,7 +10,7 @@ import httpx
 from ruamel.yaml import YAML
 
 from whet.errors import ConfigError
-from whet.seeds import derive_seed
+from whet.fetch.post import bounded, pause
 
 _MOST_BYTES = 16_000_000
 _LOOKS = 30.0  # seconds that a head server may take
@@ -59,8 +58,7 @@ class GymSession:
         problem = ""
         for attempt in range(attempts):
             if attempt:
-                jitter = random.Random(derive_seed("gym", self._name, path, attempt)).uniform(0.5, 1.0)
-                await asyncio.sleep(min(0.2 * 2**attempt, 10.0) * jitter)
+                await asyncio.sleep(pause(attempt, "gym", self._name, path))
             try:
                 async with asyncio.timeout(self._deadline):
                     status, text = await self._read(path, body)
@@ -77,11 +75,9 @@ class GymSession:
         self._cookies.set_cookie_header(request)
         answer = await self._http.send(request, stream=True)
         try:
-            content = b""
-            async for piece in answer.aiter_bytes():
-                content += piece
-                if len(content) > _MOST_BYTES:
-                    raise GymError(f"{self._url}/{path}: the answer is longer than {_MOST_BYTES} bytes")
+            content = await bounded(answer, _MOST_BYTES)
+        except ValueError as problem:
+            raise GymError(f"{self._url}/{path}: {problem}") from None
         finally:
             await answer.aclose()
         self._cookies.extract_cookies(answer)

@@ -2,15 +2,10 @@
 (Nemotron 3 Nano's RLHF). What pays is being better than the others; the scores keep the parts apart."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Annotated
+from typing import ClassVar
 
-from pydantic import model_validator
-
-from whet.config import Component
-from whet.environments import cases
-from whet.environments.base import Environment, Environments, TaskSet
-from whet.environments.registry import TASK_SETS
+from whet.environments.base import Environment
+from whet.environments.over import Rewarded
 from whet.judges.comparison import (
     Answer,
     Comparison,
@@ -21,16 +16,17 @@ from whet.judges.comparison import (
     pairs,
     read_comparison,
 )
-from whet.judges.judge import Judge, JudgeClient
+from whet.judges.environments import JudgeEnvironments
+from whet.judges.judge import Judge
 from whet.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
 from whet.types import Episode, Group, Message, Status, Task
 
 
-class GenRM(TaskSet):
+class GenRM(Rewarded):
     """Tasks of ``taskset``, rewarded by comparisons of a group's answers."""
 
-    taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """The task set that poses tasks."""
+    rewarded_by: ClassVar[str] = "the comparison"
+
     judge: Judge
     """The generative reward model."""
     pairs: Pairs = "circular"
@@ -42,34 +38,17 @@ class GenRM(TaskSet):
     as reward models with a chat template of their own read them; false: in one message, for any model."""
     length: LengthControl = LengthControl()
     """Terms for short answers."""
-    grade_weight: float = 0.0
-    """Adds this times the task set's own reward."""
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> "GenRM":
-        name = type(self.taskset).__name__
-        if type(self.taskset).score_group is not Environments.score_group:
-            raise ValueError(f"{name} changes rewards in view of the group, which the comparison would overrule")
-        if self.grade_weight and not self.taskset.grades:
-            raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
-        return self
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self.taskset.tasks(split)
-
-    def gold(self, task: Task) -> cases.Answer | None:
-        return self.taskset.gold(task)
 
     def open(self) -> "ComparedEnvironments":
         return ComparedEnvironments(self)
 
 
-class ComparedEnvironments(Environments):
+class ComparedEnvironments(JudgeEnvironments):
     """The environments of the task set, with the comparison at the end of each group."""
 
     def __init__(self, tasks: GenRM) -> None:
-        self.tasks, self.inner = tasks, tasks.taskset.open()
-        self._client: JudgeClient | None = None
+        super().__init__(tasks.taskset, tasks.judge)
+        self.tasks = tasks
 
     def make(self, task: Task) -> Environment:
         return self.inner.make(task) if self.tasks.taskset.grades else super().make(task)
@@ -112,16 +91,6 @@ class ComparedEnvironments(Environments):
                 second=second,
             )
         )  # fmt: skip
-
-    @property
-    def client(self) -> JudgeClient:
-        self._client = self._client or JudgeClient(self.tasks.judge)
-        return self._client
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-        await self.inner.close()
 
 
 def _answer(episode: Episode) -> Answer:

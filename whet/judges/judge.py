@@ -6,7 +6,6 @@ of infrastructure and raises. It is never a reward.
 
 import asyncio
 import os
-import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -15,6 +14,7 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.errors import ConfigError
+from whet.fetch.post import bounded, pause
 from whet.seeds import derive_seed
 from whet.types import Message
 
@@ -69,8 +69,7 @@ class JudgeClient:
         problem = ""
         for attempt in range(self.judge.retries + 1):
             if attempt:
-                jitter = random.Random(derive_seed("judge", name, attempt)).uniform(0.5, 1.0)
-                await asyncio.sleep(min(0.2 * 2**attempt, 10.0) * jitter)
+                await asyncio.sleep(pause(attempt, "judge", name))
             async with self._slots:
                 text, problem = await self._post(messages, derive_seed("judge", name, attempt))
             if text is not None:
@@ -96,11 +95,7 @@ class JudgeClient:
     async def _read(self, body: dict[str, Any]) -> tuple[str | None, str]:
         url = self.judge.url.rstrip("/") + "/chat/completions"
         async with self._http.stream("POST", url, json=body) as response:
-            content = b""
-            async for piece in response.aiter_bytes():
-                content += piece
-                if len(content) > _MOST_BYTES:
-                    return None, f"its answer is longer than {_MOST_BYTES} bytes"
+            content = await bounded(response, _MOST_BYTES)
         if response.status_code in _AGAIN:
             return None, f"HTTP {response.status_code}: {content[:200]!r}"
         if response.status_code != 200:

@@ -2,17 +2,15 @@
 says. The rubric's grade becomes a reward from 0 to 1."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import model_validator
 
-from whet.config import Component
-from whet.environments.base import Environments, TaskSet
-from whet.environments.cases import Answer
-from whet.environments.registry import TASK_SETS
-from whet.errors import DataError
-from whet.judges.judge import Judge, JudgeClient
+from whet.environments.base import Environments
+from whet.environments.over import OverTaskSet
+from whet.errors import ConfigError, DataError
+from whet.judges.environments import JudgeEnvironments
+from whet.judges.judge import Judge
 from whet.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
 from whet.types import Task
 
@@ -20,11 +18,9 @@ _GRADE = re.compile(r"^\W*Grade:\W*(-?\d+(?:\.\d+)?)\W*$", re.MULTILINE | re.IGN
 _EQUAL = re.compile(r"\[\[A(!?)=B\]\]")
 
 
-class Judged(TaskSet):
+class Judged(OverTaskSet):
     """Tasks of ``taskset``, graded by ``judge``."""
 
-    taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """The task set that poses tasks."""
     judge: Judge
     """Who grades."""
     by: Literal["rubric", "reference"] = "rubric"
@@ -46,22 +42,20 @@ class Judged(TaskSet):
             raise ValueError(f"only_if_wrong asks {type(self.taskset).__name__} first, which grades nothing")
         return self
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self.taskset.tasks(split)
-
-    def gold(self, task: Task) -> Answer | None:
-        return self.taskset.gold(task)
-
     def open(self) -> "JudgedEnvironments":
         return JudgedEnvironments(self)
 
 
-class JudgedEnvironments(Environments):
+class JudgedEnvironments(JudgeEnvironments):
     """Grades answers by asking the judge."""
 
     def __init__(self, tasks: Judged) -> None:
-        self.tasks, self.inner = tasks, tasks.taskset.open()
-        self._client: JudgeClient | None = None
+        """Raises ``ConfigError`` for a task set whose episodes are its own: a judge grades single answers."""
+        super().__init__(tasks.taskset, tasks.judge)
+        self.tasks = tasks
+        if type(self.inner).make is not Environments.make:
+            name = type(tasks.taskset).__name__
+            raise ConfigError(f"data.taskset: {name} has episodes of its own, of which a judge would see one answer")
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         own = await self.inner.grade(task, answer) if self.tasks.only_if_wrong else {}
@@ -99,16 +93,6 @@ class JudgedEnvironments(Environments):
             if not await self.client.ask(asked(text), _same, f"{task.uid} {key}"):
                 return 0.0
         return 1.0
-
-    @property
-    def client(self) -> JudgeClient:
-        self._client = self._client or JudgeClient(self.tasks.judge)
-        return self._client
-
-    async def close(self) -> None:
-        if self._client is not None:
-            await self._client.close()
-        await self.inner.close()
 
 
 def _same(said: str) -> bool | None:

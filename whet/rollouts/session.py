@@ -80,7 +80,7 @@ class Recording:
     @property
     def branches(self) -> list[Trajectory]:
         """The lines in which the model said something."""
-        spoken = [line for line in self.lines if line.ends]
+        spoken = [line for line in self.lines if any(span.trained for span in line.spans)]
         return [Trajectory(line.spans, line.messages, line._tools) for line in spoken]
 
 
@@ -127,6 +127,7 @@ class Session:
             if count <= common and count < len(messages):
                 line.messages, line._given = self.messages[:count], self._given[:count]
                 line.spans = [replace(span, trained=False, reward=0.0) for span in self.spans[:spans]]
+                line.ends.append((count, spans))
                 line._tools = tools
         return line
 
