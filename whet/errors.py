@@ -44,3 +44,7 @@ class DeadlineError(WhetError):
 
 class WorkerError(WhetError):
     """A worker is gone: its process died."""
+
+
+class WorkerStuckError(WorkerError, DeadlineError):
+    """A worker is of no more use: it hangs in a call."""

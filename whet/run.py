@@ -23,7 +23,7 @@ from whet.closing import Closing
 from whet.cluster.lease import Devices, Several
 from whet.config import dump_yaml, load
 from whet.data.source import Source
-from whet.errors import ConfigError, WhetError
+from whet.errors import ConfigError, WhetError, WorkerError
 from whet.feed import Feed, build_feed
 from whet.files import write_atomically
 from whet.learner.base import Learner, Scorer
@@ -79,14 +79,23 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
     async def go() -> None:
         end_copies(asyncio.get_running_loop())
         with stop_signals(recipe.checkpoints.before) as stop:
-            async with open_run(recipe, folder, resuming=resuming, stop=stop) as run:
-                if run.start > recipe.steps:
-                    raise ConfigError(f"{folder} has done {run.start} steps already, more than steps={recipe.steps}")
-                if run.start == recipe.steps:
-                    more = f"whet resume {shlex.quote(str(folder))} steps={2 * run.start}"
-                    log.warning("all %d steps are done; to go on for more of them: %s", run.start, more)
-                write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # what it goes on with, overrides included
-                await train(run)
+            lost, begun = 0, False  # so often a worker was lost; nobody starts again what could not even begin
+            while True:
+                try:
+                    async with open_run(recipe, folder, resuming=resuming or begun, stop=stop) as run:
+                        _check_steps(run)
+                        write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # overrides included
+                        if lost:
+                            run.metrics.sum("cluster/restarts", lost)
+                        begun = True
+                        await train(run)
+                    return
+                except WorkerError as error:
+                    if not begun or lost == recipe.cluster.restarts:
+                        raise
+                    lost += 1
+                    text = "restart %d of %d (cluster.restarts), from the newest checkpoint: %s"
+                    log.warning(text, lost, recipe.cluster.restarts, error)
 
     with run_lock(folder), _logging_to(folder):
         for warning in recipe.warnings():
@@ -96,6 +105,15 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
         except SystemExit as error:
             raise WhetError(f"some code of the run tried to end the process: {described(error)}") from error
     return folder
+
+
+def _check_steps(run: "Run") -> None:
+    done, steps = run.start, run.recipe.steps
+    if done > steps:
+        raise ConfigError(f"{run.folder} has done {done} steps already, more than steps={steps}")
+    if done == steps:
+        more = f"whet resume {shlex.quote(str(run.folder))} steps={2 * done}"
+        log.warning("all %d steps are done; to go on for more of them: %s", done, more)
 
 
 @dataclass(slots=True)

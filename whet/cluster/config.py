@@ -20,6 +20,9 @@ class ClusterConfig(Config, ABC):
     has_processes: ClassVar[bool] = True
     """Whether each worker has a process of its own."""
 
+    restarts: int = Field(2, ge=0)
+    """How often a run whose worker died or hangs starts its workers again and goes on from its newest checkpoint."""
+
     @abstractmethod
     def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
@@ -38,6 +41,9 @@ class LocalClusterConfig(ClusterConfig):
     """In this process, each worker in a thread."""
 
     has_processes: ClassVar[bool] = False
+
+    restarts: Literal[0] = 0
+    """A worker of this process ends with it."""
 
     def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         from whet.cluster.local import LocalCluster

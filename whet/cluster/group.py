@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, Protocol
 
 from whet.cluster.base import Placement
-from whet.errors import DeadlineError, WhetError, WorkerError
+from whet.errors import DeadlineError, WhetError, WorkerError, WorkerStuckError
 from whet.processes.threads import JobThread
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class LinkedGroup:
                 self._raise(calls[0].method, waits, first)
             if pending:
                 late = [rank for rank, wait in enumerate(waits) if wait in pending]
-                raise DeadlineError(self._too_late(calls[0].method, seconds, late, busy))
+                raise WorkerStuckError(self._too_late(calls[0].method, seconds, late, busy))
             return [wait.result() for wait in waits]
         finally:
             for future, wait in zip(futures, waits, strict=True):
