@@ -1,10 +1,16 @@
 """What episodes of several turns cost, beside the same without what saves it. Prints one line for each measurement.
 
-    python benchmarks/agents.py [--parts generator] [--model FOLDER] [--vllm] [--small] [--json FILE]
+    python benchmarks/agents.py [--parts generator,learner,tools] [--model FOLDER] [--vllm] [--small] [--json FILE]
 
 generator: the 8 episodes of a group, of 8 turns each; the next prompt is the last one, its answer of 32 random tokens
 and an observation of 32. Tokens of prompts that were laid out and computed, and seconds, with known beginnings shared
 and, of each prompt, all computed anew. With ``--vllm`` also on vLLM, in the interpreter that it is installed in.
+
+learner: the same episodes, forward and backward, with what they have in common shared, and as rows of their own.
+Then episodes whose history is rewritten, so that each reply is a line of its own.
+
+tools: 64 episodes at once, of 4 turns; each reply of 32 tokens is followed by a tool of 0.5 to 8 seconds. Episodes a
+minute, and what they waited for, beside tools that take no time. The tools are called whatever the model says.
 
 Without ``--model`` the model has the shape of SmolLM2-135M and random weights: the time is the same.
 """
@@ -12,30 +18,44 @@ Without ``--model`` the model has the shape of SmolLM2-135M and random weights: 
 import argparse
 import asyncio
 import json
+import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe
+from machine import describe, seconds
 from refit import Listed
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
-from whet.generators.base import Refittable, SamplingParams
+from whet.batch import Batch
+from whet.data.renderer import Renderer
+from whet.environments.base import Environment, Environments, Observation, Step
+from whet.fetch.model import fetch_model
+from whet.generators.base import Completion, Refittable, SamplingParams
 from whet.generators.engine_model import build_engine_model
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.generators.torch_generator import TorchGenerator
 from whet.generators.vllm_config import VllmGeneratorConfig
+from whet.metrics.clock import Timing
+from whet.models.forest_attention import forest_hidden, use_forest_attention
+from whet.models.head import head_of
 from whet.processes.compute import compute_now
 from whet.processes.malloc import keep_freed_memory
+from whet.rollouts.episode import play
+from whet.rollouts.sampling import Sampling
+from whet.tools.tool import tools_of
+from whet.tools.toolbox import Toolbox, ToolLimits
+from whet.types import Distribution, Episode, Group, Message, Span, Task, Trajectory
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
 
 GROUP, PROMPT = 8, 200
 SHAPE = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "vocab_size": 49152}
 HEADS = {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
-SMALL = {"hidden_size": 288, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 512}
+SMALL = {"hidden_size": 288, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 49152}
 Result = dict[str, float]
 
 
@@ -117,7 +137,143 @@ def generator_part(args: argparse.Namespace) -> dict[str, Result]:
     return results
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Result]]] = {"generator": generator_part}
+def drawn(count: int, draw: torch.Generator) -> list[int]:
+    tokens: list[int] = torch.randint(10, 500, (count,), generator=draw).tolist()
+    return tokens
+
+
+def played(turns: int, tokens: int, rewritten: bool) -> Group:
+    """A group of episodes as a run would have recorded them: one line each, or one for each reply, which is given the
+    prompt and the last observation."""
+    draw = torch.Generator().manual_seed(1)
+    prompt, episodes = drawn(PROMPT, draw), []
+    for _ in range(GROUP):
+        lines = [Trajectory([Span(prompt, False)]) for _ in range(turns if rewritten else 1)]
+        for turn in range(turns):
+            line = lines[turn if rewritten else 0]
+            line.spans += [Span(drawn(tokens if turn else 0, draw), False), Span(drawn(tokens, draw), True)]
+        episodes.append(Episode(lines))
+    return Group("0", Task("0", []), episodes)
+
+
+def learner_part(args: argparse.Namespace) -> dict[str, Result]:
+    """Forward and backward of a group, shared and row by row."""
+    model = compute_now(load, args.model, args.small)
+    use_forest_attention(model)
+    turns, tokens = (3, 8) if args.small else (8, 32)
+    results: dict[str, Result] = {}
+    for kind, rewritten in (("one line", False), ("a line for each reply", True)):
+        group = played(turns, tokens, rewritten)
+        laid_out = sum(len(line.tokens) for line in group.trajectories)
+        for shares in (True, False):
+            batch = Batch.from_groups([group], share_prompts=shares)
+            taken = compute_now(lambda batch=batch: seconds(lambda: learn(model, batch), 1))
+            label = f"learner, {kind}, {'shared' if shares else 'row by row'}"
+            results[label] = {"seconds": taken, "laid out": laid_out, "computed": len(batch)}
+    return results
+
+
+def learn(model: PreTrainedModel, batch: Batch) -> None:
+    picked = batch.trained.nonzero().squeeze(1)
+    hidden = forest_hidden(model, batch)[batch.predictor[picked]]
+    logprobs, _ = head_of(model).token_logprobs(hidden, batch.tokens[picked], Distribution())
+    (-logprobs.mean()).backward()
+    model.zero_grad()
+
+
+class Slow(Environment):
+    """An episode that calls a tool after each reply but the last."""
+
+    def __init__(self, task: Task, turns: int, slow: bool) -> None:
+        dice = random.Random(task.uid)
+        self.left, self.task = turns, task
+        self.waits = [min(8.0, 0.5 * dice.paretovariate(1.2)) if slow else 0.0 for _ in range(turns)]
+        self.toolbox = Toolbox(tools_of(self.lookup), ToolLimits(max_calls=turns))
+
+    def lookup(self, entry: int) -> str:
+        """Look something up.
+
+        Args:
+            entry: The number of the entry
+        """
+        time.sleep(self.waits[entry])
+        return "nothing"
+
+    async def start(self) -> Observation:
+        return Observation(self.task.prompt)
+
+    async def step(self, reply: Message) -> Step:
+        self.left -= 1
+        call: Any = {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": {"entry": self.left}}}
+        return Step(done=not self.left, messages=await self.toolbox.answer([call]) if self.left else [])
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class Stopping:
+    """A generator whose replies end where they get too long, as if the model had."""
+
+    def __init__(self, inner: TorchGenerator) -> None:
+        self.inner = inner
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        return replace(await self.inner.sample(prompt, params, session), finish_reason="stop")
+
+
+async def with_tools(model: PreTrainedModel, renderer: Renderer, slow: bool, number: int, tokens: int) -> Result:
+    """Play so many episodes at once."""
+    turns = 4
+
+    class Slows(Environments):
+        def make(self, task: Task) -> Environment:
+            return Slow(task, turns, slow)
+
+    def build() -> TorchGenerator:
+        config = TorchGeneratorConfig(max_batch=number)
+        return TorchGenerator(config, build_engine_model(model.config, model.state_dict(), torch.bfloat16))
+
+    generator, timing = compute_now(build), Timing()
+    stopping: Any = Stopping(generator)
+    sampling = Sampling(max_new_tokens=tokens, max_turns=turns)
+    tasks = [Task(str(i), [{"role": "user", "content": f"Question {i}"}]) for i in range(number)]
+    started = time.perf_counter()
+    try:
+        plays = (
+            play(Slows(), t, stopping, renderer, sampling, retries=0, seed=i, session=t.uid, timing=timing)
+            for i, t in enumerate(tasks)
+        )
+        episodes = await asyncio.gather(*plays)
+    finally:
+        await generator.close()
+    passed, lap = time.perf_counter() - started, timing.lap()
+    longest = max(sum(Slow(task, turns, slow).waits[1:]) for task in tasks)
+    return {
+        "episodes a minute": 60 * number / passed, "seconds": passed, "seconds of the slowest episode's tools": longest,
+        "share of episodes' time in tools": lap.grading / (lap.grading + lap.generating),
+        "share of time in which the engine had work": lap.sampling / passed,
+        "replies": sum(episode.usage.turns for episode in episodes),
+    }  # fmt: skip
+
+
+def tools_part(args: argparse.Namespace) -> dict[str, Result]:
+    """Slow tools beside tools that take no time."""
+    renderer = Renderer(AutoTokenizer.from_pretrained(args.model or fetch_model("smollm2-135m-instruct")))
+    model = compute_now(load, args.model, args.small)
+    number, tokens = (8, 8) if args.small else (64, 32)
+    return {
+        f"{number} episodes, {'slow tools' if slow else 'tools that take no time'}": asyncio.run(
+            with_tools(model, renderer, slow, number, tokens)
+        )
+        for slow in (True, False)
+    }
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Result]]] = {
+    "generator": generator_part,
+    "learner": learner_part,
+    "tools": tools_part,
+}
 
 
 def main() -> None:
