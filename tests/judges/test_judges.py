@@ -11,7 +11,9 @@ import pytest
 from tests.groups import episode
 from whet.environments.arithmetic import Arithmetic
 from whet.environments.guessing import Guessing
+from whet.environments.traces import Traces
 from whet.errors import ConfigError
+from whet.judges.comparison import read_comparison
 from whet.judges.genrm import ComparedEnvironments, GenRM
 from whet.judges.genrm_training import GenRMTraining
 from whet.judges.judge import Judge, JudgeClient, JudgeError
@@ -94,6 +96,11 @@ def judged(answers: Answers, **settings: Any) -> tuple[JudgedEnvironments, list[
     environments = Judged(taskset=TASKS, judge=JUDGE, **settings).open()
     environments._client, seen = client(answers)
     return environments, seen
+
+
+def test_a_judge_is_first_taught_the_verdicts_themselves() -> None:
+    train, _ = Traces(taskset={"type": "genrm_training", "train_size": 3, "test_size": 1}).read()
+    assert [read_comparison(row.answers[0].messages[-1]["content"]) is not None for row in train] == [True] * 3
 
 
 def test_a_judge_of_single_answers_refuses_task_sets_with_episodes_of_their_own() -> None:

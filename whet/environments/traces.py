@@ -28,7 +28,7 @@ class Traces(SupervisedRows):
     """At most so many tasks to learn from, the first ones."""
 
     def read(self) -> tuple[Sequence[Example], Sequence[Example]]:
-        """Raises ``DataError`` where none is known, or one doesn't earn the full reward."""
+        """Raises ``DataError`` where none is known, or one doesn't earn full marks."""
         tasks = self.taskset.tasks("train")[: self.limit], self.taskset.tasks("test")[: self.test_size]
         with ThreadPoolExecutor(1, "traces") as thread:  # an event loop may be running on this one
             train, test = thread.submit(asyncio.run, _played(self.taskset, *tasks)).result()
@@ -55,16 +55,16 @@ def _known(taskset: TaskSet, tasks: Sequence[Task]) -> Iterator[tuple[Task, Answ
 
 async def _conversation(environments: Environments, task: Task, gold: Answer) -> Conversation:
     replies: Sequence[Message] = [{"role": "assistant", "content": gold}] if isinstance(gold, str) else gold
-    environment, reward = environments.make(task), 0.0
+    environment, reward, scores = environments.make(task), 0.0, dict[str, float]()
     try:
         observation = await environment.start()
         said: list[Any] = list(observation.messages)
         for reply in replies:
             step = await environment.step(reply)
-            reward += step.reward
+            reward, scores = reward + step.reward, scores | step.scores
             said += [reply, *step.messages]
     finally:
         await environment.close()
-    if reward < 1:
-        raise DataError(f"the right answer to task {task.uid!r} earns {reward:g}; `whet validate` says more")
+    if (marks := scores.get("correct", reward)) < 1:  # rewards have scales of their own
+        raise DataError(f"the right answer to task {task.uid!r} earns {marks:g}; `whet validate` says more")
     return Conversation.of(task.uid, {"messages": said, "tools": observation.tools})
