@@ -20,6 +20,8 @@ from whet.models.device import choose_device
 from whet.models.flex_attention import FlexLayout
 from whet.models.forest_attention import ForestLayout, forest_attention
 from whet.models.head import Head
+from whet.models.shards import Tokens
+from whet.models.varlen_attention import VarlenLayout
 from whet.types import Distribution
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
@@ -114,23 +116,24 @@ def attention(s: Setting) -> Iterator[Row]:
             ("blocks", torch.bfloat16, 1e-2),
             ("flex", torch.float32, 1e-5),
             ("flex", torch.bfloat16, 1e-2),
+            ("cascade", torch.float32, 1e-5),
+            ("cascade", torch.bfloat16, 1e-2),
+            ("gathered rows", torch.bfloat16, 1e-2),
         ):
-            if kind == "flex" and s.small:
-                continue  # no backward pass on CPUs
-            layout: Any = ForestLayout._of(starts, PARENTS, size, s.device, oracle_tokens())
+            if (kind, s.small) == ("flex", True) or (kind, dtype, s.small) == ("cascade", torch.float32, False):
+                continue  # no backward pass on CPUs; no kernel on GPUs
+            layout: Any = ForestLayout._of(starts, PARENTS, size, s.device, Tokens())
             if kind == "flex":
                 layout = FlexLayout.of(starts, PARENTS, size, s.device)
+            elif kind != "blocks":
+                layout = VarlenLayout.of(starts, PARENTS, size, s.device, Tokens())
+            if kind == "gathered rows":
+                layout.calls[window] = [layout._gathering(window)]
             mine = [x.detach().to(s.device, dtype).requires_grad_() for x in exact]
             module: Any = None
             found, _ = forest_attention(module, *mine, None, sliding_window=window, whet_forest=layout)
             grads = torch.autograd.grad((found * pull.to(found)).sum(), mine)
             yield close(f"{kind}, {dtype}, window {window}", [found, *grads], right, most)
-
-
-def oracle_tokens() -> Any:
-    from whet.models.shards import Tokens
-
-    return Tokens()
 
 
 def close(what: str, found: list[Tensor], right: list[Tensor], most: float) -> Row:

@@ -33,12 +33,13 @@ class Shape:
     expected: dict[str, tuple[float, float]]
 
 
+EARLY = ("as it was", "cudnn off", "tiles", "flex", "varlen")
 SHAPES = {
     "0.6B": Shape(
-        1024, 3072, 28, 16, True, {"as it was": (0, 7), "cudnn off": (6, 12), "tiles": (8, 16), "flex": (10, 20)}
+        1024, 3072, 28, 16, True, dict(zip(EARLY, [(0, 7), (6, 12), (8, 16), (10, 20), (10, 20)], strict=True))
     ),
     "8B, 12 layers": Shape(
-        4096, 12288, 12, 32, False, {"as it was": (5, 30), "cudnn off": (28, 40), "tiles": (30, 44), "flex": (33, 48)}
+        4096, 12288, 12, 32, False, dict(zip(EARLY, [(5, 30), (28, 40), (30, 44), (33, 48), (33, 48)], strict=True))
     ),
 }
 RUNGS: dict[str, dict[str, bool]] = {
@@ -46,8 +47,9 @@ RUNGS: dict[str, dict[str, bool]] = {
     "cudnn off": {"small tiles": True},
     "tiles": {},
     "flex": {"flex": True},
-    "recomputation": {"flex": True, "recomputation": True},
-    "compiled": {"flex": True, "compiled": True},
+    "varlen": {"varlen": True},
+    "recomputation": {"varlen": True, "recomputation": True},
+    "compiled": {"varlen": True, "compiled": True},
 }
 
 
@@ -121,12 +123,12 @@ def _as(model: LearnerModel, how: dict[str, bool], s: Setting) -> Iterator[None]
         tiled_logprobs.tiles_on = lambda device: sizes(torch.device("cpu"))  # type: ignore[assignment]
     if how.get("recomputation"):
         inner.gradient_checkpointing_enable({"use_reentrant": False})
-    model.flex = how.get("flex", False)
+    model.attention = "varlen" if how.get("varlen") else "flex" if how.get("flex") else "blocks"
     try:
         yield
     finally:
         tiled_logprobs.tiles_on = sizes  # type: ignore[assignment]
-        model.flex = False
+        model.attention = "blocks"
         inner.gradient_checkpointing_disable()
         torch.backends.cuda.enable_cudnn_sdp(False)
 

@@ -3,20 +3,16 @@ separate runs. The kernel of GPUs is in ``tests/cuda``; here torch runs the same
 
 import random
 import warnings
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.models.test_forest_attention import DEEP, LENGTHS, ROUNDING, build, forest, separately
-from whet.errors import ConfigError
-from whet.models import flex_attention
-from whet.models.flex_attention import TILE, FlexLayout, choose_flex
+from whet.models.flex_attention import TILE, FlexLayout
 from whet.models.forest_attention import ForestLayout, forest_hidden, use_forest_attention
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
 PREORDER = [-1, 0, 1, 2, 1, 0, -1, 6, 6, 6, -1]
 
 
@@ -88,7 +84,7 @@ def test_a_models_states_are_those_of_separate_runs(kind: str) -> None:
             expected = separately(model, batch, paths)
             own = model.config._attn_implementation
             use_forest_attention(model)
-            found = forest_hidden(model, batch, flex=True)
+            found = forest_hidden(model, batch, attention="flex")
             model.set_attn_implementation(own)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
@@ -96,51 +92,3 @@ def test_a_models_states_are_those_of_separate_runs(kind: str) -> None:
 def test_segments_in_another_order_are_not_taken() -> None:
     assert FlexLayout.of([0, 2, 4, 6], [-1, 0, 0, 1], 8, CPU) is None
     assert ForestLayout.of(forest([-1, 0, 0, 1], [2, 2, 2, 2])[0], CPU).blocks
-
-
-def a_model(**config: Any) -> Any:
-    settings = SimpleNamespace(num_attention_heads=4, num_key_value_heads=2, head_dim=16, **config)
-    model: Any = nn.Linear(1, 1)
-    model.config = SimpleNamespace(get_text_config=lambda: settings)
-    return model
-
-
-def test_it_is_chosen_on_a_gpu_in_half_precision_after_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[Any] = []
-    monkeypatch.setattr(flex_attention, "_works", lambda *args: tried.append(args) or len(tried) == 1)
-    assert choose_flex("auto", a_model(), GPU, half=True, spread=False)
-    assert not choose_flex("auto", a_model(), GPU, half=True, spread=False), "the second trial fails"
-    assert not choose_flex("auto", a_model(), GPU, half=False, spread=False)
-    assert not choose_flex("auto", a_model(), CPU, half=True, spread=False)
-    assert not choose_flex("blocks", a_model(), GPU, half=True, spread=False)
-    assert choose_flex("flex", a_model(), GPU, half=False, spread=False)
-    assert len(tried) == 2
-    for model, device, spread, words in (
-        (a_model(), CPU, False, "no backward pass on CPUs"),
-        (a_model(), GPU, True, r"parallel\.context"),
-        (a_model(attention_dropout=0.1), GPU, False, "dropout in its attention"),
-    ):
-        assert not choose_flex("auto", model, device, half=True, spread=spread)
-        with pytest.raises(ConfigError, match=rf"learner\.attention = flex, and .*{words}"):
-            choose_flex("flex", model, device, half=True, spread=spread)
-
-
-def test_a_kernel_that_fails_or_is_wrong_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The trial itself, on a CPU: the kernel is a fake that has gradients."""
-
-    def right(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, scale: float, enable_gqa: bool, **_: Any) -> Tensor:
-        at = torch.arange(q.shape[2])
-        sees = block_mask.mask_mod(0, 0, at[:, None], at)
-        return nn.functional.scaled_dot_product_attention(q, k, v, sees, scale=scale, enable_gqa=enable_gqa)
-
-    def fails(*_: Any, **__: Any) -> Tensor:
-        raise RuntimeError("no compiler")
-
-    text = a_model().config.get_text_config()
-    for kernel, works in ((right, True), (lambda *a, **b: right(*a, **b) * 1.1, False), (fails, False)):
-        monkeypatch.setattr(flex_attention, "_kernel", lambda kind, kernel=kernel: kernel)
-        assert flex_attention._works(text, CPU) == works
-    assert "off by 0.1" in caplog.text
-    assert "does not run here, so blocks are used: no compiler" in caplog.text

@@ -28,8 +28,9 @@ class LearnerConfig(Config):
     device: DeviceName = "auto"
     """``auto``: a GPU for each rank where there are any. ``cuda`` is an error without one."""
     attention: AttentionName = "auto"
-    """How segments attend. ``blocks``: padded to blocks of similar size. ``flex``: by FlexAttention, on GPUs. ``auto``:
-    by that in bfloat16 on a GPU, where a trial at the start agrees with plain operations."""
+    """How segments attend. ``blocks``: padded to blocks of similar size. ``varlen``: unpadded, by FlashAttention, a
+    shared prompt's keys once for all its answers. ``flex``: by FlexAttention, on GPUs. ``auto``: in bfloat16 on a GPU
+    the first of varlen and flex that the model allows and whose trial at the start agrees with plain operations."""
     deterministic: bool = False
     """On a GPU, compute the same bits each time, more slowly; an operation that can't raises an error. On CPUs the bits
     are the same anyway."""

@@ -13,10 +13,10 @@ from whet.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
 from whet.learner.precision import autocast, keep_in_bfloat16, weight_dtype
+from whet.models.attention_choice import choose_attention
 from whet.models.compiled import compile_layers
-from whet.models.config import AttentionName, ModelConfig
+from whet.models.config import AttentionKernel, AttentionName, ModelConfig
 from whet.models.device import placed
-from whet.models.flex_attention import choose_flex
 from whet.models.forest_attention import forest_hidden, unwrapped
 from whet.models.head import head_of
 from whet.models.loading import load_model
@@ -37,7 +37,7 @@ class LearnerModel(nn.Module):
         super().__init__()
         self.model, self.value_head, self.precision = model, value_head, precision
         self.device = torch.device("cpu")  # where it computes
-        self.flex = False  # it attends by FlexAttention
+        self.attention: AttentionKernel = "blocks"
         self.shards: Shards = WHOLE
         self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
         self.size = self.trained_size = 0  # numbers of all parameters, and of those that are trained, on all ranks
@@ -59,7 +59,7 @@ class LearnerModel(nn.Module):
         are returned.
         """
         with autocast(self.precision, self.device):
-            hidden = forest_hidden(self.model, batch, self.shards.tokens, stage_input, flex=self.flex)
+            hidden = forest_hidden(self.model, batch, self.shards.tokens, stage_input, attention=self.attention)
             if stage_input is not None and not stage_input.stage.last:
                 return hidden
             return self._read(hidden, batch, outputs, top)
@@ -143,7 +143,7 @@ def build_model(
             model.pipeline = Pipeline(model.model, shards.tokens, ranks)
     model.device = device
     half, spread = precision == "bfloat16", model.shards.tokens.spread
-    model.flex = choose_flex(attention, unwrapped(model.model), device, half=half, spread=spread)
+    model.attention = choose_attention(attention, unwrapped(model.model), device, half=half, spread=spread)
     model.measure()
     if compiled:
         compile_layers(model.model, device)

@@ -9,7 +9,8 @@ from whet.config import Config
 from whet.fetch import smollm2
 
 DeviceName = Literal["auto", "cpu", "cuda"]
-AttentionName = Literal["auto", "blocks", "flex"]
+AttentionKernel = Literal["blocks", "flex", "varlen"]
+AttentionName = Literal["auto", "blocks", "flex", "varlen"]
 
 
 class LoraSettings(Config):

@@ -6,7 +6,6 @@ mask: query q sees key k where ``k <= q < end[k]``, and ``end[k]`` is the first 
 segment. Tiles of the mask are found from the smallest and largest ``end`` of each, never from N x N pairs.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,12 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from whet.errors import ConfigError
-from whet.models.config import AttentionName
 from whet.models.dense_attention import AttentionSettings
 from whet.models.device import placed
-
-log = logging.getLogger(__name__)
 
 TILE = 128  # tokens of the kernel's tiles; a batch is filled up to a multiple of it
 
@@ -126,53 +121,3 @@ def _kernel(kind: str) -> Callable[..., Any]:
     operations on all pairs, without a backward pass: for tests."""
     kernel: Callable[..., Any] = flex_attention
     return torch.compile(kernel, dynamic=True) if kind == "cuda" else kernel
-
-
-def choose_flex(wanted: AttentionName, model: nn.Module, device: torch.device, *, half: bool, spread: bool) -> bool:
-    """Return whether to use it for a model that computes on ``device``, in ``half`` precision or not. ``spread``: a
-    batch's tokens are over several ranks. Raises ``ConfigError`` where it is wanted and can't be used."""
-    config: Any = model.config
-    text = config.get_text_config()
-    problem = None
-    if device.type != "cuda":
-        problem = "it has no backward pass on CPUs"
-    elif spread:
-        problem = "parallel.context spreads a batch's tokens"
-    elif getattr(text, "attention_dropout", 0.0) or any(name.endswith("sinks") for name, _ in model.named_parameters()):
-        problem = f"{type(model).__name__} has dropout in its attention, or sinks"
-    if wanted == "flex" and problem is not None:
-        raise ConfigError(f"learner.attention = flex, and {problem}; set learner.attention=auto")
-    if wanted == "blocks" or problem is not None:
-        return False
-    return wanted == "flex" or (half and _works(text, device))
-
-
-def _works(text: Any, device: torch.device) -> bool:
-    """Try it: whether this machine compiles it, and its results and gradients are those of plain operations."""
-    heads = text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // heads
-    shared = getattr(text, "num_key_value_heads", None) or heads
-    random = torch.Generator(device).manual_seed(0)
-    layout = FlexLayout.of([0, 100, 190, 250], [-1, 0, 0, -1], 300, device)
-    assert layout is not None
-    inputs = [
-        torch.randn(1, count, 300, size, generator=random, device=device, dtype=torch.bfloat16, requires_grad=True)
-        for count in (heads, shared, shared)
-    ]
-    wide = [x.detach().double().requires_grad_() for x in inputs]
-    try:
-        out = layout.attend(*inputs, AttentionSettings(size**-0.5))  # type: ignore[arg-type, call-arg]
-        found = torch.autograd.grad(out.sum(), inputs)
-    except Exception as error:  # of the compiler, of any kind
-        log.warning("learner.attention: FlexAttention does not run here, so blocks are used: %s", error)
-        return False
-    key, value = (x.repeat_interleave(heads // shared, 1) for x in wide[1:])
-    at = torch.arange(300, device=device)
-    sees = (at <= at[:, None]) & (at[:, None] < layout.end[:300])
-    plain = nn.functional.scaled_dot_product_attention(wide[0], key, value, sees, scale=size**-0.5).transpose(1, 2)
-    right = [plain, *torch.autograd.grad(plain.sum(), wide)]
-    pairs = zip([out.detach(), *found], [x.detach() for x in right], strict=True)
-    off = [float((ours.double() - exact).norm() / exact.norm().clamp(min=1e-9)) for ours, exact in pairs]
-    if max(off) > 0.02:
-        log.warning("learner.attention: FlexAttention is off by %.2g here, so blocks are used", max(off))
-    return max(off) <= 0.02

@@ -6,7 +6,7 @@ padded into blocks, so that 64 short answers cost one product and not 64. Knows 
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +14,18 @@ from torch import Tensor, nn
 
 from whet.batch import Batch
 from whet.errors import WhetError
+from whet.models.config import AttentionKernel
 from whet.models.dense_attention import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.device import placed
 from whet.models.flex_attention import FlexLayout
 from whet.models.shards import Tokens
 from whet.models.stages import StageInput, stage_decoder
+from whet.models.varlen_attention import VarlenLayout
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+AnyLayout: TypeAlias = "ForestLayout | FlexLayout | VarlenLayout"
 
 NAME = "whet_forest"
 _PADDING = 1.25  # a block may hold this many times the query-key pairs that its segments need ...
@@ -207,7 +211,7 @@ def forest_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    whet_forest: ForestLayout | FlexLayout | None = None,
+    whet_forest: "AnyLayout | None" = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Compute one layer, [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
@@ -220,7 +224,7 @@ def forest_attention(
     if torch.is_autocast_enabled(query.device.type):
         query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
     settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
-    if isinstance(layout, FlexLayout):
+    if not isinstance(layout, ForestLayout):
         return layout.attend(query, key, value, settings), None
     keys, values = _rows(key), _rows(value)
     if layout.tokens.spread:  # both at once
@@ -329,13 +333,16 @@ def decoder_of(model: nn.Module) -> Any:
     return found if isinstance(found, PreTrainedModel) and found is not whole else whole.model
 
 
-def _layout(batch: Batch, device: torch.device, tokens: Tokens, flex: bool) -> "ForestLayout | FlexLayout":
-    padded, found = tokens.padded(len(batch)), None
-    if flex:
-        starts, parents = batch.segment_start.tolist(), batch.segment_parent.tolist()
-        more = padded > len(batch)  # one more segment
-        found = FlexLayout.of([*starts, *[len(batch)] * more], [*parents, *[-1] * more], padded, device)
-    return found or ForestLayout.of(batch, device, tokens)
+def _layout(batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel) -> AnyLayout:
+    if attention == "blocks":
+        return ForestLayout.of(batch, device, tokens)
+    size = tokens.padded(len(batch))
+    more = size > len(batch)  # one more segment
+    starts = [*batch.segment_start.tolist(), *[len(batch)] * more]
+    parents = [*batch.segment_parent.tolist(), *[-1] * more]
+    if attention == "varlen":
+        return VarlenLayout.of(starts, parents, size, device, tokens)
+    return FlexLayout.of(starts, parents, size, device) or ForestLayout.of(batch, device, tokens)
 
 
 def forest_hidden(
@@ -344,13 +351,13 @@ def forest_hidden(
     tokens: Tokens | None = None,
     stage_input: StageInput | None = None,
     *,
-    flex: bool = False,
+    attention: AttentionKernel = "blocks",
 ) -> Tensor:
     """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
     ``tokens`` is the batch's layout over ranks; each of them gets all hidden states. With ``stage_input`` only that
     stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
-    padding included, [1, n, H]. ``flex``: attend by FlexAttention. A model without forest attention runs its sequences
+    padding included, [1, n, H]. ``attention``: how segments attend. A model without forest attention runs its sequences
     as padded rows; its batch must have no shared segment and can't be spread.
     """
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
@@ -365,7 +372,7 @@ def forest_hidden(
             inputs_embeds=entering,
             position_ids=placed(F.pad(batch.position, padding)[here][None], device),
             use_cache=False,
-            whet_forest=_layout(batch, device, tokens, flex),
+            whet_forest=_layout(batch, device, tokens, attention),
         ).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
             return packed
