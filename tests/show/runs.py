@@ -85,6 +85,7 @@ def run_of_everything(folder: Path) -> Path:
     for step in range(1, 15):
         values = train_values(step) | {"reward/mean": 0.05 * step, "accuracy": 0.05 * step, "answer/truncated": 0.3}
         values |= {"kl": 0.1 * step, "mismatch/kl": 1e-4 * step, "mismatch/max": 0.5, "time/publish": 0.25}
+        values |= {"idle/generator": 0.5 - 0.02 * step, "idle/learner": 0.02 * step, "tokens/goodput": 0.9}
         values |= {"loss": float("nan")} if step in (5, 6) else {}
         values |= {"time/evaluate": 4.0, "time/step": 9.75} if step == 7 else {}
         sink.write(step, values)

@@ -7,6 +7,7 @@ page is ``assets/report.html.j2``. Every text that the template puts in passes t
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
 from whet.show.charts import Chart, Line, line_chart, stacked_chart
 from whet.show.facts import Measured, RunFacts, Summary
-from whet.show.metric_catalog import CATALOG, PHASES, Entry, duration, phases, show
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, duration, phases, show
 from whet.show.rollouts import cards, sample_rollouts
 from whet.visible import visible
 
 _ASSETS = Path(__file__).parent / "assets"
 _Lines = Sequence[Mapping[str, Any]]
+_WAITS = {"idle/generator": "c1", "idle/learner": "c2", "tokens/goodput": "c3"}
 
 
 def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
@@ -54,6 +56,7 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
         sets=_learning(train, evaluations, [(_of_set(name), name) for name in summary.sets]),
         time=time,
         shares=shares,
+        waits=_waits(train),
         cards=rollouts,
         steps=sorted({record.step for record in records[: len(rollouts)]}),
         recipe=recipe,
@@ -123,11 +126,11 @@ def _learning(
     return found
 
 
-def _line(train: _Lines, key: str) -> Line:
+def _line(train: _Lines, key: str, name: str = "training", colour: str = "c1") -> Line:
     found = [line for line in train if line.get(key) is not None]
     broken = [line["step"] for line in train if key in line and line[key] is None]
     steps, values = [line["step"] for line in found], [float(line[key]) for line in found]
-    return Line("training", steps, values, "c1", smooth=True, broken=broken)
+    return Line(name, steps, values, colour, smooth=True, broken=broken)
 
 
 def _evaluation(evaluations: _Lines, name: str = "") -> Line:
@@ -145,6 +148,13 @@ def _time(train: _Lines) -> tuple[Chart | None, list[tuple[str, str, str]]]:
     total = sum(sums.values()) or 1.0
     shares = [(name, f"{100 * seconds / total:.0f}%", duration(seconds)) for name, seconds in sums.items()]
     return stacked_chart([step for step, _ in timed], layers), shares
+
+
+def _waits(train: _Lines) -> tuple[Chart | None, list[Line]]:
+    """Draw who waited for whom in each step, and what of the work was of use; None without two steps to compare."""
+    lines = [_line(train, key, ENTRIES[key].label, colour) for key, colour in _WAITS.items()]
+    lines = [line for line in lines if len(line.x) > 1]
+    return line_chart(lines, partial(show, style="percent"), style="percent"), lines
 
 
 def _parsed(recipe: str) -> Mapping[str, Any]:
