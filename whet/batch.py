@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from whet.errors import DataError
-from whet.forest import columns_of, predictors
+from whet.forest import columns_of, places, predictors
 from whet.lazy import Tensor, torch
 from whet.seeds import derive_seed
 from whet.types import Distribution, Group, Weighting
@@ -243,7 +243,7 @@ class Batch:
         segments = keep.nonzero().squeeze(1)
         length = self.segment_length[segments]
         start = length.cumsum(0) - length
-        tokens = torch.arange(int(length.sum())) + (self.segment_start[segments] - start).repeat_interleave(length)
+        tokens = places(self.segment_start[segments], length)
         new_segment, new_sequence = torch.full((len(keep) + 1,), -1), torch.full((self.sequences + 1,), -1)
         new_segment[segments] = torch.arange(len(segments))
         new_sequence[sequences] = torch.arange(len(sequences))

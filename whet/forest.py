@@ -1,14 +1,16 @@
 """Lays out groups as a forest of segments: which tokens are shared, and where each sequence's own ones stand. From
 lists to the columns of a ``Batch``."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat, takewhile
 from typing import Any
+
+import numpy as np
 
 from whet.errors import DataError
 from whet.lazy import Tensor, torch
-from whet.types import Episode, Group, Status, Trajectory
+from whet.types import Episode, Group, Span, Status, Trajectory
 
 MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
 
@@ -42,6 +44,12 @@ def columns_of(groups: Sequence[Group], share_prompts: bool) -> dict[str, Any]:
     return forest.columns()
 
 
+def places(start: Tensor, length: Tensor) -> Tensor:
+    """Return the numbers of runs: from each ``start`` [runs] on, as many as its ``length`` [runs]. -> [all of them]"""
+    offset = start - (length.cumsum(0) - length)
+    return torch.arange(int(length.sum())).add_(offset.repeat_interleave(length))
+
+
 def predictors(start: Tensor, length: Tensor, parent: Tensor) -> Tensor:
     """Return the token before each token; of a segment's first token its parent's last one, -1 in a root. [N]"""
     last = start + length - 1
@@ -62,10 +70,7 @@ class _Forest:
     """A forest under construction, from lists of segments and sequences."""
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []  # of all segments
-        self.trained: list[bool] = []
-        self.logprobs: list[float] = []
-        self.rewards: list[float] = []
+        self.pieces: list[Span] = []  # what each span adds to each segment
         self.length: list[int] = []  # of each segment
         self.parent: list[int] = []
         self.sequence: list[int] = []
@@ -83,7 +88,7 @@ class _Forest:
             self.turns |= any(span.reward for span in [span for span in episode.spans if span.trained][:-1])
             for branch in episode.branches:
                 leading = takewhile(lambda span: not span.trained, branch.spans)
-                tokens = [token for span in leading for token in span.tokens]
+                tokens = list(chain.from_iterable(span.tokens for span in leading))
                 number = len(self.sequences)
                 self.sequences.append(_Sequence(number, index, group.uid, len(self.episodes), branch, tokens))
             self.episodes.append(episode)
@@ -106,42 +111,31 @@ class _Forest:
                 self.add_own(several[0], parent, depth)
 
     def add_shared(self, tokens: list[int], parent: int) -> int:
-        zeros = [0.0] * len(tokens)
-        return self._segment(tokens, [False] * len(tokens), zeros, zeros, parent, sequence=-1)
+        self.pieces.append(Span(tokens, False))
+        return self._segment(len(tokens), parent, sequence=-1)
 
     def add_own(self, sequence: _Sequence, parent: int, shared: int) -> None:
         """Add the tokens of a sequence beyond its ``shared`` ones."""
-        tokens, trained, logprobs, rewards = list[int](), list[bool](), list[float](), list[float]()
+        size = 0
         for span in sequence.trajectory.spans:
-            count = len(span.tokens)
-            tokens += span.tokens
-            trained += [span.trained] * count
-            logprobs += span.logprobs or [0.0] * count
-            rewards += [0.0] * (count - 1) + [span.reward] * min(count, 1)
-            self.sampled |= span.logprobs is not None
-            if span.logprobs is not None and len(span.logprobs) != count:
-                raise DataError(f"group {sequence.uid!r}: {count} sampled tokens with {len(span.logprobs)} log-probs")
-        if not tokens:
+            known, count = max(shared - size, 0), len(span.tokens)
+            if span.logprobs is not None:
+                self.sampled = True
+                if len(span.logprobs) != count:
+                    had = len(span.logprobs)
+                    raise DataError(f"group {sequence.uid!r}: {count} sampled tokens with {had} log-probs")
+            if known < count:
+                logprobs = span.logprobs and span.logprobs[known:]
+                self.pieces.append(replace(span, tokens=span.tokens[known:], logprobs=logprobs) if known else span)
+            size += count
+        if not size:
             raise DataError(f"group {sequence.uid!r} holds a trajectory without any token")
-        if tokens[shared:]:
-            own = (tokens[shared:], trained[shared:], logprobs[shared:], rewards[shared:])
-            self._segment(*own, parent, sequence.number)
+        if size > shared:
+            self._segment(size - shared, parent, sequence.number)
 
-    def _segment(
-        self,
-        tokens: list[int],
-        trained: list[bool],
-        logprobs: list[float],
-        rewards: list[float],
-        parent: int,
-        sequence: int,
-    ) -> int:
-        self.tokens += tokens
-        self.trained += trained
-        self.logprobs += logprobs
-        self.rewards += rewards
+    def _segment(self, length: int, parent: int, sequence: int) -> int:
         self.position.append(0 if parent < 0 else self.position[parent] + self.length[parent])
-        self.length.append(len(tokens))
+        self.length.append(length)
         self.parent.append(parent)
         self.sequence.append(sequence)
         return len(self.parent) - 1
@@ -150,14 +144,17 @@ class _Forest:
         """Return the columns of the batch by name."""
         length, parent = _whole(self.length), _whole(self.parent)
         start = length.cumsum(0) - length
-        offset = _whole(self.position) - start
-        trained = torch.tensor(self.trained, dtype=torch.bool)
+        counts = _whole([len(piece.tokens) for piece in self.pieces])
+        trained = torch.tensor([piece.trained for piece in self.pieces], dtype=torch.bool).repeat_interleave(counts)
         trained[start[parent < 0]] = False  # nothing predicts the first token of a root
+        turn_rewards = torch.zeros(len(trained), dtype=torch.float64)
+        turn_rewards[counts.cumsum(0) - 1] = _numbers([piece.reward for piece in self.pieces])
+        logprobs = (piece.logprobs or repeat(0.0, len(piece.tokens)) for piece in self.pieces)
         episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
         return {
-            "tokens": _whole(self.tokens),
-            "position": torch.arange(len(self.tokens)) + offset.repeat_interleave(length),
+            "tokens": _joined((piece.tokens for piece in self.pieces), np.int64, len(trained)),
+            "position": places(_whole(self.position), length),
             "predictor": predictors(start, length, parent),
             "sequence": _whole(self.sequence).repeat_interleave(length),
             "trained": trained,
@@ -168,8 +165,8 @@ class _Forest:
             "reward": _numbers([episode.reward for episode in episodes]),
             "truncated": torch.tensor([episode.status is Status.TRUNCATED for episode in episodes], dtype=torch.bool),
             "scores": {name: _numbers([e.scores.get(name, float("nan")) for e in episodes]) for name in names},
-            "turn_rewards": _numbers(self.rewards) if self.turns else None,
-            "rollout_logprobs": torch.tensor(self.logprobs, dtype=torch.float32) if self.sampled else None,
+            "turn_rewards": turn_rewards if self.turns else None,
+            "rollout_logprobs": _joined(logprobs, np.float32, len(trained)) if self.sampled else None,
         }
 
 
@@ -179,3 +176,7 @@ def _whole(values: list[int]) -> Tensor:
 
 def _numbers(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def _joined(pieces: Iterable[Iterable[float]], kind: type[np.generic], size: int) -> Tensor:
+    return torch.from_numpy(np.fromiter(chain.from_iterable(pieces), kind, size))

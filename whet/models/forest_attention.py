@@ -6,6 +6,7 @@ padded into blocks, so that 64 short answers cost one product and not 64. Knows 
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from whet.batch import Batch
 from whet.errors import WhetError
+from whet.forest import places
 from whet.models.config import AttentionKernel
 from whet.models.dense_attention import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.device import placed
@@ -81,49 +83,42 @@ class ForestLayout:
     def _of(
         cls, starts: list[int], parents: list[int], size: int, device: torch.device | str, tokens: Tokens
     ) -> "ForestLayout":
-        lengths = [end - start for start, end in zip(starts, [*starts[1:], size], strict=True)]
-        paths: list[list[int]] = []  # each segment's ancestors' tokens
+        segments = [range(start, end) for start, end in pairwise([*starts, size])]
+        paths: list[list[range]] = []  # each segment's ancestors
         for parent in parents:
-            paths.append(
-                [] if parent < 0 else [*paths[parent], *range(starts[parent], starts[parent] + lengths[parent])]
-            )
+            paths.append([] if parent < 0 else [*paths[parent], segments[parent]])
 
-        parts: list[tuple[list[int], range, int]] = []  # what a row sees before, its tokens, where they stand here
+        rows: list[tuple[list[range], range, int]] = []  # what a row sees before, its tokens, where they stand here
         here = 0
         for run in tokens.runs(size):
-            for start, length, path in zip(starts, lengths, paths, strict=True):
-                own = range(max(start, run.start), min(start + length, run.stop))
+            for segment, path in zip(segments, paths, strict=True):
+                own = range(max(segment.start, run.start), min(segment.stop, run.stop))
                 if own:
-                    parts.append(([*path, *range(start, own.start)], own, here + own.start - run.start))
+                    rows.append(([*path, range(segment.start, own.start)], own, here + own.start - run.start))
             here += len(run)
+        before = [sum(map(len, path)) for path, _, _ in rows]
+        lengths = [len(own) for _, own, _ in rows]
 
         blocks: list[Block] = []
-        query: list[int] = []
-        key: list[int] = []
-        row_of_token = [0] * here
-        for members in _bins([len(path) for path, _, _ in parts], [len(own) for _, own, _ in parts]):
-            queries = max(len(parts[i][1]) for i in members)
-            keys = max(len(parts[i][0]) + len(parts[i][1]) for i in members)
-            for path, own, at in (parts[i] for i in members):
-                row_of_token[at : at + len(own)] = range(len(query), len(query) + len(own))
-                query += [*range(at, at + len(own)), *[-1] * (queries - len(own))]
-                key += [*path, *own, *[-1] * (keys - len(path) - len(own))]
-            before = [len(parts[i][0]) for i in members]
-            blocks.append(
-                Block(
-                    len(members),
-                    queries,
-                    keys,
-                    placed(torch.tensor(before), torch.device(device)),
-                    len(set(before)) == 1,
-                    max(before) == 0,
-                )
-            )
+        query: list[range] = []  # padding are tokens that there are not: those after the last one
+        key: list[range] = []
+        for members in _bins(before, lengths):
+            queries = max(lengths[i] for i in members)
+            keys = max(before[i] + lengths[i] for i in members)
+            for i in members:
+                path, own, at = rows[i]
+                query += [range(at, at + len(own)), range(here, here + queries - len(own))]
+                key += [*path, own, range(size, size + keys - before[i] - len(own))]
+            ancestors = torch.tensor([before[i] for i in members])
+            even, roots = bool((ancestors == ancestors[0]).all()), not ancestors.any()
+            blocks.append(Block(len(members), queries, keys, placed(ancestors, torch.device(device)), even, roots))
+        packed = _numbers(query)
+        row_of_token = _order(packed)[:here]
         return cls(
             blocks,
-            Gather.of(query, here, device),
-            Gather.of(key, size, device),
-            Gather.of(row_of_token, len(query), device),
+            Gather.of(packed, here, device),
+            Gather.of(_numbers(key), size, device),
+            Gather.of(row_of_token, len(packed), device),
             tokens,
         )
 
@@ -158,12 +153,12 @@ class Gather:
     bags: Tensor  # [rows] where each row's picks begin in ``back``
 
     @classmethod
-    def of(cls, index: list[int], rows: int, device: torch.device | str) -> "Gather":
-        picked = torch.tensor(index, dtype=torch.long)
-        order = picked.argsort(stable=True)
-        back = order[int((picked < 0).sum()) :]
-        counts = torch.bincount(picked[back], minlength=rows)
-        return cls(*(placed(x, torch.device(device)) for x in (picked.clamp(min=0), back, counts.cumsum(0) - counts)))
+    def of(cls, index: Tensor, rows: int, device: torch.device | str) -> "Gather":
+        """``index`` [R]: the row to pick; what is beyond the last one of ``rows`` is padding."""
+        there = index < rows
+        back = _order(index)[: int(there.sum())]
+        counts = torch.bincount(index[there], minlength=rows)
+        return cls(*(placed(x, torch.device(device)) for x in (index.where(there, 0), back, counts.cumsum(0) - counts)))
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[rows, width] -> [R, width]"""
@@ -181,6 +176,15 @@ class _Pick(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         back, bags = ctx.saved_tensors
         return F.embedding_bag(back, grads[0].contiguous(), bags, mode="sum"), None, None, None
+
+
+def _numbers(runs: list[range]) -> Tensor:
+    return places(torch.tensor([run.start for run in runs]), torch.tensor([len(run) for run in runs]))
+
+
+def _order(index: Tensor) -> Tensor:
+    """Sort stably, as ``argsort`` does: numpy's is several times as fast where there are long runs in order."""
+    return torch.from_numpy(index.numpy().argsort(kind="stable"))
 
 
 def _bins(before: list[int], lengths: list[int]) -> list[list[int]]:
@@ -333,7 +337,7 @@ def decoder_of(model: nn.Module) -> Any:
     return found if isinstance(found, PreTrainedModel) and found is not whole else whole.model
 
 
-def _layout(batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel) -> AnyLayout:
+def layout_of(batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel) -> AnyLayout:
     if attention == "blocks":
         return ForestLayout.of(batch, device, tokens)
     size = tokens.padded(len(batch))
@@ -372,7 +376,7 @@ def forest_hidden(
             inputs_embeds=entering,
             position_ids=placed(F.pad(batch.position, padding)[here][None], device),
             use_cache=False,
-            whet_forest=_layout(batch, device, tokens, attention),
+            whet_forest=layout_of(batch, device, tokens, attention),
         ).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
             return packed

@@ -13,11 +13,11 @@ from whet.types import Group, Status
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
     """One record per branch, in the order of ``batch``, which was made from ``groups``."""
-    index = 0
+    trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
     for group in groups:
         branches = [(s, b, episode) for s, episode in enumerate(group.episodes) for b in range(len(episode.branches))]
         for sample, branch, episode in branches:
-            own = batch.trained & (batch.sequence == index)
+            own = next(trained)
             advantages = _picked(batch.advantages, own)
             trajectory = episode.branches[branch]
             sampled = [span for span in trajectory.spans if span.logprobs is not None]
@@ -46,7 +46,6 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 learner_logprobs=list(learner) if len(learner or ()) == len(tokens) and learner else None,
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
             )
-            index += 1
 
 
 def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:

@@ -1,0 +1,109 @@
+"""What the controller and a worker's host do with a step before the device computes: the groups' tokens are laid out,
+cut into micro-batches, and of each micro-batch the attention is laid out, all on one core.
+
+    OMP_NUM_THREADS=1 python benchmarks/layout.py [--prompts 128] [--answers 16] [--tokens 4096] [--max-tokens 32768]
+
+Prompts are 256 to 1,024 tokens long, answers half of ``--tokens`` to one and a half of it. Prints seconds by stage, of
+a first step and the best of later ones (which have the first one's memory), beside a plain copy of the same columns.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from machine import seconds
+from torch import Tensor
+
+from whet.batch import Batch
+from whet.learner.learner import trained_only
+from whet.models.config import AttentionKernel
+from whet.models.forest_attention import layout_of
+from whet.models.shards import Tokens
+from whet.models.varlen_attention import VarlenLayout
+from whet.packing import pack
+from whet.processes.malloc import keep_freed_memory
+from whet.types import Episode, Group, Span, Task, Trajectory
+
+T = TypeVar("T")
+CPU = torch.device("cpu")
+KERNELS: tuple[AttentionKernel, ...] = ("blocks", "flex", "varlen")
+
+
+def sampled_groups(prompts: int, answers: int, length: int) -> list[Group]:
+    random = np.random.default_rng(0)
+
+    def tokens(count: int) -> list[int]:
+        return random.integers(150_000, size=count).tolist()
+
+    groups = []
+    for index in range(prompts):
+        prompt = tokens(random.integers(256, 1025))
+        episodes = []
+        for count in random.integers(length // 2, length + length // 2 + 1, size=answers):
+            answer = Span(tokens(count), True, (-random.random(count)).tolist(), (0, 0))
+            episodes.append(Episode([Trajectory([Span(list(prompt), False), answer])], reward=float(random.random())))
+        groups.append(Group(str(index), Task(str(index), []), episodes))
+    return groups
+
+
+def columns(batch: Batch) -> list[Tensor]:
+    return [value for field in fields(batch) if isinstance(value := getattr(batch, field.name), Tensor)]
+
+
+def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, float]]:
+    """Lay out one step; return its batch, and the seconds of each stage."""
+    taken: dict[str, float] = {}
+
+    def timed(name: str, work: Callable[[], T]) -> T:
+        started = time.process_time()
+        result = work()
+        taken[name] = time.process_time() - started
+        return result
+
+    batch = timed("groups to a batch", lambda: Batch.from_groups(groups))
+    batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
+    batch = timed("weights of tokens", lambda: batch.weigh("token"))
+    (micros,) = timed("micro-batches", lambda: pack(trained_only(batch, "token")[0], 1, max_tokens))
+
+    def attention(kernel: AttentionKernel) -> None:
+        for micro in micros:
+            layout = layout_of(micro.batch, CPU, Tokens(), kernel)
+            if isinstance(layout, VarlenLayout):
+                layout._cascade()
+
+    for kernel in KERNELS:
+        timed(f"attention: {kernel}", partial(attention, kernel))
+    return batch, taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--answers", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=4096, help="of an answer, on average")
+    parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch")
+    parser.add_argument("--repeats", type=int, default=3)
+    chosen = parser.parse_args()
+
+    torch.set_num_threads(1)
+    keep_freed_memory()  # as runs do
+    groups = sampled_groups(chosen.prompts, chosen.answers, chosen.tokens)
+    batch, first = lay_out(groups, chosen.max_tokens)
+    later = [lay_out(groups, chosen.max_tokens)[1] for _ in range(chosen.repeats)]
+    best = min(later, key=lambda taken: sum(taken.values()))
+    copies = [torch.empty_like(column) for column in columns(batch)]
+    copied = seconds(lambda: [to.copy_(column) for to, column in zip(copies, columns(batch), strict=True)], 3)
+    print(f"{len(batch):,} tokens, {batch.sequences:,} answers; a copy of their columns takes {copied:.2f} s")
+    for name, value in best.items():
+        print(f"{name:28s} {value:5.2f} s, {value / copied:4.1f} times the copy; the first time {first[name]:.2f} s")
+    others = sum(value for name, value in best.items() if not name.startswith("attention"))
+    print("a step: " + ", ".join(f"{others + best[f'attention: {kernel}']:.2f} s with {kernel}" for kernel in KERNELS))
+
+
+if __name__ == "__main__":
+    main()
