@@ -8,6 +8,7 @@ from whet.closing import Closing
 from whet.seeds import derive_seed
 from whet.types import Distribution
 
+_NARROW = 0.5  # nats: the probe's tolerance where the engine computes in 8 bits
 _PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
 
 if TYPE_CHECKING:
@@ -58,7 +59,10 @@ def build_sync(recipe: "ForSampling", text: list[int], devices: "Devices | None"
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
     repeated = (text * -(-length // len(text)))[:length]
     own = Distribution(temperature=sampling.distribution.temperature)
-    return EngineSync(recipe.weights, repeated, own, devices)
+    weights = recipe.weights
+    if recipe.generator.narrow and weights.probe_tolerance is None:
+        weights = weights.model_copy(update={"probe_tolerance": _NARROW})
+    return EngineSync(weights, repeated, own, devices)
 
 
 def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":

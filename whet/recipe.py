@@ -152,6 +152,8 @@ class Recipe(Config):
 
     def _check_sampling(self) -> None:
         sampling = self.sampling
+        if reason := self.generator.cannot_sample(sampling.distribution):
+            raise ValueError(reason)
         if "topk_ids" in self.algorithm.reads and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
             raise ValueError(
                 "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "
@@ -200,15 +202,25 @@ class Recipe(Config):
         """Whether it may learn from answers of older weights."""
         return isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
 
+    @property
+    def _corrects(self) -> str | None:
+        """The setting by which answers come from another distribution than the learner's."""
+        if self._stale:
+            return "rollouts.max_staleness"
+        narrow = self.generator.narrow if isinstance(self.algorithm, OnlineAlgorithm) else None
+        return narrow and f"generator.{narrow}"
+
     def completed(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
-        """Correct for stale rollouts by truncated importance sampling, unless a correction, or ``null``, is written."""
+        """Correct for rollouts of stale or quantized weights by truncated importance sampling, unless a correction, or
+        ``null``, is written."""
         main = self.algorithm.main
         key = f"algorithm.{main.key}.correction"
-        if not (self._stale and isinstance(main.loss, PolicyLoss)) or main.loss.correction or written(key):
+        cause = self._corrects
+        if cause is None or not isinstance(main.loss, PolicyLoss) or main.loss.correction or written(key):
             return self, {}
         loss = main.loss.model_copy(update={"correction": TIS()})
         algorithm = self.algorithm.model_copy(update={main.key: loss})
-        return self.model_copy(update={"algorithm": algorithm}), {key: "rollouts.max_staleness"}
+        return self.model_copy(update={"algorithm": algorithm}), {key: cause}
 
     def warnings(self) -> list[str]:
         """What is allowed but rarely meant."""

@@ -151,14 +151,15 @@ class Run:
         return self.feed.distribution
 
     @asynccontextmanager
-    async def phase(self, name: str, tenant: str | None = None) -> AsyncIterator[None]:
-        """What happens inside is timed under ``name`` and shown as what is being done; a ``tenant`` has the devices."""
+    async def phase(self, name: str, tenant: str | None = None, new_weights: bool = False) -> AsyncIterator[None]:
+        """What happens inside is timed under ``name`` and shown as what is being done; a ``tenant`` has the devices,
+        and makes ``new_weights``."""
         self.sinks.status(name)
         with self.clock.phase(name):
             if tenant is None:
                 yield
             else:
-                async with self.devices.lent_to(tenant):
+                async with self.devices.lent_to(tenant, new_weights):
                     yield
 
     async def before_first_step(self) -> None:

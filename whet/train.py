@@ -28,7 +28,7 @@ async def train(run: "Run") -> None:
             async with run.phase("generate", "generation"):
                 groups = await run.source.next_groups()
             crash_point("step.generated")
-            async with run.phase("learn", "learning"):
+            async with run.phase("learn", "learning", new_weights=True):
                 batch = await compute(_batch, groups, run)
                 run.metrics.merge(await algorithm.prepare(batch, groups, run.scorers))
                 start = batch  # what is known of the policy at the start of the step; else, of the first minibatch

@@ -17,7 +17,7 @@ class Sleeper:
         self.hangs = False
         self.fails = False
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         await self._do("sleeps")
 
     async def wake(self, new_weights: bool = False) -> None:

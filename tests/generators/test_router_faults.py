@@ -61,7 +61,7 @@ class Fake:
         self.version = version
         self.going.set()
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         await self.pause()
 
     async def wake(self, new_weights: bool = False) -> None:

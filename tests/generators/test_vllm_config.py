@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tests.tiny import tiny_llama
 from tests.toy import toy_recipe
-from whet.build import build_generator, build_renderer
+from whet.build import build_generator, build_renderer, build_sync
 from whet.config import load
 from whet.errors import ConfigError, WhetError
 from whet.generators import vllm_processes
@@ -193,3 +193,62 @@ def test_engines_are_told_of_the_adapters_to_come(
     of_the_head = recipe.model.model_copy(update={"lora": LoraSettings(target_modules=["lm_head", "q_proj"])})
     with pytest.raises(WhetError, match=r"target_modules: lm_head is .*weights\.lora=merged"):
         build_generator(recipe.model_copy(update={"model": of_the_head}), build_renderer(recipe))
+
+
+def test_speed_is_asked_for_in_vllms_words() -> None:
+    gpu = Deployment(gpus=("0",), sleeps=True)
+    settings = settings_of(gpu, cache_gib=1.0, quantization="fp8", kv_dtype="fp8", speculative={"type": "ngram"})
+    guesses = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 4}
+    assert settings["speculative_config"] == guesses
+    assert settings["sleep_preserve_parameter_names"] == ["draft.*"], "nobody publishes those"
+    assert (settings["quantization"], settings["kv_cache_dtype"]) == ("fp8_per_channel", "fp8")
+    plain = settings_of(gpu, cache_gib=1.0)
+    assert plain["kv_cache_dtype"] == "auto"
+    assert not {"quantization", "speculative_config"} & plain.keys()
+    draft = {"type": "draft", "model": "small", "tokens": 3}
+    settings = settings_of(gpu, cache_gib=1.0, speculative=draft)["speculative_config"]
+    assert (settings["model"], settings["num_speculative_tokens"]) == ("small", 3)
+    assert settings["draft_load_config"] == {"load_format": "auto"}, "its weights come from files, the policy's don't"
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("generator={type: vllm, quantization: fp8, dtype: float32}", "set dtype"),
+        ("generator={type: vllm, speculative: {type: ngram, shortest: 5}}", "shortest = 5 is more than longest = 4"),
+        ("generator={type: vllm, speculative: {type: draft}}", "model"),
+    ],
+)
+def test_what_can_not_work_together_is_refused_with_the_recipe(settings: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(Recipe, "quickstart", [settings])
+
+
+def test_guesses_and_min_p_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"generator\.speculative\) with sampling\.min_p"):
+        load(Recipe, "quickstart", ["generator={type: vllm, speculative: ngram}", "sampling.min_p=0.1"])
+
+
+def test_an_adapter_needs_the_weights_that_level_2_drops() -> None:
+    overrides = ["generator={type: vllm, sleep_level: 2}", "model.lora={rank: 8}", "weights.lora=adapter"]
+    with pytest.raises(ConfigError, match=r"sleep_level = 2 drops the frozen weights"):
+        load(Recipe, "quickstart", overrides)
+
+
+def test_guesses_on_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match=r"generator\.speculative needs GPUs"):
+        VllmGeneratorConfig(speculative="ngram").build(tiny_llama().config)
+
+
+def test_rollouts_of_8_bits_are_corrected_and_probed_with_room(tiny_model: Path) -> None:
+    for setting in ("quantization", "kv_dtype"):
+        loaded = load(Recipe, "quickstart", [f"generator={{type: vllm, {setting}: fp8}}"])
+        assert loaded.value.algorithm.loss.correction is not None
+        assert loaded.origins["algorithm.loss.correction.type"] == f"generator.{setting}"
+        recipe = toy_recipe(tiny_model).model_copy(update={"generator": loaded.value.generator})
+        sync: Any = build_sync(recipe, [1, 2])
+        assert sync.config.probe_tolerance == 0.5
+    kept = load(Recipe, "quickstart", ["generator={type: vllm, kv_dtype: fp8}", "algorithm.loss.correction=null"])
+    assert kept.value.algorithm.loss.correction is None
+    assert load(Recipe, "quickstart", ["generator=vllm"]).value.algorithm.loss.correction is None

@@ -1,6 +1,7 @@
 """In which order a vLLM engine on a GPU is woken, written to and let go on: no engine runs, a fake writes down what it
 is told."""
 
+import asyncio
 import sys
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from tests.contracts.cluster_contract import in_event_loop
 from tests.tiny import tiny_llama
 from whet.cluster.lease import Devices
+from whet.errors import RefitError, WhetError
+from whet.generators.base import SamplingParams
 from whet.generators.config import Deployment
 from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.generators.vllm_generator import VllmGenerator
@@ -24,7 +27,7 @@ class Engine:
 
     async def sleep(self, level: int, mode: str) -> None:
         self.asleep = {"weights", "kv_cache"}
-        self.events.append("sleep")
+        self.events.append("sleep" if level == 1 else "forget weights")
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         self.asleep -= set(tags or self.asleep)
@@ -53,7 +56,9 @@ def sleeper(monkeypatch: pytest.MonkeyPatch) -> VllmGenerator:
     for name in ("vllm", "vllm.v1", "vllm.v1.engine"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "vllm.v1.engine.exceptions", exceptions)
-    generator = VllmGenerator(VllmGeneratorConfig(), tiny_llama().config, None, Deployment(gpus=("0",), sleeps=True))
+    generator = VllmGenerator(
+        VllmGeneratorConfig(sleep_level=2), tiny_llama().config, None, Deployment(gpus=("0",), sleeps=True)
+    )
     fake: Any = Engine()
     generator._engine = fake
     return generator
@@ -89,3 +94,32 @@ async def test_a_second_refit_while_awake_wakes_nothing(sleeper: VllmGenerator) 
         async with sleeper.refit(version):
             pass
     assert engine.events == ["pause", "forget", "version 2", "decode"]
+
+
+@in_event_loop
+async def test_weights_are_dropped_only_where_new_ones_come(sleeper: VllmGenerator) -> None:
+    engine: Any = sleeper._engine
+    learner = VllmGenerator(VllmGeneratorConfig(), tiny_llama().config)  # one that holds nothing
+    devices = Devices({"generation": sleeper, "learning": learner}, shared=True)
+    for makes, falls in ((False, "sleep"), (True, "forget weights")):
+        async with devices.lent_to("generation", new_weights=True), sleeper.refit(1):
+            pass
+        assert sleeper.weights_complete
+        engine.events.clear()
+        async with devices.lent_to("learning", new_weights=makes):
+            assert engine.events == ["pause", falls]
+
+
+@in_event_loop
+async def test_without_weights_it_does_not_wake_and_requests_wait_for_them(sleeper: VllmGenerator) -> None:
+    async with sleeper.refit(1):
+        pass
+    await sleeper.sleep(new_weights=True)
+    request = asyncio.ensure_future(sleeper.sample([], SamplingParams(1), "s"))  # refused as soon as it is looked at
+    with pytest.raises(RefitError, match=r"sleep_level=2 dropped them"):
+        await sleeper.wake()
+    assert not request.done()
+    async with sleeper.refit(2):
+        pass
+    with pytest.raises(WhetError, match="at least one token"):
+        await request

@@ -27,6 +27,7 @@ class Held:
 
     rank = 0
     device = torch.device("cpu")
+    rounding = 0.0
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}

@@ -115,7 +115,7 @@ class Engine:
         self.version = version
         await self.wake()
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         await self.pause()
 
     async def wake(self, new_weights: bool = False) -> None:

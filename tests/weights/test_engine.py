@@ -44,6 +44,7 @@ class StandIn:
     ranks = 1
     rank = 0
     device = torch.device("cpu")
+    rounding = 0.0
 
     def __init__(self, inside: TorchGenerator) -> None:
         self.inside, self.receiver = inside, Receiver(self)
@@ -101,6 +102,7 @@ class Rank:
     """A process's model: it holds what comes."""
 
     device = torch.device("cpu")
+    rounding = 0.0
 
     def __init__(self, rank: int) -> None:
         self.rank = rank

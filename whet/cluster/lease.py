@@ -15,8 +15,9 @@ from whet.errors import DeadlineError
 class Tenant(Protocol):
     """A part of a run that can make room on its devices and come back: a generator, a learner."""
 
-    async def sleep(self) -> None:
-        """Return when what it held on the devices is free."""
+    async def sleep(self, new_weights: bool = False) -> None:
+        """Return when what it held on the devices is free. ``new_weights``: they will come before anything else, so
+        that old ones need not be kept."""
         ...
 
     async def wake(self, new_weights: bool = False) -> None:
@@ -30,9 +31,9 @@ class Several:
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = tuple(tenants)
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         for tenant in self._tenants:
-            await tenant.sleep()
+            await tenant.sleep(new_weights)
 
     async def wake(self, new_weights: bool = False) -> None:
         for tenant in self._tenants:
@@ -56,9 +57,9 @@ class Devices:
 
     @asynccontextmanager
     async def lent_to(self, name: str, new_weights: bool = False) -> AsyncIterator[None]:
-        """The devices belong to ``name`` inside, where it may get ``new_weights`` before anything else. Raises
-        ``KeyError`` for an unknown tenant, ``DeadlineError`` when the other one does not let go of them, fall asleep or
-        wake in time."""
+        """The devices belong to ``name`` inside, where a learner makes ``new_weights`` and a generator gets them before
+        anything else. Raises ``KeyError`` for an unknown tenant, ``DeadlineError`` when the other one does not let go
+        of them, fall asleep or wake in time."""
         if not self.shared:
             yield
             return
@@ -84,7 +85,7 @@ class Devices:
             return
         if self.awake is not None:
             before = self.awake
-            await self._in_time(self.tenants[before].sleep(), f"{before} did not fall asleep")
+            await self._in_time(self.tenants[before].sleep(new_weights), f"{before} did not fall asleep")
             self.awake = None
         await self._in_time(tenant.wake(new_weights), f"{name} did not wake")
         self.awake = name

@@ -81,9 +81,9 @@ class Generator(Protocol):
         """Go on with weights ``version``; nothing cached under older weights serves new requests."""
         ...
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         """Return once it computes nothing and, where it can, holds nothing on a GPU. Requests under way wait, and so do
-        new ones."""
+        new ones. With ``new_weights`` a refit comes first when it wakes."""
         ...
 
     async def wake(self, new_weights: bool = False) -> None:

@@ -10,6 +10,7 @@ from pydantic import Field
 from whet.config import Config
 from whet.processes.cores import part
 from whet.processes.gpus import visible
+from whet.types import Distribution
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -70,8 +71,17 @@ class GeneratorConfig(Config, ABC):
         """The GPUs of all replicas, as CUDA_VISIBLE_DEVICES names them; empty where the settings name none."""
         return ()
 
+    @property
+    def narrow(self) -> str | None:
+        """The setting by which it computes in fewer bits than ``dtype`` has, so that its log-probs are its own."""
+        return None
+
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         """Return why an engine can't run a model, in words."""
+        return None
+
+    def cannot_sample(self, distribution: Distribution) -> str | None:
+        """Return why an engine can't sample from a distribution, in words."""
         return None
 
     def cannot_adapt(self, rank: int) -> str | None:

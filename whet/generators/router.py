@@ -198,11 +198,11 @@ class Router(Generic[M]):
         self._sessions.clear()
         self._prompts.clear()
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
         if self._restarting:
             await asyncio.wait(self._restarting)  # an engine that starts takes room, too
-        await self._each(self.serving | self.ready, lambda replica: replica.sleep())
+        await self._each(self.serving | self.ready, lambda replica: replica.sleep(new_weights))
 
     async def wake(self, new_weights: bool = False) -> None:
         """See ``Generator``."""

@@ -228,7 +228,7 @@ class TorchGenerator:
             self._progress = time.monotonic()
             self._ask_for_step()
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         """As ``pause``: what it holds stays where it is."""
         await self.pause()
 

@@ -1,12 +1,15 @@
 """The settings of the generator on vLLM. Apart from it, so that a recipe is read without torch or vLLM."""
 
 import importlib.util
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from whet.config import Component
 from whet.errors import ConfigError
 from whet.generators.config import Deployment, GeneratorConfig
+from whet.generators.vllm_speculative import SPECULATIVE, Speculative
+from whet.types import Distribution
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -30,6 +33,17 @@ class VllmGeneratorConfig(GeneratorConfig):
     cache_gib: float | None = Field(default=None, gt=0)
     """Memory of each replica for keys and values, in GiB; its ranks share it. None: on GPUs nine tenths of what is free
     there when the engine starts, less the model and what it works with; on CPUs 1."""
+    quantization: Literal["fp8"] | None = None
+    """Compute with 8-bit weights, a scale for each output, and inputs, a scale for each token: half the memory, and up
+    to twice as fast on GPUs since Ada and Hopper. Weights come in ``dtype`` and are quantized anew at each refit; head
+    and embeddings are not. Rollouts are then corrected by importance sampling unless the recipe says otherwise."""
+    kv_dtype: Literal["fp8"] | None = None
+    """The type of keys and values in the cache. None: ``dtype``."""
+    speculative: Annotated[Speculative, Component(SPECULATIVE)] | None = None
+    """Guess several tokens and check them at once: ``ngram``, or ``{type: draft, model: ...}``."""
+    sleep_level: Literal[1, 2] = 1
+    """With ``devices.placement=colocated``, what becomes of the weights while the learner computes: 1 keeps them in the
+    memory of the CPU; 2 drops them, for new ones come before anything is sampled again."""
     prefix_caching: bool = True
     """Keep the keys and values of what was computed for later requests that begin alike, as long as there is room."""
     tensor: int = Field(default=1, ge=1)
@@ -53,6 +67,16 @@ class VllmGeneratorConfig(GeneratorConfig):
     @property
     def gpus(self) -> tuple[str, ...]:
         return tuple(self.devices.split(",")) if self.devices else ()
+
+    @property
+    def narrow(self) -> str | None:
+        return "quantization" if self.quantization else "kv_dtype" if self.kv_dtype else None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "VllmGeneratorConfig":
+        if self.quantization and self.dtype == "float32":
+            raise ValueError(f"quantization = {self.quantization} computes in bfloat16 or float16; set dtype")
+        return self
 
     @model_validator(mode="after")
     def _a_device_for_each_rank(self) -> "VllmGeneratorConfig":
@@ -81,10 +105,18 @@ class VllmGeneratorConfig(GeneratorConfig):
         uneven = next((what for what, size in sizes.items() if size % ranks), None)
         return uneven and f"generator.tensor = {ranks} does not divide the model's {uneven}; choose another"
 
+    def cannot_sample(self, distribution: Distribution) -> str | None:
+        if self.speculative is not None and distribution.min_p:
+            return "vLLM can't guess tokens ahead (generator.speculative) with sampling.min_p; leave one of them out"
+        return None
+
     def cannot_adapt(self, rank: int) -> str | None:
+        if self.sleep_level == 2:
+            return "generator.sleep_level = 2 drops the frozen weights, which come only once"
         return f"vLLM applies LoRA of a rank of at most {LORA_RANKS[-1]}" if rank > LORA_RANKS[-1] else None
 
     def memory(self, weights: int) -> dict[str, int]:
+        weights //= 2 if self.quantization else 1
         known = self.cache_gib or (0.0 if self.gpus else CPU_CACHE_GIB)  # else it is what else is left
         return super().memory(weights) | {"KV cache": int(known * 2**30) // self.tensor}
 
@@ -108,6 +140,11 @@ class VllmGeneratorConfig(GeneratorConfig):
                 "generator.devices is not set: the vLLM engine would take the GPU that the learner computes on. Say "
                 "which ones are the engine's, one for each of its ranks: generator.devices='\"1\"' is the second. With "
                 "devices.placement=colocated they are the learner's own: generator.devices='\"0\"'"
+            )
+        if self.speculative is not None and not deployment.gpus:
+            raise ConfigError(
+                "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by a temperature that "
+                "it never wrote where a guess is turned down, and so samples from another distribution"
             )
         from whet.generators.vllm_generator import VllmGenerator
 

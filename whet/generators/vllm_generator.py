@@ -116,6 +116,8 @@ class VllmGenerator:
             raise WhetError("the generator is closed")
         if not self.weights_complete:
             raise RefitError("the vLLM engine holds no complete set of weights; publish one first")
+        if (reason := self.config.cannot_sample(params.distribution)) is not None:
+            raise WhetError(reason)
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
 
     def _translate(self, params: SamplingParams, limit: int) -> Any:
@@ -226,19 +228,26 @@ class VllmGenerator:
         if not await engine.reset_prefix_cache(reset_running_requests=True):
             raise RefitError(f"{self.name} did not forget the keys and values of older weights")
 
-    async def sleep(self) -> None:
-        """See ``Generator``. On a GPU the weights go to the CPU's memory and keys and values are dropped, in
-        a ``Deployment`` that sleeps (vLLM's sleep mode); vLLM has nothing like it on CPUs."""
+    async def sleep(self, new_weights: bool = False) -> None:
+        """See ``Generator``. On a GPU the weights go to the CPU's memory, or are dropped where new ones come and
+        ``config.sleep_level`` is 2, and keys and values are dropped, in a ``Deployment`` that sleeps (vLLM's sleep
+        mode); vLLM has nothing like it on CPUs."""
         if self._engine is None:
             return
         await self.pause()
         if self.processes.frees_memory:
-            await self._bounded(self._engine.sleep(level=1, mode="keep"), "falling asleep")
+            level = self.config.sleep_level if new_weights else 1
+            if level == 2:
+                self.weights_complete = False
+                self._settled.clear()  # requests wait for the refit
+            await self._bounded(self._engine.sleep(level=level, mode="keep"), "falling asleep")
 
     async def wake(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
         if self._engine is None:
             return
+        if not (self._settled.is_set() or new_weights):
+            raise RefitError(f"{self.name} has no weights to wake with: generator.sleep_level=2 dropped them")
         if self.processes.frees_memory:
             if not new_weights:  # an engine that is all awake goes on at once
                 await self._bounded(self._forget(self._engine), "the reset of its prefix cache")

@@ -30,6 +30,7 @@ class VllmModel:
         self._unwrap()
         self._modules = dict(self.model.named_modules(remove_duplicate=False))  # a tied head has a name of its own
         self._wrap()
+        self._wanted: set[str] = set()  # parameters that weights are to come for; layers in 8 bits make others of them
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
 
@@ -37,6 +38,11 @@ class VllmModel:
     def rank(self) -> int:
         """This rank's number among those that share the matrices."""
         return int(self._worker.rank)
+
+    @property
+    def rounding(self) -> float:
+        """See ``RankModel``. A layer in 8 bits scales what it multiplies, in the engine's own type."""
+        return 0.0 if self._worker.vllm_config.quant_config is None else 4 * torch.finfo(self.dtype).eps
 
     # Loading
 
@@ -49,6 +55,7 @@ class VllmModel:
         self._unwrap()
         with self._config():
             initialize_layerwise_reload(self.model)
+        self._wanted = {name for name, _ in self.model.named_parameters()}
         for module in self.model.modules():
             waiting = get_layerwise_info(module)
             if waiting.can_load():  # of a set that broke off
@@ -82,7 +89,7 @@ class VllmModel:
         with self._config(), self.device:
             finalize_layerwise_reload(self.model, self._worker.model_config)
         self._worker.model_runner.reset_lora_state()
-        missing = sorted({name for name, _ in self.model.named_parameters()} - self._loaded)
+        missing = sorted(self._wanted - self._loaded)
         self._wrap()
         return missing
 
@@ -127,6 +134,8 @@ class VllmModel:
             return tensor if self._ranks == 1 or held.shape == tensor.shape else None
         if module.tp_size > 1 and type(module) is not linear.ReplicatedLinear and not _loads_itself(module, held):
             return None
+        if tensor.ndim == 2 and not isinstance(module.quant_method, linear.UnquantizedLinearMethod):
+            tensor = in_8_bits(tensor)
         return cut(module, found[1], tensor, inputs=tensor.ndim == 2)
 
     @torch.no_grad()
@@ -209,6 +218,14 @@ def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, 
     if kind in (linear.ColumnParallelLinear, linear.MergedColumnParallelLinear, linear.QKVParallelLinear):
         return _rows(module, place, tensor) if outputs else tensor
     return None
+
+
+def in_8_bits(matrix: Tensor) -> Tensor:
+    """Return a matrix [outputs, inputs] rounded as vLLM rounds it with a scale for each output, in float32."""
+    kind = torch.float8_e4m3fn
+    most = torch.finfo(kind).max
+    scale = (matrix.abs().amax(1, keepdim=True).float() / most).clamp_min(1 / (512 * most))
+    return (matrix / scale).clamp(-most, most).to(kind).float() * scale
 
 
 def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:

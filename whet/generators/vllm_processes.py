@@ -106,9 +106,16 @@ class VllmProcesses:
             "worker_extension_cls": _WORKER,
             "disable_log_stats": True,
             "enable_sleep_mode": self.frees_memory,
+            "kv_cache_dtype": config.kv_dtype or "auto",
             "enable_prefix_caching": None if config.prefix_caching else False,  # None: for models that can
             **self._cache(),
         }
+        if config.quantization:
+            settings["quantization"] = "fp8_per_channel"  # as the weights come
+        if config.speculative is not None:
+            guesses = {"num_speculative_tokens": config.speculative.tokens}
+            settings["speculative_config"] = config.speculative.settings() | guesses
+            settings["sleep_preserve_parameter_names"] = ["draft.*"] if self.frees_memory else []
         if not self.on_gpus:  # a prompt in parts turns back the generator of its seed, which those of CPUs can't
             tokens = max(settings["max_num_batched_tokens"], config.max_context)
             settings |= {"enable_chunked_prefill": False, "max_num_batched_tokens": tokens}

@@ -102,7 +102,7 @@ class WorkerLearner:
         await self._group.call("state.load", folder)
         self.facts = (await self._group.call("facts"))[0]
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         """Make room on the devices; to be woken before the next update."""
         await self._group.call("sleep")
 
