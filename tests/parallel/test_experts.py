@@ -77,12 +77,17 @@ THOROUGH_4 = {
     "expert, fsdp and pipeline, lora": ("moe", {"pipeline": 2, **EXPERT}, {"lora": True, "learner": RECOMPUTED}),
     "fsdp and tensor": ("mixtral", {"fsdp": 2, "tensor": 2}, {}),
 }
+IDLE = {"learner": {"balance": 0.02}, "max_tokens": ENOUGH, "groups": 1}
 ROUGH = {
     "expert": ("deepseek", EXPERT, {}),
     "expert, lora": ("deepseek", EXPERT, {"lora": True}),
     "fsdp": ("deepseek", {"fsdp": 2}, {"learner": RECOMPUTED}),
     "expert, in context": ("deepseek", {"context": 2, "expert": 2}, {}),
     "experts that no token reaches": ("one-sided", EXPERT, {}),
+    "expert, balanced": ("deepseek", EXPERT, {"learner": {"balance": 0.02}}),
+    "expert, balanced, lora": ("deepseek", EXPERT, {"lora": True, "learner": {"balance": 0.02}}),
+    "expert, balanced, an idle rank": ("deepseek", EXPERT, IDLE),
+    "pipeline, balanced": ("deepseek", {"pipeline": 2}, {"learner": {"balance": 0.02}}),
 }
 """DeepSeek's router computes in float32, whatever the model is in."""
 

@@ -40,6 +40,9 @@ class LearnerConfig(Config):
     """Most tokens of one micro-batch. It bounds memory and changes no gradient."""
     activation_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
+    balance: float | None = Field(None, ge=0)
+    """Mixtures of experts: how far a step moves each router's bias towards even loads (DeepSeek-V3: 0.001), without a
+    loss for it. 0: only reports the loads. It is the policy's."""
     compile: bool = False
     """Compile norms and feed-forward parts (torch.compile): slower to start, faster steps. Needs a C++ compiler on CPUs
     and neither parallel.tensor nor parallel.expert."""

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 
 from whet.errors import DeadlineError, WhetError
 from whet.files import save_tensors, write_atomically
+from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel
 from whet.learner.sharded_files import described, fill, write_pieces
@@ -133,9 +134,11 @@ class LearnerState:
                 continue
             parameters = dict(module.named_parameters())
             found |= {prefix + name: p for name, p in parameters.items() if p.requires_grad}
-            if self._model.all_is_trained:
-                persistent = module.state_dict(keep_vars=True)
-                found |= {prefix + name: buffer for name, buffer in module.named_buffers() if name in persistent}
+            persistent = module.state_dict(keep_vars=True)
+            buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
+            if not self._model.all_is_trained:  # routers' biases change also where LoRA alone is trained
+                buffers = {name: buffer for name, buffer in buffers.items() if self._config.balance and BIAS in name}
+            found |= {prefix + name: buffer for name, buffer in buffers.items()}
         return found
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

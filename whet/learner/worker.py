@@ -22,6 +22,7 @@ from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.config import Config
 from whet.errors import WhetError
+from whet.learner.balance import Balance
 from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import OUTPUTS, Head, LearnerConfig, OptimizerConfig
 from whet.learner.dump import read_dump
@@ -96,6 +97,9 @@ class LearnerWorker:
         self.state = LearnerState(
             self.module, self.optimizer, Progress(self._set_matmul_precision()), config.learner, self.ranks
         )
+        self.balance: Balance | None = None
+        if self.trains and config.head == "language" and config.learner.balance is not None:
+            self.balance = Balance(self.module, config.learner.balance, self.ranks)
         self.weights = Sender(
             partial(requested_weights, self.module, self.device, self.ranks),
             self.ranks,
@@ -196,6 +200,8 @@ class LearnerWorker:
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
             self.optimizer.step()
+            if self.balance is not None:
+                metrics.merge(self.balance.step())
             progress.step += 1
             progress.skipped_in_a_row = 0
         else:
@@ -213,6 +219,8 @@ class LearnerWorker:
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
+        if self.balance is not None:
+            self.balance.reset()
         total, metrics = torch.zeros((), dtype=torch.float64, device=self.device), Metrics()
         logprobs: dict[int, Tensor] = {}
         batches = [micro.batch for micro in micro_batches]  # on the CPU, where they are laid out for the model
