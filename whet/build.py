@@ -44,7 +44,8 @@ def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[
         ends = sorted({name.rpartition(".")[2] for name in adapted_modules(recipe.model)})
         adapter = Adapter(lora.rank, tuple(ends))
     _, cores = divide(devices.learner_cores, devices.generator_cores)
-    deployment = Deployment(cores, sleeps=devices.placement == "colocated", adapter=adapter)
+    sleeps = devices.placement == "colocated"
+    deployment = Deployment(cores, sleeps=sleeps, cluster=recipe.cluster, adapter=adapter)
     return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 
@@ -92,7 +93,10 @@ async def open_generator(
     whole: dict[str, Any] = {"lora": "merged"}  # weights come once, from this process
     if recipe.weights.transport == "cuda_ipc":
         whole["transport"] = None
-    changes: dict[str, Any] = {"weights": recipe.weights.model_copy(update=whole)}
+    changes: dict[str, Any] = {
+        "weights": recipe.weights.model_copy(update=whole),
+        "generator": recipe.generator.model_copy(update={"on_cluster": False}),
+    }
     if model is not None:
         changes["model"] = recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})
     settings = recipe.model_copy(update=changes)

@@ -120,6 +120,8 @@ class Recipe(Config):
         yield from self.learner.problems(self.parallel)
         yield from self.cluster.problems(self.parallel.ranks)
         yield from self.devices.problems(self.cluster, samples)
+        if samples:
+            yield from self.generator.problems(self.cluster, self.devices)
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
         if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.max_tokens is None:
             yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"

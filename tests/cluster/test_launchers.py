@@ -201,7 +201,7 @@ def pods(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def gpus(pod: dict[str, Any]) -> int:
-    return pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]
+    return pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu", 0)
 
 
 def test_the_manifest_for_kubernetes_has_only_fields_that_exist(manifest: tuple[dict[str, Any], Recipe]) -> None:
@@ -233,12 +233,13 @@ def test_the_pods_of_the_manifest_share_image_and_folders(manifest: tuple[dict[s
     assert recipe.model.path.startswith("/models/")
 
 
-def test_the_head_has_the_gpus_of_the_engines_and_the_workers_those_of_the_ranks(
+def test_the_head_needs_no_gpu_and_the_workers_have_those_of_ranks_and_engines(
     manifest: tuple[dict[str, Any], Recipe],
 ) -> None:
     job, recipe = manifest
     head, *workers = pods(job)
-    assert job["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]["num-gpus"] == "0"
-    assert recipe.generator.gpus == tuple(str(number) for number in range(gpus(head)))
+    assert gpus(head) == 0
+    assert recipe.generator.on_cluster
     replicas = [group["replicas"] for group in job["rayClusterSpec"]["workerGroupSpecs"]]
-    assert sum(gpus(pod) * number for pod, number in zip(workers, replicas, strict=True)) == recipe.parallel.ranks
+    taken = recipe.parallel.ranks + recipe.generator.replicas * recipe.generator.ranks
+    assert sum(gpus(pod) * number for pod, number in zip(workers, replicas, strict=True)) == taken

@@ -114,6 +114,20 @@ async def test_every_rank_has_a_gpu_of_its_own_where_there_are_any(nodes: Any) -
 
 
 @in_event_loop
+async def test_an_engine_has_gpus_that_no_rank_gets(nodes: Any) -> None:
+    config = RayClusterConfig(address=nodes.address, cpus_per_rank=0.5)
+    service, group = (
+        config.serve(Placed, CounterConfig(), 2, 60.0),
+        joined(nodes).launch(Placed, CounterConfig(), Placement(2)),
+    )
+    learners = list(zip(await group.call("node"), await group.call("gpus"), strict=True))
+    node, own = await service.call("node"), await service.call("gpus")
+    assert len({(node, one) for one in own} | {(where, *gpus) for where, gpus in learners}) == 4
+    await service.close()
+    await group.close()
+
+
+@in_event_loop
 async def test_ranks_on_several_nodes_meet(nodes: Any) -> None:
     cluster = joined(nodes, strategy="spread", gpus_per_rank=0)
     group = cluster.launch(Choir, CounterConfig(), Placement(ranks=3, deadline=120.0))

@@ -39,13 +39,13 @@ class _Killer(Sink):
         due = self.config.at[len(killed) :]
         if due and step == due[0] and kind == "train":
             self.memory.write_text(" ".join([*killed, str(step)]))
-            os.kill(ranks()[-1], self.config.by)
+            os.kill(hosts()[-1], self.config.by)
 
 
-def ranks() -> list[int]:
-    """The processes of this one's learners."""
+def hosts(*names: str) -> list[int]:
+    """The processes of this one's learners, or those below it whose command has one of these names."""
     below = psutil.Process().children(recursive=True)
-    return sorted(one.pid for one in below if any(w in "".join(one.cmdline()) for w in ("cluster.host", "RayHost")))
+    return sorted(p.pid for p in below if any(n in "".join(p.cmdline()) for n in names or ("cluster.host", "RayHost")))
 
 
 def measured(folder: Path) -> list[dict[str, Any]]:

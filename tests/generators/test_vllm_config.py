@@ -252,3 +252,19 @@ def test_rollouts_of_8_bits_are_corrected_and_probed_with_room(tiny_model: Path)
     kept = load(Recipe, "quickstart", ["generator={type: vllm, kv_dtype: fp8}", "algorithm.loss.correction=null"])
     assert kept.value.algorithm.loss.correction is None
     assert load(Recipe, "quickstart", ["generator=vllm"]).value.algorithm.loss.correction is None
+
+
+def test_engines_on_a_cluster_need_nodes_and_leave_the_choice_of_gpus_to_them(tiny_model: Path) -> None:
+    on: dict[str, Any] = {"type": "vllm", "on_cluster": True}
+    assert toy_recipe(tiny_model, generator=on, cluster={"type": "ray"}).generator.on_cluster
+    for changes, words in (
+        ({"generator": on}, "set cluster=ray"),
+        ({"generator": {"type": "torch", "on_cluster": True}, "cluster": {"type": "ray"}}, "set generator=vllm"),
+        ({"generator": on | {"devices": "0"}, "cluster": {"type": "ray"}}, r"leave generator\.devices out"),
+        (
+            {"generator": on, "cluster": {"type": "ray"}, "devices": {"placement": "colocated"}},
+            r"leave devices\.placement",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            toy_recipe(tiny_model, **changes)

@@ -58,18 +58,19 @@ def test_cards_that_are_too_small_are_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_learners_and_engines_have_gpus_of_their_own_or_take_turns(name: str) -> None:
-    """On one machine the learner's ranks have the first GPUs; on several, Ray has none of the engines' node."""
+    """On one machine the learner's ranks have the first GPUs; on several, Ray gives each its own."""
     recipe = load(Recipe, name).value
     learners = {str(rank) for rank in range(recipe.parallel.ranks)}
     engines = set(recipe.generator.gpus)
-    assert len(engines) == recipe.generator.ranks * recipe.generator.replicas
+    wanted = recipe.generator.ranks * recipe.generator.replicas
+    if recipe.generator.on_cluster:
+        assert (wanted, wanted + len(learners)) == (8, 4 * 8)
+        return
+    assert len(engines) == wanted
     if recipe.devices.placement == "colocated":
         assert engines == learners
         assert recipe.weights.transport == "cuda_ipc"
-    elif recipe.cluster.model_dump().get("address") is None:
+    else:
         assert not engines & learners
         assert len(engines | learners) == 8
-    else:
-        assert len(engines) == 8
-        assert len(engines) + len(learners) == 4 * 8
     assert recipe.weights.transport != "shared_memory", "from GPU to GPU"

@@ -32,6 +32,7 @@ from whet.weights.engine import EngineSync
 from whet.weights.local import LocalSource
 from whet.weights.manifest import from_text, pack, to_text
 from whet.weights.receiver import Receiver
+from whet.weights.shared_memory import machine
 
 TRANSPORTS = ["shared_memory", "disk", "collective", "cuda_ipc"]  # the last one in the memory of CPUs
 WRITERS = dict(zip(TRANSPORTS, [BufferWriter, DiskWriter, BroadcastWriter, BufferWriter], strict=True))
@@ -282,7 +283,7 @@ def test_memory_that_was_asked_for_and_cannot_be_shared_is_refused(
 
     async def go() -> None:
         async with parts(tiny_model, tmp_path, {"transport": transport}) as (learner, engine, sync):
-            with pytest.raises(ConfigError, match=rf"{transport} .* on another one; set weights\.transport=collective"):
+            with pytest.raises(ConfigError, match=rf"{transport} .* than an engine; set weights\.transport=collective"):
                 await sync.publish(learner, engine, 1)
             assert not engine.weights_complete
 
@@ -444,7 +445,7 @@ def test_an_engine_that_dies_is_named_although_the_learner_noticed_it_first(
 
             async def dying(target: str, method: str, *args: Any) -> list[Any]:
                 if method != "take":
-                    return [[]]
+                    return [machine() if method == "machine" else []]
                 await asyncio.sleep(0.2)
                 raise GeneratorError("the engine died")
 

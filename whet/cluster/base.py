@@ -19,6 +19,7 @@ class Placement:
     ranks: int = 1
     ranks_per_shard: int = 1  # ranks that hold parts of one model replica: they get the same shard of the data
     deadline: float = 1800.0  # seconds that a call may take, unless it says otherwise
+    devices: int = 1  # those that each rank takes, with as many shares of cores
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.ranks_per_shard < 1 or self.ranks % self.ranks_per_shard:
@@ -82,4 +83,23 @@ class Cluster(Protocol):
 
     async def close(self) -> None:
         """Let go of the cluster, after its groups were closed."""
+        ...
+
+
+class Service(Protocol):
+    """An object on some node whose methods are coroutines; many calls run side by side. It is built as a worker is."""
+
+    @property
+    def where(self) -> str:
+        """Its process and node, for messages."""
+        ...
+
+    async def call(self, method: str, *args: Any) -> Any:
+        """Return what the method returns. Raises what it raises; ``WorkerError`` where the object is gone, and
+        ``DeadlineError`` where its process hangs. The first call waits for room and for its actor. A caller that is
+        cancelled cancels the method."""
+        ...
+
+    async def close(self) -> None:
+        """Call its ``close``, and end its process, whatever state it is in."""
         ...

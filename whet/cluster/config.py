@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.cluster.base import Cluster
+from whet.cluster.base import Cluster, Service
 from whet.config import Config
 from whet.config.nearest import did_you_mean
+from whet.errors import WhetError
 
-WORKERS = ("LearnerWorker",)
-"""The classes of the workers that a run launches on a cluster."""
+WORKERS = ("LearnerWorker", "HostedEngine")
+"""The classes of what a run launches on a cluster."""
 
 
 class ClusterConfig(Config, ABC):
@@ -20,6 +21,9 @@ class ClusterConfig(Config, ABC):
     has_processes: ClassVar[bool] = True
     """Whether each worker has a process of its own."""
 
+    hosts_engines: ClassVar[bool] = False
+    """Whether engines that sample can run on its nodes."""
+
     restarts: int = Field(2, ge=0)
     """How often a run whose worker died or hangs starts its workers again and goes on from its newest checkpoint."""
 
@@ -27,6 +31,11 @@ class ClusterConfig(Config, ABC):
     def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
         its workers are bound to; None: to none. ``models``: how many will be launched."""
+
+    def serve(self, service: type, config: Config, devices: int, deadline: float) -> Service:
+        """An object on a node of its own choice that takes so many devices. Nothing is started before the first call.
+        ``deadline``: seconds after which a process that says nothing hangs."""
+        raise WhetError("generator.on_cluster needs a cluster with nodes; set cluster=ray")
 
     def problems(self, ranks: int) -> Iterator[str]:
         """Name what keeps it from running learners of ``ranks`` workers."""
@@ -63,13 +72,15 @@ class ProcessClusterConfig(ClusterConfig):
 class RayClusterConfig(ClusterConfig):
     """On the nodes of a Ray cluster, each worker in an actor. Needs ``whet[ray]``."""
 
+    hosts_engines: ClassVar[bool] = True
+
     address: str | None = None
     """``host:port`` of a Ray cluster to join, or ``auto`` for the one that Ray finds. None starts one on this machine
     that listens on loopback only and asks for a token that nobody else knows."""
     cpus_per_rank: float = Field(1.0, gt=0)
-    """Cores that are set aside for each rank."""
+    """Cores that are set aside for each rank of a learner, and of an engine with ``generator.on_cluster``."""
     gpus_per_rank: float | None = Field(None, ge=0)
-    """GPUs that are set aside for each rank. None: one where the cluster has any, else none."""
+    """GPUs that are set aside for each of these ranks. None: one where the cluster has any, else none."""
     models: Literal["apart", "together"] = "apart"
     """Where an algorithm has several (a policy and a critic): whether each has cores and GPUs of its own, or rank k of
     each shares those of rank k of the others. They compute one after the other."""
@@ -77,14 +88,20 @@ class RayClusterConfig(ClusterConfig):
     """Whether model replicas are put on few nodes or on many. The ranks of one replica share a node where one is large
     enough."""
     runtime_env: dict[str, dict[str, Any]] = Field(default={})
-    """Ray's runtime environment for a worker class, by its name: e.g. ``LearnerWorker: {py_executable: ...}``."""
+    """Ray's runtime environment for ``LearnerWorker`` or ``HostedEngine``: ``LearnerWorker: {py_executable: ...}``."""
     start_deadline: float = Field(300.0, gt=0)
-    """Seconds within which the cluster must have room for the workers of a learner and their actors must be up."""
+    """Seconds within which the cluster must have room for a learner's workers, or an engine, and their actors must be
+    up."""
 
     def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:
         from whet.cluster.ray_cluster import RayCluster
 
         return RayCluster(self, cores, models)
+
+    def serve(self, service: type, config: Config, devices: int, deadline: float) -> Service:
+        from whet.cluster.ray_service import ActorService
+
+        return ActorService(self, service, config, devices, deadline)
 
     def problems(self, ranks: int) -> Iterator[str]:
         """Name what keeps it from running learners of ``ranks`` workers."""

@@ -110,14 +110,20 @@ def _as_text(text: str) -> RuntimeError:
 def _records() -> Iterator[list[logging.LogRecord]]:
     """What ``whet`` logs meanwhile, as plain data."""
     records: list[logging.LogRecord] = []
+    handler = collect(records)
+    try:
+        yield records
+    finally:
+        logging.getLogger("whet").removeHandler(handler)
+
+
+def collect(records: list[logging.LogRecord]) -> logging.Handler:
+    """Have all that ``whet`` logs added to ``records``, by a handler that is returned."""
     handler = _Collecting(records)  # type: ignore[arg-type]
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    try:
-        yield records
-    finally:
-        logger.removeHandler(handler)
+    return handler
 
 
 class _Collecting(QueueHandler):

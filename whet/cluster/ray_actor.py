@@ -3,8 +3,11 @@
 import os
 import pickle
 from dataclasses import dataclass
+from inspect import isawaitable
+from logging import LogRecord
 
-from whet.cluster.host import Host, Reply
+from whet.cluster.group import call_method
+from whet.cluster.host import Host, Reply, collect, failed
 from whet.cluster.rendezvous import Reservation
 from whet.processes.child import die_with
 from whet.processes.cores import bind, cores
@@ -53,3 +56,22 @@ class RayHost(Host):
     def answer(self, request: tuple[str, tuple[object, ...]]) -> Reply:
         """Run one method."""
         return self.call(*request)
+
+
+class RayAsyncHost(RayHost):
+    """The same for an object whose methods are coroutines, or plain functions that take no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._log: list[LogRecord] = []  # goes with the next answer
+        collect(self._log)
+
+    async def ask(self, method: str, args: tuple[object, ...]) -> Reply:
+        """Run one method beside others."""
+        try:
+            value = call_method(self._worker, method, args)
+            reply = Reply([], await value if isawaitable(value) else value)
+        except Exception as error:
+            reply = failed(error, [])
+        reply.log, self._log[:] = self._log[:], []
+        return reply

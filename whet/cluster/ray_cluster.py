@@ -11,14 +11,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
 from whet.cluster.host import Reply
 from whet.cluster.ray_actor import Location, RayHost
-from whet.cluster.ray_connection import connect
+from whet.cluster.ray_connection import connect, leave
 from whet.cluster.rendezvous import rank_infos
 from whet.config import Config
 from whet.errors import DeadlineError, WhetError, WorkerError
@@ -40,26 +41,25 @@ class RayCluster:
         launched."""
         self.config, self.cores = config, cores
         self._connected = False
-        self._claims = Claims()
         self._shared = Room(models) if config.models == "together" else None
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
-        self._connected |= connect(self.config.address)
+        if not self._connected:
+            connect(self.config.address)
+        self._connected = True
         room = self._shared or Room()
-        group = _ActorGroup(self.config, self._claims, room, worker, config, placement, self.cores)
+        group = ActorGroup(self.config, room, worker, config, placement, self.cores)
         return LinkedGroup(worker, placement, [_Actor(group, rank) for rank in range(placement.ranks)])
 
     async def close(self) -> None:
         """Leave the Ray cluster; one that was started here ends."""
         if self._connected:
-            import ray
-
             self._connected = False
-            await asyncio.to_thread(ray.shutdown)
+            await asyncio.to_thread(leave)
 
 
 class Claims:
-    """What the groups of a run hold of its cluster. One that waits for another of the same run would wait forever."""
+    """What the groups of this process hold of its cluster. One that waits for another would wait forever."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -82,6 +82,9 @@ class Claims:
         """Its resources are free, or about to be."""
         with self._lock:
             self._held.pop(holder, None)
+
+
+CLAIMS = Claims()
 
 
 class Room:
@@ -118,20 +121,20 @@ def _listed(resources: Mapping[str, float]) -> str:
     return " and ".join(f"{number:g} {kind}" for kind, number in resources.items())
 
 
-class _ActorGroup:
-    """The actors of one group."""
+class ActorGroup:
+    """The actors of one group. ``host``: the class of those actors."""
 
     def __init__(
         self,
         settings: "RayClusterConfig",
-        claims: Claims,
         room: Room,
         worker: type,
         config: Config,
         placement: Placement,
         cores: Sequence[int] | None = None,
+        host: type[RayHost] = RayHost,
     ) -> None:
-        self._claims, self._room, self._cores = claims, room, cores
+        self._room, self._cores, self._host = room, cores, host
         self._settings, self._worker, self._config, self._placement = settings, worker, config, placement
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -174,7 +177,7 @@ class _ActorGroup:
             for actor, _, _ in self.actors:
                 ray.kill(actor)
             if self._room.leave(self):
-                self._claims.release(self._room)
+                CLAIMS.release(self._room)
 
     def _start(self) -> list[tuple[Any, Location, RankInfo]]:
         import ray
@@ -190,7 +193,7 @@ class _ActorGroup:
                 self._make_room(whole, there, end)
         environment = self._settings.runtime_env.get(self._worker.__name__)
         actors = [
-            ray.remote(RayHost)
+            ray.remote(self._host)
             .options(
                 num_cpus=each["CPU"],
                 num_gpus=each.get("GPU", 0),
@@ -230,7 +233,8 @@ class _ActorGroup:
         gpus = self._settings.gpus_per_rank
         if gpus is None:
             gpus = float(there.get("GPU", 0) > 0)
-        return {"CPU": self._settings.cpus_per_rank} | ({"GPU": gpus} if gpus else {})
+        devices = self._placement.devices
+        return {"CPU": self._settings.cpus_per_rank * devices} | ({"GPU": gpus * devices} if gpus else {})
 
     def _bundles(self, each: dict[str, float], nodes: list[dict[str, Any]]) -> list[dict[str, float]]:
         """One for each shard, because a bundle is never divided between nodes; one for each rank where no node is
@@ -246,13 +250,11 @@ class _ActorGroup:
         """What to say while there is no room. Raises ``WhetError`` where there never will be."""
         ranks = self._placement.ranks
         name = f"{ranks} ranks of {self._worker.__name__}"
-        in_the_way = self._claims.claim(
-            self._room, name, {kind: ranks * number for kind, number in each.items()}, there
-        )
+        in_the_way = CLAIMS.claim(self._room, name, {kind: ranks * number for kind, number in each.items()}, there)
         has = in_the_way or f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in each})}"
         problem = f"{name} need {_listed(each)} each, but {has}"
         if in_the_way and self._settings.address is None:  # one that others made may grow
-            self._claims.release(self._room)
+            CLAIMS.release(self._room)
             raise WhetError(f"{problem}; {_HINT}")
         return problem
 
@@ -274,7 +276,7 @@ class _Actor:
 
     thread = None
 
-    def __init__(self, group: _ActorGroup, rank: int) -> None:
+    def __init__(self, group: ActorGroup, rank: int) -> None:
         self._group, self._rank = group, rank
 
     @property
@@ -299,11 +301,20 @@ class _Actor:
     def _result(self, promise: Any) -> Any:
         import ray
 
-        try:
+        with plain_errors():
             reply: Reply = ray.get(promise)
-        except ray.exceptions.RayTaskError as error:  # of Ray itself, e.g. what can't be pickled
-            raise RuntimeError(f"{type(error.cause).__name__}: {error.cause}") from RemoteTraceback(str(error))
-        except ray.exceptions.RayError as error:
-            reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
-            raise WorkerError(reason.rstrip(".").removeprefix("The actor is dead because ")) from None
         return reply.result(self._rank)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Ray's errors inside become ``WorkerError`` where an actor is gone, else ``RuntimeError``."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:  # of Ray itself, e.g. what can't be pickled
+        raise RuntimeError(f"{type(error.cause).__name__}: {error.cause}") from RemoteTraceback(str(error))
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]
+        raise WorkerError(reason.rstrip(".").removeprefix("The actor is dead because ")) from None

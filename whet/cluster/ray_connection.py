@@ -10,20 +10,37 @@ from typing import Any
 from whet.errors import WhetError
 from whet.processes.environment import environment
 
+_users = 0  # of the connection, which is the process's
+_ours = False
 
-def connect(address: str | None) -> bool:
-    """Connect this process to the Ray cluster at ``address``; None starts one here. Returns whether there was
-    something to do: a connection that somebody else made is used as it is.
+
+def connect(address: str | None) -> None:
+    """Connect this process to the Ray cluster at ``address``; None starts one here. A connection that is there is used
+    as it is. Each who connects leaves.
 
     Raises ``WhetError`` where there is no Ray, no such cluster, or no permission.
     """
+    global _users, _ours
     try:
         if address is None:
             with environment(_private()):  # other children of this process, such as graders, must not know the token
-                return _init("local", include_dashboard=False)
-        return _init(address)
+                _ours |= _init("local", include_dashboard=False)
+        else:
+            _ours |= _init(address)
     except ImportError as error:
         raise WhetError(f"cluster.type=ray needs Ray ({error}); install it with: pip install 'whet[ray]'") from None
+    _users += 1
+
+
+def leave() -> None:
+    """The last one ends the connection, unless somebody else made it; a cluster that was started here ends with it."""
+    import ray
+
+    global _users, _ours
+    _users -= 1
+    if _ours and not _users:
+        _ours = False
+        ray.shutdown()
 
 
 def _private() -> dict[str, str]:

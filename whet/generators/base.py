@@ -1,7 +1,8 @@
 """The interface of generators: tokens in, tokens out. It knows no messages, no rewards and no learner.
 
     episode ──prompt tokens──► Router (replicas > 1) ──► TorchGenerator: decoder, engine_model, in this process
-            ◄──Completion────                        └─► VllmGenerator ──HTTP──► vLLM in processes of its own
+            ◄──Completion────                        ├─► VllmGenerator ──────► vLLM in processes of its own
+                                                     └─► HostedGenerator ──cluster──► the same on another node
 
 For example: ``Completion(tokens=[57, 2], logprobs=[-0.3, 0.0], versions=(3, 3), finish_reason="stop")``.
 """

@@ -1,7 +1,7 @@
 """The settings that every generator has, and what a recipe asks of them. Recipes are read with this: no torch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -15,6 +15,7 @@ from whet.types import Distribution
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from whet.cluster.config import ClusterConfig, DevicesConfig
     from whet.generators.base import Refittable
 
 
@@ -33,6 +34,7 @@ class Deployment:
     cores: Sequence[int] | None = None  # the numbers of those that it is bound to; None: to none
     gpus: tuple[str, ...] = ()  # its own, as CUDA_VISIBLE_DEVICES names them; empty: those that the process sees
     sleeps: bool = False  # it makes room on its GPUs while the learner computes
+    cluster: "ClusterConfig | None" = None  # where replicas run with ``generator.on_cluster``
     adapter: Adapter | None = None  # published beside frozen weights; None: weights come merged
 
 
@@ -54,6 +56,9 @@ class GeneratorConfig(Config, ABC):
     under way than the least busy one."""
     restarts: int = Field(default=3, ge=0)
     """With ``replicas``: how often in a run each one that died or froze is started again, while the others go on."""
+    on_cluster: bool = False
+    """With ``cluster=ray`` and an engine in processes of its own: each replica runs on any node with room, where Ray
+    sets GPUs (one for each rank) and cores aside for it. Else all run where the run was started."""
     on_refit: Literal["recompute", "keep"] = "recompute"
     """What becomes of the keys and values of requests under way when new weights come (``rollouts.max_staleness`` above
     0): computed anew from the tokens, so that each later token is the new policy's; or kept, which costs nothing, and
@@ -75,6 +80,20 @@ class GeneratorConfig(Config, ABC):
     def narrow(self) -> str | None:
         """The setting by which it computes in fewer bits than ``dtype`` has, so that its log-probs are its own."""
         return None
+
+    def problems(self, cluster: "ClusterConfig", devices: "DevicesConfig") -> Iterator[str]:
+        """Name what does not go together with the rest of a recipe."""
+        if not self.on_cluster:
+            return
+        what = "generator.on_cluster puts engines on the nodes of a Ray cluster"
+        if self.in_process:
+            yield f"{what}, and this generator computes in the run's own process; set generator=vllm"
+        if not cluster.hosts_engines:
+            yield f"{what}; set cluster=ray, or leave it out"
+        if self.gpus:
+            yield f"{what}, where Ray gives each its GPUs; leave generator.devices out"
+        if devices.placement == "colocated" or devices.generator_cores is not None:
+            yield f"{what}, and devices is about this machine's; leave devices.placement and generator_cores out"
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         """Return why an engine can't run a model, in words."""
@@ -105,6 +124,10 @@ class GeneratorConfig(Config, ABC):
         each = len(every) // self.replicas
 
         def replica(number: int) -> "Refittable[Any]":
+            if self.on_cluster:
+                from whet.generators.hosted import HostedGenerator
+
+                return HostedGenerator(self, model, tokenizer, deployment)
             own = deployment.cores  # in this process all replicas share one compute thread
             if own is not None and not self.in_process:
                 own = part(own, number, self.replicas)

@@ -23,7 +23,7 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmGeneratorConfig(GeneratorConfig):
-    """The settings of a vLLM engine, which runs in processes of its own on this machine."""
+    """The settings of a vLLM engine, which runs in processes of its own."""
 
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     max_batch: int = Field(default=256, ge=1, le=100_000)
@@ -117,7 +117,8 @@ class VllmGeneratorConfig(GeneratorConfig):
 
     def memory(self, weights: int) -> dict[str, int]:
         weights //= 2 if self.quantization else 1
-        known = self.cache_gib or (0.0 if self.gpus else CPU_CACHE_GIB)  # else it is what else is left
+        whole = bool(self.gpus) or self.on_cluster  # of a GPU it takes what else is left
+        known = self.cache_gib or (0.0 if whole else CPU_CACHE_GIB)
         return super().memory(weights) | {"KV cache": int(known * 2**30) // self.tensor}
 
     def build_replica(
@@ -135,7 +136,7 @@ class VllmGeneratorConfig(GeneratorConfig):
             raise ConfigError(problem)
         import torch
 
-        if self.devices is None and torch.cuda.is_available():
+        if not deployment.gpus and torch.cuda.is_available():
             raise ConfigError(
                 "generator.devices is not set: the vLLM engine would take the GPU that the learner computes on. Say "
                 "which ones are the engine's, one for each of its ranks: generator.devices='\"1\"' is the second. With "

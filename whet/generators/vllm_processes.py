@@ -100,6 +100,7 @@ class VllmProcesses:
             "max_num_seqs": config.max_batch,
             "max_num_batched_tokens": max(config.prefill_tokens or (8192 if self.on_gpus else 4096), config.max_batch),
             "tensor_parallel_size": config.tensor,
+            **({"distributed_executor_backend": "mp"} if config.tensor > 1 else {}),  # not Ray, in an actor of it
             "enforce_eager": not self.compiles,
             "logprobs_mode": "processed_logprobs",  # of what is sampled from: temperature and filters applied
             "generation_config": "vllm",  # no sampling defaults from the model's files

@@ -132,13 +132,18 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
         plan.first_refit = (size.sent + size.adapters) * number * config.replicas
         plan.refit, plan.refit_tensors = size.adapters * number * config.replicas, 2 * size.adapted
         engine.always["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
+    if config.on_cluster:
+        plan.layout.append(
+            f"engines {config.replicas}: each on any node, with {config.ranks} devices that Ray sets aside for it, "
+            f"{config.replicas * config.ranks} in all, beside those of the learners"
+        )
     plan.processes["each engine" if config.ranks == 1 else "each rank of an engine"] = engine
     if weights.transport != "disk":  # which has its two in files
         buffers = {"two buffers of a refit": 2 * bucket_bytes(size, bucket, number)}
         senders = [memory for name, memory in plan.processes.items() if name.startswith("each rank of the policy")]
         for memory in senders or [plan.processes["this process"]]:
             memory.always |= buffers
-        if weights.transport == "collective":
+        if weights.transport == "collective" or (config.on_cluster and weights.transport is None):
             engine.always |= buffers
 
 

@@ -37,7 +37,6 @@ from whet.weights.local import LocalSource
 from whet.weights.manifest import to_text
 from whet.weights.probe import compare_decoding
 from whet.weights.receiver import Report
-from whet.weights.shared_memory import machine
 from whet.weights.source import Content, Handshake, NamedTensors, WeightRequest, WeightSource
 
 log = logging.getLogger(__name__)
@@ -63,6 +62,7 @@ class EngineSync:
         self._engines: list[Engine] = []  # of the last refit
         self._sender: WeightSource | None = None  # to whom they are connected
         self._transport: TransportName = "shared_memory"  # by which they are
+        self._machines = set[str]()  # that they are on
         self._base: WeightSource | None = None  # whose frozen weights they hold, which an adapter needs
 
     async def publish(self, learner: Learner, generator: Refittable[Engine], version: int) -> Metrics:
@@ -136,10 +136,11 @@ class EngineSync:
     async def _shake_hands(
         self, source: WeightSource, engines: Sequence[Engine], dtype: torch.dtype, content: Content
     ) -> Handshake:
-        """Tell the source what is wanted. Memory that it can't share with this machine is replaced by a collective."""
+        """Tell the source what is wanted. Memory that it can't share with all engines is replaced by a collective."""
         config, anew = self.config, self._sender is not source
         if anew:
             self._transport = config.transport or "shared_memory"
+            self._machines = set(await _tell(engines, "machine"))
         request = WeightRequest(
             dtype=dtype,
             bucket_bytes=int(config.bucket_mb * 2**20),
@@ -152,11 +153,11 @@ class EngineSync:
             deadline=config.deadline,
         )
         handshake = await source.begin_weights(request)
-        if self._transport in ("shared_memory", "cuda_ipc") and handshake.machine != machine():
+        if self._transport in ("shared_memory", "cuda_ipc") and self._machines != {handshake.machine}:
             if config.transport is not None:
                 raise ConfigError(
-                    f"weights.transport={config.transport} goes through this machine's memory, and the learner is on "
-                    "another one; set weights.transport=collective, or leave it out"
+                    f"weights.transport={config.transport} goes through a machine's memory, and the learner is on "
+                    "another one than an engine; set weights.transport=collective, or leave it out"
                 )
             self._transport = "collective"
             handshake = await source.begin_weights(replace(request, transport=self._transport))

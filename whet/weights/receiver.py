@@ -12,7 +12,7 @@ from whet.seeds import derive_seed
 from whet.weights.config import TransportName
 from whet.weights.digest import digest
 from whet.weights.manifest import Manifest, from_text
-from whet.weights.shared_memory import settle
+from whet.weights.shared_memory import machine, settle
 from whet.weights.transport import Reader, connect
 
 
@@ -93,6 +93,10 @@ class Receiver:
         self._unread: list[str] = []
         self._columns = self._seed = 0
         self._drawn: dict[int, list[int]] = {}  # columns, by the width of a matrix
+
+    def machine(self) -> str:
+        """Return the name of the machine whose memory this process shares."""
+        return machine()
 
     def begin(
         self, columns: int, seed: int, manifest: str | None, adapter: tuple[int, float] | None = None

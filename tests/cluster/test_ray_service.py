@@ -1,0 +1,110 @@
+"""An object in a Ray actor of its own, on a Ray that is started for it."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
+
+import psutil
+import pytest
+
+from tests.contracts.cluster_contract import CounterConfig
+from whet.cluster.base import RankInfo, Service
+from whet.cluster.config import LocalClusterConfig, RayClusterConfig
+from whet.config import Config
+from whet.errors import DeadlineError, GeneratorError, WhetError, WorkerError
+
+ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
+
+
+class Waiter:
+    """Counts who waits."""
+
+    def __init__(self, config: Config, info: RankInfo) -> None:
+        self.waiting = self.cancelled = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    async def wait(self, seconds: float) -> int:
+        self.waiting += 1
+        try:
+            await asyncio.sleep(seconds)
+            return self.waiting
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.waiting -= 1
+
+    def counts(self) -> tuple[int, int]:
+        return self.waiting, self.cancelled
+
+    async def fail(self) -> None:
+        raise GeneratorError("no engine")
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def served(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) -> None:
+    async def go() -> None:
+        service = RayClusterConfig(cpus_per_rank=0.5).serve(Waiter, CounterConfig(), 1, deadline)
+        try:
+            await work(service)
+        finally:
+            begun = time.monotonic()
+            await service.close()
+            assert time.monotonic() - begun < 20.0
+        with pytest.raises(WhetError, match=r"Waiter\.pid was called after it was closed"):
+            await service.call("pid")
+
+    asyncio.run(go())
+
+
+@ray
+@pytest.mark.slow
+def test_calls_run_side_by_side_and_those_nobody_waits_for_are_cancelled() -> None:
+    async def work(service: Service) -> None:
+        waits = [asyncio.ensure_future(service.call("wait", 4.0)) for _ in range(50)]
+        gone = asyncio.ensure_future(service.call("wait", 600.0))
+        while await service.call("counts") != (51, 0):
+            await asyncio.sleep(0.1)
+        gone.cancel()
+        while await service.call("counts") != (50, 1):
+            await asyncio.sleep(0.1)
+        assert max(await asyncio.gather(*waits)) == 50, "longer than the deadline, for its process answers"
+        with pytest.raises(GeneratorError, match="no engine"):
+            await service.call("fail")
+
+    served(work)
+
+
+@ray
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "error", "text"),
+    [(signal.SIGKILL, WorkerError, "unexpectedly"), (signal.SIGSTOP, DeadlineError, r"Waiter \(pid \d+ on .* for 3 s")],
+)
+def test_a_process_that_dies_or_freezes_fails_every_call(how: int, error: type[Exception], text: str) -> None:
+    async def work(service: Service) -> None:
+        process = await service.call("pid")
+        assert f"pid {process} on node " in service.where
+        waits = [asyncio.ensure_future(service.call("wait", 600.0)) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        os.kill(process, how)
+        for wait in waits:
+            with pytest.raises(error, match=text):
+                await asyncio.wait_for(wait, 30.0)
+        processes.append(process)
+
+    processes: list[int] = []
+    served(work)
+    assert not psutil.pid_exists(processes[0])
+
+
+def test_a_cluster_without_nodes_hosts_nothing() -> None:
+    with pytest.raises(WhetError, match="set cluster=ray"):
+        LocalClusterConfig().serve(Waiter, CounterConfig(), 1, 3.0)

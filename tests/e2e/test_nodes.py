@@ -1,0 +1,110 @@
+"""A run over the nodes of a Ray cluster: engines on two of them, the learner on a third. The nodes are processes of
+this machine, each with one core, as far as Ray knows."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+
+from tests.e2e.test_restarts import hosts, measured, restarts
+from tests.toy import toy_recipe
+from whet.metrics.sinks import Kind, Sink, SinkConfig, Value
+from whet.metrics.sinks.jsonl import read_metrics
+from whet.rollouts.audit import audit
+from whet.run import start
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed"),
+]
+
+
+@pytest.fixture
+def nodes() -> Iterator[Any]:
+    """A head without cores, and three nodes of one."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for cores in (0, 1, 1, 1):
+        cluster.add_node(num_cpus=cores, num_gpus=0, include_dashboard=False)
+    Strikes.nodes, Strikes.places, Strikes.done = cluster, [], set()
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+ENGINE, LEARNER = "RayAsyncHost", "RayHost"
+
+
+def raylets(name: str) -> list[int]:
+    """Return the nodes on which a run has something, by their process."""
+    return [psutil.Process(process).ppid() for process in hosts(name)]
+
+
+class Strikes(SinkConfig):
+    """An engine is killed after step 2, the node of the learner after step 4; another node comes in its place."""
+
+    nodes: ClassVar[Any] = None
+    places: ClassVar[list[int]] = []
+    done: ClassVar[set[int]] = set()
+
+    def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
+        return _Strikes()
+
+
+class _Strikes(Sink):
+    def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
+        if step in Strikes.done:
+            return
+        Strikes.done.add(step)
+        if step == 1:
+            Strikes.places = [*raylets(ENGINE), *raylets(LEARNER)]
+        if step == 2:
+            os.kill(hosts(ENGINE)[0], signal.SIGKILL)
+        if step == 4:
+            (lost,), cluster = raylets(LEARNER), Strikes.nodes
+            cluster.add_node(num_cpus=1, num_gpus=0, include_dashboard=False)
+            of = {node.all_processes["raylet"][0].process.pid: node for node in cluster.list_all_nodes()}
+            cluster.remove_node(of[lost], allow_graceful=False)
+
+
+SETTINGS: dict[str, Any] = {
+    "steps": 7,
+    "evaluation": {"enabled": False},
+    "checkpoints": {"every": 3},
+    "rollouts": {"prompts_per_step": 4},
+}
+
+
+def test_a_run_that_loses_an_engine_and_then_the_learners_node_learns_the_same(
+    nodes: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    here = measured(start(toy_recipe(tiny_model, **SETTINGS), tmp_path / "here"))
+    recipe = toy_recipe(
+        tiny_model,
+        **SETTINGS,
+        cluster={"type": "ray", "address": nodes.address},
+        generator={"type": "tests.generators.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
+        weights={"transport": "collective", "deadline": 60.0},
+        sinks=["jsonl", {"type": "tests.e2e.test_nodes:Strikes"}],
+    )
+    run = start(recipe, tmp_path / "run")
+    assert len(Strikes.places) == len(set(Strikes.places)) == 3
+    assert restarts(run) == [1.0]
+    rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
+    assert sum(row.get("generator/lost", 0) for row in rows) == 1
+    found = audit(run)
+    assert not found.violations
+    assert (found.step, found.later) == (7, 0)
+    there = measured(run)
+    assert [row["step"] for row in there] == [row["step"] for row in here]
+    for one, other in zip(here[1:], there[1:], strict=True):
+        for name in ("reward/mean", "loss", "answer/length_mean"):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), (one["step"], name)

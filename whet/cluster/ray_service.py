@@ -1,0 +1,100 @@
+"""An object in a Ray actor with a placement group of its own, on whichever node has room. Its methods are coroutines.
+
+Who waits for whom: a call awaits its answer as long as the actor's event loop answers questions between; that is asked
+after each ``deadline`` of silence. The first call waits for room and for the actor.
+"""
+
+import asyncio
+import logging
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from whet.cluster.base import Placement
+from whet.cluster.ray_actor import RayAsyncHost
+from whet.cluster.ray_cluster import ActorGroup, Room, plain_errors
+from whet.cluster.ray_connection import connect, leave
+from whet.config import Config
+from whet.errors import DeadlineError, WhetError, WorkerError
+
+if TYPE_CHECKING:
+    from whet.cluster.config import RayClusterConfig
+
+log = logging.getLogger(__name__)
+_CLOSING = 30.0  # seconds that the object has for its close
+
+
+class ActorService:
+    """See ``Service``."""
+
+    def __init__(
+        self, settings: "RayClusterConfig", service: type, config: Config, devices: int, deadline: float
+    ) -> None:
+        self._settings, self._deadline, self._name = settings, deadline, service.__name__
+        self._group = ActorGroup(settings, Room(), service, config, Placement(devices=devices), host=RayAsyncHost)
+        self._starting = asyncio.Lock()
+        self._connected = self._started = self._closed = False
+
+    @property
+    def where(self) -> str:
+        if not self._group.actors:
+            return "no actor yet"
+        _, home, _ = self._group.actors[0]
+        return f"pid {home.pid} on node {home.address}"
+
+    async def call(self, method: str, *args: Any) -> Any:
+        async with self._starting:
+            if self._closed:
+                raise WhetError(f"{self._name}.{method} was called after it was closed")
+            if not self._started:
+                await self._start()
+        return await self._ask(method, args)
+
+    async def _start(self) -> None:
+        if not self._connected:
+            connect(self._settings.address)
+            self._connected = True
+        with plain_errors():
+            promise = await asyncio.to_thread(self._group.build, 0)
+            (await _answer(promise)).result(0)
+        self._started = True
+
+    async def _ask(self, method: str, args: tuple[Any, ...]) -> Any:
+        import ray
+
+        actor, _, _ = self._group.actors[0]
+        promise = actor.ask.remote(method, args)
+        answer = _answer(promise)
+        try:
+            with plain_errors():
+                while not (await asyncio.wait({answer}, timeout=self._deadline))[0]:
+                    await self._check_alive(actor)
+                return answer.result().result(0)
+        finally:
+            if not answer.done():
+                ray.cancel(promise)
+
+    async def _check_alive(self, actor: Any) -> None:
+        try:
+            await asyncio.wait_for(_answer(actor.home.remote()), self._deadline)
+        except TimeoutError:
+            raise DeadlineError(f"{self._name} ({self.where}) has said nothing for {self._deadline:g} s") from None
+
+    async def close(self) -> None:
+        import ray
+
+        self._closed = True
+        try:
+            if self._started and ray.is_initialized():
+                await asyncio.wait_for(self._ask("close", ()), _CLOSING)
+        except (TimeoutError, DeadlineError, WorkerError) as error:
+            log.warning("%s (%s) could not be closed: %s", self._name, self.where, error)
+        finally:
+            await asyncio.to_thread(self._group.end)
+            if self._connected:
+                self._connected = False
+                await asyncio.to_thread(leave)
+
+
+def _answer(promise: Any) -> "asyncio.Future[Any]":
+    future: Future[Any] = promise.future()
+    return asyncio.wrap_future(future)
