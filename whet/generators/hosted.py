@@ -123,9 +123,9 @@ class HostedGenerator:
         """See ``Generator``."""
         await self._ask("engine.resume", version)
 
-    async def sleep(self) -> None:
+    async def sleep(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
-        await self._ask("engine.sleep")
+        await self._ask("engine.sleep", new_weights)
 
     async def wake(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
