@@ -152,9 +152,8 @@ class Batch:
 
     def per_sequence(self, values: Tensor) -> Tensor:
         """Sum a token column over each sequence's trained tokens. [N] -> [S]"""
-        picked = self.trained.to(values.device)
-        total = values.new_zeros(self.sequences)
-        return total.index_add(0, self.sequence.to(values.device)[picked], values[picked])
+        picked = torch.where(self.trained.to(values.device), values, torch.zeros_like(values))
+        return values.new_zeros(self.sequences).index_add(0, self.sequence.clamp(min=0).to(values.device), picked)
 
     def per_token(self, values: Tensor) -> Tensor:
         """Put each sequence's value at its trained tokens, 0 elsewhere. [S] -> [N]"""

@@ -235,7 +235,7 @@ class LearnerWorker:
 
         with self._seeded_dropout():
             forward_backward(self.module, batches, loss.outputs, loss_of)
-        found = (total.cpu(), metrics, [logprobs[number].cpu() for number in sorted(logprobs)])
+        found = (total.cpu(), metrics.read(), [logprobs[number].cpu() for number in sorted(logprobs)])
         if self.module.pipeline is not None:
             found = self.module.pipeline.from_last(found)
         return found[0].to(self.device), *found[1:]

@@ -19,7 +19,7 @@ from whet.losses.kl import KL
 from whet.losses.off_policy import Correction, mismatch
 from whet.losses.policy_gradient import PolicyGradient, PPOClip, old_logprobs
 from whet.losses.registry import CORRECTIONS, SURROGATES
-from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics
+from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics, weighted_means
 from whet.metrics import Metrics
 
 
@@ -72,10 +72,7 @@ class PolicyLoss(WeightedLoss):
             positive = batch.per_token((batch.reward > self.positive_nll.threshold).double())
             terms["positive_nll"] = -self.positive_nll.coefficient * positive * at_trained(batch, output.logprobs)
 
-        weight = batch.column("weight")
-        totals = torch.stack([weight.sum(), *((weight * term).sum() for term in terms.values())]).tolist()
-        for name, total in zip(terms, totals[1:], strict=True):
-            metrics.mean(f"loss/{name}", total, totals[0])
+        metrics.merge(weighted_means(batch.column("weight"), {f"loss/{name}": term for name, term in terms.items()}))
         return sum(terms.values(), torch.zeros_like(surrogate)), metrics
 
     def _corrected(

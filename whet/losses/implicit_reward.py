@@ -11,7 +11,7 @@ from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
 from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
-from whet.losses.weighted import WeightedLoss
+from whet.losses.weighted import WeightedLoss, weighted_means
 from whet.metrics import Metrics
 
 
@@ -54,8 +54,6 @@ def _metrics(batch: Batch, reward: Tensor, outcomes: Tensor) -> Metrics:
     """``outcome/accuracy``: share of answers whose reward has the sign of their outcome; ``outcome/right_reward`` and
     ``outcome/wrong_reward``: mean rewards of right and wrong answers."""
     trains, right = batch.trained_per_sequence > 0, outcomes > 0.5
-    told = (reward * (outcomes - 0.5) > 0)[trains]
-    metrics = Metrics().mean("outcome/accuracy", told.sum().item(), told.numel())
-    for name, rows in (("right", trains & right), ("wrong", trains & ~right)):
-        metrics.mean(f"outcome/{name}_reward", reward[rows].sum().item(), int(rows.sum()))
-    return metrics
+    metrics = weighted_means(trains, {"outcome/accuracy": reward * (outcomes - 0.5) > 0})
+    metrics.merge(weighted_means(trains & right, {"outcome/right_reward": reward}))
+    return metrics.merge(weighted_means(trains & ~right, {"outcome/wrong_reward": reward}))

@@ -18,7 +18,7 @@ from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.losses.dpo_forms import Form, Sigmoid
 from whet.losses.registry import FORMS
-from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence
+from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence, weighted_means
 from whet.metrics import Metrics
 
 
@@ -58,11 +58,13 @@ class Pairs:
     def metrics(self, chosen_reward: Tensor, rejected_reward: Tensor) -> Metrics:
         """Accuracy, margin and both rewards, as means over pairs. [P] each"""
         margin = chosen_reward - rejected_reward
-        numbers = torch.stack([margin > 0, margin, chosen_reward, rejected_reward]).sum(1).tolist()
-        metrics = Metrics()
-        for name, total in zip(("accuracy", "margin", "chosen_reward", "rejected_reward"), numbers, strict=True):
-            metrics.mean(f"preference/{name}", total, margin.numel())
-        return metrics
+        means = {
+            "accuracy": margin > 0,
+            "margin": margin,
+            "chosen_reward": chosen_reward,
+            "rejected_reward": rejected_reward,
+        }
+        return weighted_means(torch.ones_like(margin), {f"preference/{name}": value for name, value in means.items()})
 
 
 class PairLoss(WeightedLoss):
@@ -162,10 +164,8 @@ class KTOLoss(WeightedLoss):
 
     def _metrics(self, batch: Batch, rewards: Tensor, desirable: Tensor) -> Metrics:
         """Mean implicit reward of either kind; accuracy, the share of rows whose implicit reward has the right sign."""
-        metrics = Metrics()
         trains = batch.trained_per_sequence > 0
-        for name, rows in (("desirable", desirable & trains), ("undesirable", ~desirable & trains)):
-            picked = rewards[rows]
-            metrics.mean(f"preference/{name}_reward", picked.sum().item(), picked.numel())
-        right = torch.where(desirable, rewards > 0, rewards < 0)[trains]
-        return metrics.mean("preference/accuracy", right.sum().item(), right.numel())
+        metrics = weighted_means(trains & desirable, {"preference/desirable_reward": rewards})
+        metrics.merge(weighted_means(trains & ~desirable, {"preference/undesirable_reward": rewards}))
+        right = torch.where(desirable, rewards > 0, rewards < 0)
+        return metrics.merge(weighted_means(trains, {"preference/accuracy": right}))

@@ -13,7 +13,7 @@ from whet.errors import DataError
 from whet.lazy import Tensor, torch
 from whet.losses.base import Unit
 from whet.losses.preference import PairLoss, Pairs
-from whet.losses.weighted import WeightedLoss
+from whet.losses.weighted import WeightedLoss, weighted_means
 from whet.metrics import Metrics
 
 
@@ -56,9 +56,7 @@ class ScoreRegression(WeightedLoss):
         scores = sequence_scores(output, batch)
         error = scores - batch.reward
         trains = batch.trained_per_sequence > 0
-        count = int(trains.sum())
-        metrics = Metrics().mean("score/mean", scores[trains].sum().item(), count)
-        metrics.mean("score/absolute_error", error[trains].abs().sum().item(), count)
+        metrics = weighted_means(trains, {"score/mean": scores, "score/absolute_error": error.abs()})
         return batch.per_token(error.square()), metrics
 
 
@@ -66,8 +64,7 @@ def sequence_scores(output: ModelOutput, batch: Batch) -> Tensor:
     """The value at each sequence's last trained token, 0 for a sequence without any. [S]"""
     values = output.column("values")
     index = torch.arange(len(batch), device=values.device)
-    picked = batch.trained
     last = torch.full((batch.sequences,), -1, device=values.device)
-    last = last.scatter_reduce(0, batch.sequence[picked], index[picked], "amax")
+    last = last.scatter_reduce(0, batch.sequence.clamp(min=0), index.where(batch.trained, -1), "amax")
     # The extra last place is what -1 points at.
     return torch.cat([values, values.new_zeros(1)])[last]

@@ -45,7 +45,7 @@ class WeightedLoss(Config, ABC):
         per_token, metrics = self.per_token(output, batch)
         weight = batch.column("weight")
         loss = (weight * per_token).sum()
-        return loss, Metrics().mean("loss", loss.item(), weight.sum().item()).merge(metrics)
+        return loss, weighted_means(weight, {"loss": per_token}).merge(metrics)
 
 
 def at_trained(batch: Batch, column: Tensor) -> Tensor:
@@ -69,23 +69,41 @@ def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
+def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
+    """Means of columns, of which each number has a weight. [N] each"""
+    names, weight = list(columns), weight.detach()
+    totals = [(weight * column.detach()).sum() for column in columns.values()]
+
+    def record(weights: float, *totals: float) -> Metrics:
+        metrics = Metrics()
+        for name, total in zip(names, totals, strict=True):
+            metrics.mean(name, total, weights)
+        return metrics
+
+    return Metrics().later(torch.stack([weight.sum(), *totals]), record)
+
+
 def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
     """Means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N], bool or
-    float. All numbers leave the device at once."""
-    metrics = Metrics()
+    float."""
     if not len(batch):
-        return metrics
-    trained, ranges = batch.trained, ranges or {}
+        return Metrics()
+    trained, bounded = batch.trained, list(ranges or {})
     found = [trained.sum()]
     found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
-    for column in ranges.values():
+    for column in (ranges or {}).values():
         found += [column.detach().masked_fill(~trained, math.inf).amin()]
         found += [column.detach().masked_fill(~trained, -math.inf).amax()]
-    count, *numbers = torch.stack(found).tolist()
-    if count:
-        for name, total in zip(means, numbers, strict=False):
-            metrics.mean(name, total, count)
-        bounds = iter(numbers[len(means) :])
-        for name in ranges:
-            metrics.min(f"{name}/min", next(bounds)).max(f"{name}/max", next(bounds))
-    return metrics
+    names = list(means)
+
+    def record(count: float, *numbers: float) -> Metrics:
+        metrics = Metrics()
+        if count:
+            for name, total in zip(names, numbers, strict=False):
+                metrics.mean(name, total, count)
+            bounds = iter(numbers[len(names) :])
+            for name in bounded:
+                metrics.min(f"{name}/min", next(bounds)).max(f"{name}/max", next(bounds))
+        return metrics
+
+    return Metrics().later(torch.stack(found), record)

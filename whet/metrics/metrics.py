@@ -1,8 +1,14 @@
 """Mergeable metrics. Each name remembers enough (sum and count, minimum, maximum) to be merged exactly."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, Self
+
+from whet.lazy import Tensor, torch
 
 Kind = Literal["mean", "sum", "min", "max"]
 
@@ -25,6 +31,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._cells: dict[str, _Cell] = {}
+        self._later: list[tuple[Tensor, Callable[..., Metrics]]] = []
 
     def mean(self, name: str, total: float, count: float = 1.0) -> Self:
         """Add to a mean, given as its sum and count. With count 0 nothing is recorded."""
@@ -42,14 +49,32 @@ class Metrics:
         """Record a value of which the largest is kept; nan wins."""
         return self._put(name, "max", float(value))
 
-    def merge(self, other: "Metrics", prefix: str = "") -> Self:
+    def later(self, numbers: Tensor, record: Callable[..., Metrics]) -> Self:
+        """Add ``record(*numbers)``, [n], when they are read: a device that still computes them is not waited for."""
+        self._later.append((numbers.detach().double(), record))
+        return self
+
+    def read(self) -> Self:
+        """Fetch all numbers that are on a device, at once. Nothing of a device is left."""
+        if waiting := self._later:
+            self._later = []
+            found = iter(torch.cat([numbers for numbers, _ in waiting]).tolist())
+            for numbers, record in waiting:
+                self.merge(record(*islice(found, len(numbers))))
+        return self
+
+    def merge(self, other: Metrics, prefix: str = "") -> Self:
         """Add ``other``, its names prefixed with ``prefix``. Raises ``ValueError`` where a name is of another kind."""
+        if prefix:
+            other.read()
+        self._later += other._later
         for name, cell in other._cells.items():
             self._put(prefix + name, cell.kind, cell.value, cell.count)
         return self
 
     def result(self) -> dict[str, float]:
         """Return the numbers by name, in the order in which the names first appeared."""
+        self.read()
         return {n: c.value / c.count if c.kind == "mean" else c.value for n, c in self._cells.items()}
 
     def _put(self, name: str, kind: Kind, value: float, count: float = 1.0) -> Self:

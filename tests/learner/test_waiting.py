@@ -1,0 +1,42 @@
+"""A micro-batch does not wait for its device. On torch's device ``meta`` tensors have no values: whatever asks for one
+between a batch and its gradients (``.item()``, ``bool()``, a choice by a mask) raises there."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.losses.cases import CASES, Case
+from whet.batch import ModelOutput
+from whet.learner.model import build_whole
+from whet.learner.passes import forward_backward
+from whet.losses.implicit_reward import ImplicitReward
+from whet.losses.preference import KTOLoss, PairLoss
+from whet.metrics import Metrics
+from whet.models.config import ModelConfig
+
+META = torch.device("meta")
+CHECKED = (PairLoss, KTOLoss, ImplicitReward)  # they look at rewards first, and refuse some
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if not isinstance(one.loss, CHECKED)], ids=lambda case: case.name
+)
+def test_a_micro_batch_asks_its_device_for_no_value(case: Case, qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # which knows no meta
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    value_head = "values" in case.loss.outputs
+    model = build_whole(ModelConfig(path=str(qwen)), "float32", True, value_head, 0, META)
+    batches, metrics = [case.make(seed)[0] for seed in range(2)], Metrics()
+
+    def loss(number: int, output: ModelOutput) -> Tensor:
+        value, reported = case.loss(output, batches[number].to(META))
+        metrics.merge(reported)
+        return value
+
+    forward_backward(model, batches, case.loss.outputs, loss)
+    assert all(parameter.grad is not None for parameter in model.model.get_decoder().parameters())
+    with pytest.raises(NotImplementedError):
+        metrics.read()
