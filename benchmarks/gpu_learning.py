@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whet.batch import Batch, ModelOutput
 from whet.learner.model import LearnerModel
+from whet.learner.precision import narrow_stream
 from whet.models import tiled_logprobs
 from whet.models.compiled import compile_layers
 from whet.models.forest_attention import use_forest_attention
@@ -33,14 +34,12 @@ class Shape:
     expected: dict[str, tuple[float, float]]
 
 
-EARLY = ("as it was", "cudnn off", "tiles", "flex", "varlen")
+LADDER = ("as it was", "cudnn off", "tiles", "flex", "varlen", "narrow", "compiled")
+SMALL = [(0, 7), (6, 12), (8, 16), (10, 20), (10, 20), (12, 24), (22, 42)]
+LARGE = [(5, 30), (28, 40), (30, 44), (33, 48), (33, 48), (36, 52), (42, 60)]
 SHAPES = {
-    "0.6B": Shape(
-        1024, 3072, 28, 16, True, dict(zip(EARLY, [(0, 7), (6, 12), (8, 16), (10, 20), (10, 20)], strict=True))
-    ),
-    "8B, 12 layers": Shape(
-        4096, 12288, 12, 32, False, dict(zip(EARLY, [(5, 30), (28, 40), (30, 44), (33, 48), (33, 48)], strict=True))
-    ),
+    "0.6B": Shape(1024, 3072, 28, 16, True, dict(zip(LADDER, SMALL, strict=True))),
+    "8B, 12 layers": Shape(4096, 12288, 12, 32, False, dict(zip(LADDER, LARGE, strict=True))),
 }
 RUNGS: dict[str, dict[str, bool]] = {
     "as it was": {"cudnn": True, "small tiles": True},
@@ -48,8 +47,9 @@ RUNGS: dict[str, dict[str, bool]] = {
     "tiles": {},
     "flex": {"flex": True},
     "varlen": {"varlen": True},
-    "recomputation": {"varlen": True, "recomputation": True},
-    "compiled": {"varlen": True, "compiled": True},
+    "narrow": {"varlen": True, "narrow": True},
+    "compiled": {"varlen": True, "narrow": True, "compiled": True},
+    "recomputation": {"varlen": True, "narrow": True, "compiled": True, "recomputation": True},
 }
 
 
@@ -68,12 +68,15 @@ def large_model(s: Setting) -> Iterator[Row]:
 
 def _ladder(name: str, tokens: int, s: Setting) -> Iterator[Row]:
     shape = SHAPES[name]
-    model = _model(shape, s)
+    model, done = _model(shape, s), set[str]()  # what is done stays done for later rungs
     for rung, how in RUNGS.items():
         if (s.rungs and rung not in s.rungs) or (s.small and (how.get("flex") or how.get("compiled"))):
             continue
-        if how.get("compiled"):
+        if how.get("narrow") and "narrow" not in done:
+            narrow_stream(model.model)
+        if how.get("compiled") and "compiled" not in done:
             compile_layers(model.model, s.device)
+        done |= how.keys()
         with _as(model, how, s):
             new = [_step(model, grpo_batch(tokens, seed), s) for seed in range(s.pick(5, 1))]
             same = grpo_batch(tokens, 99)

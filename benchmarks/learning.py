@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--unshared", action="store_true", help="compute the prompt once per answer")
     parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--compile", action="store_true", help="norms and feed-forward parts compiled")
+    parser.add_argument("--compile", action="store_true", help="layers compiled, but for attention")
     parser.add_argument("--profile", action="store_true", help="print where the time goes, by operator")
     chosen = parser.parse_args()
 

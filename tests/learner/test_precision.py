@@ -79,3 +79,29 @@ def test_determinism_is_a_setting(tiny_model, monkeypatch):
     assert asked == []
     worker(tiny_model, learner={"deterministic": True, "device": "cpu"})
     assert asked == [True]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_narrow_stream_is_bfloat16_between_all_layers_and_learns_the_same_within_rounding(tiny_model, recompute):
+    batch, learner = whole(some_batch()), {"activation_checkpointing": recompute}
+    exact, wide, narrow = (
+        worker(tiny_model, precision=kind, learner=learner) for kind in ("float32", "bfloat16", "bfloat16")
+    )
+    precision.narrow_stream(narrow.model)
+    seen: set[tuple[str, torch.dtype]] = set()
+    for module in narrow.model.modules():
+        name = type(module).__name__
+        if name.endswith(("DecoderLayer", "Norm", "Attention")):
+            module.register_forward_hook(
+                lambda _, __, out, name=name: seen.add((name, (out[0] if isinstance(out, tuple) else out).dtype))
+            )
+    scores = [made.score(batch, {"logprobs"})[0]["logprobs"] for made in (exact, wide, narrow)]
+    assert len(seen) == 3
+    assert {dtype for _, dtype in seen} == {torch.bfloat16}
+    assert not torch.equal(scores[1], scores[2])
+    assert (scores[2] - scores[0]).abs().max() < 0.02
+    right_ones = gradients(exact, batch, PolicyGradient())
+    for name, gradient in gradients(narrow, batch, PolicyGradient()).items():
+        assert gradient.dtype == torch.float32
+        right = right_ones[name]
+        assert (gradient - right).norm() < 0.1 * right.norm(), name

@@ -44,8 +44,8 @@ class LearnerConfig(Config):
     """Mixtures of experts: how far a step moves each router's bias towards even loads (DeepSeek-V3: 0.001), without a
     loss for it. 0: only reports the loads. It is the policy's."""
     compile: bool = False
-    """Compile norms and feed-forward parts (torch.compile): slower to start, faster steps. Needs a C++ compiler on CPUs
-    and neither parallel.tensor nor parallel.expert."""
+    """Compile layers (torch.compile), all but attention itself: slower to start, faster steps. Needs a C++ compiler on
+    CPUs and neither parallel.tensor nor parallel.expert."""
     max_skipped_steps: int = Field(3, gt=0)
     """So many steps in a row with a loss or gradient that is not finite end the run."""
     matmul_precision: MatmulPrecision = "auto"
@@ -59,7 +59,7 @@ class LearnerConfig(Config):
         for key, ranks in (("tensor", parallel.tensor), ("expert", parallel.expert)):
             if self.compile and ranks > 1:
                 yield (
-                    f"learner.compile = true compiles norms and feed-forward parts, and parallel.{key} = {ranks} cuts "
+                    f"learner.compile = true compiles layers, and parallel.{key} = {ranks} cuts "
                     "them; leave one of them out"
                 )
 

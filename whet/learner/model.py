@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from whet.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
-from whet.learner.precision import autocast, keep_in_bfloat16, weight_dtype
+from whet.learner.precision import autocast, keep_in_bfloat16, narrow_stream, weight_dtype
 from whet.models.attention_choice import choose_attention
 from whet.models.compiled import compile_layers
 from whet.models.config import AttentionKernel, AttentionName, ModelConfig
@@ -133,16 +133,20 @@ def build_model(
 ) -> LearnerModel:
     """Build it on this rank. See ``load_model`` for ``train`` and ``seed``; of several ranks, all must call this
     together."""
+    half = precision == "bfloat16"
+    narrow = half and device.type == "cuda"
     build = partial(build_whole, config, precision, train, value_head, seed)
     if ranks is None:
         model = build(torch.device("cpu")).to(device)
     else:
-        model, shards = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
+        model, shards = parallelize(build, ranks, bfloat16=half, trains=train)
         model.shards = shards
         if ranks.config.pipeline > 1:
-            model.pipeline = Pipeline(model.model, shards.tokens, ranks)
+            model.pipeline = Pipeline(model.model, shards.tokens, ranks, narrow)
     model.device = device
-    half, spread = precision == "bfloat16", model.shards.tokens.spread
+    if narrow:
+        narrow_stream(model.model)
+    spread = model.shards.tokens.spread
     model.attention = choose_attention(attention, unwrapped(model.model), device, half=half, spread=spread)
     model.measure()
     if compiled:

@@ -1,6 +1,6 @@
-"""``torch.compile`` for what surrounds attention in each layer: norms and feed-forward parts, whose many small
-operations it fuses. Attention over a forest stays as it is: its shapes differ from batch to batch, and its products are
-fast already."""
+"""``torch.compile`` for each layer of a decoder, whose many small operations it fuses. Attention over a forest stays as
+it is (``torch.compiler.disable``): its shapes differ from batch to batch, and its products are fast already. So a layer
+is four graphs; between them are products, into which nothing would have been fused."""
 
 import importlib.util
 import os
@@ -13,8 +13,6 @@ from whet.errors import ConfigError
 from whet.models.experts import experts_of
 from whet.models.forest_attention import decoder_of
 from whet.models.stages import layers_of
-
-_FEED_FORWARD = ("mlp", "feed_forward", "ffn")
 
 
 def compile_layers(model: nn.Module, device: torch.device) -> int:
@@ -29,7 +27,7 @@ def compile_layers(model: nn.Module, device: torch.device) -> int:
         )
     if device.type == "cuda" and importlib.util.find_spec("triton") is None:
         raise ConfigError("learner.compile=true needs triton on a GPU, and it is not installed: pip install triton")
-    parts = [part for layer in layers_of(decoder_of(model))[1] for part in _around_attention(layer)]
+    parts = [part for layer in layers_of(decoder_of(model))[1] for part in _parts(layer)]
     if not parts:
         raise ConfigError(
             f"learner.compile=true found nothing to compile in {type(model).__name__}; leave learner.compile out"
@@ -37,13 +35,17 @@ def compile_layers(model: nn.Module, device: torch.device) -> int:
     # It counts variants over all parts together: with and without gradients, of the policy and of its reference.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     for part in parts:
-        part.compile(dynamic=True)
+        part.forward = torch.compile(part.forward, dynamic=True)
     return len(parts)
 
 
-def _around_attention(layer: nn.Module) -> list[nn.Module]:
-    """Norms and feed-forward parts, by the names that they have in transformers. Left alone are experts, because how
-    many tokens each gets differs from batch to batch, and norms that FSDP gathers by themselves, because its hooks
-    can't be compiled (it gives what it gathers a method ``unshard``)."""
-    named = [part for name, part in layer.named_children() if "norm" in name or name in _FEED_FORWARD]
-    return [part for part in named if not any(experts_of(part)) and not hasattr(part, "unshard")]
+def _parts(layer: nn.Module) -> list[nn.Module]:
+    """Return the layer, or those of its parts that can be compiled."""
+    return [part for part in ([layer] if _whole(layer) else layer.children()) if _whole(part)]
+
+
+def _whole(part: nn.Module) -> bool:
+    """Tell whether nothing in it has to be left alone: experts, because how many tokens each gets differs from batch to
+    batch, and what FSDP gathers by itself, because its hooks can't be compiled (it gives that a method ``unshard``).
+    The part's own hooks are outside of what is compiled."""
+    return not any(experts_of(part)) and not any(hasattr(m, "unshard") for m in part.modules() if m is not part)

@@ -286,7 +286,7 @@ def register() -> None:
     with it: then transformers builds no masks, and does not look at positions, for which it would wait for a GPU."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, forest_attention)
+    AttentionInterface.register(NAME, torch.compiler.disable(forest_attention))
 
 
 # These say that their attention can be swapped, and mask in their own way (doge, phimoe) or pass nothing on to it.

@@ -31,7 +31,8 @@ _CPU = torch.device("cpu")
 class Pipeline:
     """The stages of one model, as one of their ranks sees them."""
 
-    def __init__(self, model: nn.Module, tokens: Tokens, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, tokens: Tokens, ranks: Ranks, narrow: bool = False) -> None:
+        """``narrow``: hidden states are bfloat16."""
         config = ranks.config
         self.group, self.device, self.tokens = ranks.pipeline, ranks.device, tokens
         self.stages = stages_of(decoder_of(model), config.stages)
@@ -44,7 +45,8 @@ class Pipeline:
         self._tied: nn.Parameter | None = embeddings if tied and (self._is_last or self._is_first) else None
         self._width: int = decoder_of(model).config.hidden_size
         self._cut = config.tensor if config.sequence_parallel else 1
-        self._dtype: torch.dtype = self._from(0, embeddings.dtype if self._is_first else torch.float32)
+        dtype = self._from(0, embeddings.dtype if self._is_first else torch.float32)
+        self._dtype: torch.dtype = torch.bfloat16 if narrow else dtype
 
     @property
     def _is_first(self) -> bool:
