@@ -1,6 +1,7 @@
 """Ranks decide alike, fail together, and never wait without end."""
 
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from whet.learner.dump import read_dump
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import ModelConfig
+from whet.parallel import mesh
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks, check_devices, join
 
@@ -109,6 +111,34 @@ def test_two_ranks_with_one_gpu_are_refused():
     check_devices(["GPU-a", "GPU-b", "GPU-c"])
     with pytest.raises(WhetError, match=r"ranks 0 and 2 of 4 have the same GPU \(GPU-a\).* There are 2 for them"):
         check_devices(["GPU-a", "GPU-b", "GPU-a", "GPU-b"])
+
+
+class FakeStore(dict):
+    """Where all ranks have said what they have."""
+
+    def set(self, name, value):
+        self[name] = value.encode()
+
+    def get(self, name):
+        return self[name]
+
+
+def test_a_group_of_gpus_is_bound_to_each_ranks_own(monkeypatch):
+    made, store = [], FakeStore({"gpu of 0": b"GPU-a", "gpu of 1": b"GPU-b"})
+    monkeypatch.setattr(mesh.dist, "TCPStore", lambda *_, **__: store)
+    monkeypatch.setattr(mesh.dist, "init_process_group", lambda *args, **settings: made.append((args, settings)))
+    monkeypatch.setattr(mesh, "device_id", lambda device: f"GPU-{'abc'[device.index]}")
+    meet = mesh._meet
+    meet(info_of("127.0.0.1:1", 1, 2, 2), torch.device("cuda", 1), timedelta(seconds=9))
+    ((backend,), settings) = made[0]
+    assert backend == "cpu:gloo,cuda:nccl"
+    assert settings["device_id"] == torch.device("cuda", 1)
+    with pytest.raises(WhetError, match="ranks 0 and 1 of 2 have the same GPU"):
+        meet(info_of("127.0.0.1:1", 1, 2, 2), torch.device("cuda", 0), timedelta(seconds=9))
+    assert len(made) == 1, "they don't meet"
+    meet(info_of("127.0.0.1:1", 1, 2, 2), CPU, timedelta(seconds=9))
+    assert made[1][0] == ("gloo",)
+    assert made[1][1]["device_id"] is None
 
 
 def one_leaves_a_mesh(rendezvous: str, rank: int) -> float:

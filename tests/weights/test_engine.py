@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,13 +27,15 @@ from whet.generators.torch_generator import TorchGenerator
 from whet.types import Distribution
 from whet.weights.buffers import BufferWriter
 from whet.weights.collective import BroadcastWriter, join
-from whet.weights.config import WeightSyncConfig
+from whet.weights.config import TransportName, WeightSyncConfig
 from whet.weights.disk import DiskWriter
 from whet.weights.engine import EngineSync
 from whet.weights.local import LocalSource
 from whet.weights.manifest import from_text, pack, to_text
 from whet.weights.receiver import Receiver
+from whet.weights.sender import Sender
 from whet.weights.shared_memory import machine
+from whet.weights.source import WeightRequest
 
 TRANSPORTS = ["shared_memory", "disk", "collective", "cuda_ipc"]  # the last one in the memory of CPUs
 WRITERS = dict(zip(TRANSPORTS, [BufferWriter, DiskWriter, BroadcastWriter, BufferWriter], strict=True))
@@ -345,6 +348,24 @@ def test_an_engine_that_dies_in_a_refit_is_left_out_and_the_others_get_all_weigh
     assert router.serving == {1}
     for model in router.replicas[1].models:
         assert all(torch.equal(model.held[name], tensor) for name, tensor in weights.named)
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "megabytes"),
+    [("shared_memory", "cuda", 64), ("collective", "cpu", 64), ("collective", "cuda", 512), ("cuda_ipc", "cuda", 512)],
+)
+def test_buckets_are_larger_from_gpu_to_gpu(
+    monkeypatch: pytest.MonkeyPatch, transport: TransportName, device: str, megabytes: int
+) -> None:
+    described = [(str(i), torch.float32, torch.Size([2**20])) for i in range(200)]
+    weights: Any = SimpleNamespace(described=lambda: described, tensors=list)
+    writer = SimpleNamespace(open=lambda manifest: None)
+    monkeypatch.setattr("whet.weights.sender.open_writer", lambda *_: writer)
+    sender = Sender(lambda _: weights, device=torch.device(device))
+    for wanted, size in ((WeightSyncConfig().bucket_bytes, megabytes), (WeightSyncConfig(bucket_mb=8).bucket_bytes, 8)):
+        manifest = sender.begin(WeightRequest(torch.float32, wanted, transport=transport, anew=False)).manifest
+        assert manifest is not None
+        assert sum(entry.size for entry in manifest[0]) == size * 2**20
 
 
 def test_buckets_keep_order_and_size_and_a_large_tensor_comes_alone() -> None:

@@ -151,7 +151,7 @@ def requested_weights(
         lambda tensors: full_tensors(tensors, device, everywhere),
         request.content,
         request.dtype,
-        min(request.bucket_bytes, AT_ONCE),
+        min(request.bucket_bytes or AT_ONCE, AT_ONCE),
     )
     return own if model.pipeline is None else StagedWeights(model.pipeline, own)
 

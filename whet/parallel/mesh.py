@@ -131,10 +131,6 @@ def join(config: ParallelConfig, info: RankInfo, device: torch.device, deadline:
     elif dist.get_world_size() != info.ranks:
         raise WhetError(f"this process is in a group of {dist.get_world_size()} ranks already, not of {info.ranks}")
     messages = dist.new_group(backend="gloo", timeout=timeout)
-    if device.type == "cuda":
-        devices = [""] * info.ranks
-        dist.all_gather_object(devices, device_id(device), messages)
-        check_devices(devices)
     background = dist.new_group(backend="gloo", timeout=timeout)
     return arrange(Ranks, config, info, device, messages, background, owns, timeout)
 
@@ -196,11 +192,17 @@ def _meet(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
             f"a learner of {info.ranks} ranks needs a process for each and a place to meet, but it was given "
             f"{info.rendezvous or 'none'}; use a cluster of processes, or set every size of parallel to 1"
         )
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    backend, bound = ("cpu:gloo,cuda:nccl", device) if device.type == "cuda" else ("gloo", None)
     try:
         listening = _listen(host, int(port)) if info.rank == 0 else None
         store = dist.TCPStore(host, int(port), info.ranks, info.rank == 0, timeout, master_listen_fd=listening)
-        dist.init_process_group(backend, store=store, rank=info.rank, world_size=info.ranks, timeout=timeout)
+        if bound is not None:  # before NCCL, which says less where two ranks have one GPU
+            store.set(f"gpu of {info.rank}", device_id(device))
+            check_devices([store.get(f"gpu of {rank}").decode() for rank in range(info.ranks)])
+        # Bound to its GPU, NCCL connects here, and the groups of a mesh are split off from this one.
+        dist.init_process_group(
+            backend, store=store, rank=info.rank, world_size=info.ranks, timeout=timeout, device_id=bound
+        )
     except (dist.DistError, OSError) as error:
         raise WhetError(
             f"rank {info.rank} did not meet the other {info.ranks - 1} ranks at {info.rendezvous} within "

@@ -17,6 +17,7 @@ from whet.models.loading import load_model_config
 from whet.plan.activations import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.layout import Held, Stage, lay_out, stages
 from whet.plan.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
+from whet.weights.config import usual_bucket
 
 if TYPE_CHECKING:
     from whet.learner.config import LearnerConfig
@@ -107,7 +108,8 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
 def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
     """Add the engines to the plan, and what a refit moves."""
     config, size, weights = recipe.generator, plan.models["policy"], recipe.weights
-    number, bucket = BYTES[config.dtype], int(weights.bucket_mb * 2**20)
+    number = BYTES[config.dtype]
+    bucket = weights.bucket_bytes or usual_bucket(weights.transport, bool(config.gpus))
     if isinstance(config, TorchGeneratorConfig):
         plan.refit, plan.refit_tensors = size.parameters * number, size.tensors
         sampling, prompts = recipe.sampling, recipe.rollouts.prompts_per_step

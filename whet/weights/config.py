@@ -15,12 +15,18 @@ from whet.models.config import LoraSettings
 TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]
 
 
+def usual_bucket(transport: TransportName | None, on_gpu: bool) -> int:
+    """Return the bytes of a bucket where a recipe names none."""
+    return (512 if on_gpu and transport in ("cuda_ipc", "collective") else 64) * 2**20
+
+
 class RefitConfig(Config):
     """The size of buckets of weights, and the proofs that run after every publication, wherever the generator is; a
     mismatch stops the run and names the tensors."""
 
-    bucket_mb: float = Field(64, gt=0)
-    """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone."""
+    bucket_mb: float | None = Field(None, gt=0)
+    """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone. None: 512 from
+    GPU to GPU, where each bucket costs more waits than bytes, else 64."""
     digest: bool = True
     """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
     layers compute with."""
@@ -31,6 +37,11 @@ class RefitConfig(Config):
     probe_tolerance: float | None = Field(None, gt=0)
     """Largest mean difference of log-probs; by default 1e-3 where generator and learner compute in float32 or finer,
     0.25 where one of them computes in bfloat16."""
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """``bucket_mb`` in bytes."""
+        return None if self.bucket_mb is None else int(self.bucket_mb * 2**20)
 
 
 class WeightSyncConfig(RefitConfig):

@@ -143,7 +143,7 @@ class EngineSync:
             self._machines = set(await _tell(engines, "machine"))
         request = WeightRequest(
             dtype=dtype,
-            bucket_bytes=int(config.bucket_mb * 2**20),
+            bucket_bytes=config.bucket_bytes,
             digest=config.digest,
             content=content,
             transport=self._transport,

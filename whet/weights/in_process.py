@@ -52,7 +52,7 @@ class InProcessSync:
 
     async def _write(self, source: WeightSource, models: Sequence[OpenModel], dtype: torch.dtype) -> None:
         sent: dict[str, int] = {}
-        await source.begin_weights(WeightRequest(dtype, int(self.config.bucket_mb * 2**20), self.config.digest))
+        await source.begin_weights(WeightRequest(dtype, self.config.bucket_bytes, self.config.digest))
         while (bucket := await source.next_weights()) is not None:
             sent |= bucket.digests
             for model in models:

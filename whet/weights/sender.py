@@ -7,12 +7,14 @@ whether the others write as well, the request says.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from whet.errors import RefitError
 from whet.parallel.mesh import Ranks
+from whet.weights.config import usual_bucket
 from whet.weights.digest import tensor_digest
 from whet.weights.manifest import Entry, Manifest, pack
 from whet.weights.shared_memory import machine
@@ -44,8 +46,9 @@ class Sender:
     def begin(self, request: WeightRequest) -> Handshake:
         """Start anew, whatever became of the last time."""
         self._gathering = False
-        weights = self._weights(request)
-        manifest, known, connection = pack(weights.described(), request.dtype, request.bucket_bytes), False, None
+        size = request.bucket_bytes or usual_bucket(request.transport, self._device.type == "cuda")
+        weights = self._weights(replace(request, bucket_bytes=size))
+        manifest, known, connection = pack(weights.described(), request.dtype, size), False, None
         if request.transport is not None:
             if request.anew:
                 self.close()

@@ -21,7 +21,7 @@ class WeightRequest:
     """A request for weights: which, and how they come."""
 
     dtype: torch.dtype  # they are cast to it
-    bucket_bytes: int  # they come so many at a time, counted before and after the cast; a larger tensor comes alone
+    bucket_bytes: int | None  # they come so many at a time, counted before and after the cast; a larger tensor alone
     digest: bool = True
     content: Content = "merged"
     transport: TransportName | None = None  # None: as tensors, to the caller
