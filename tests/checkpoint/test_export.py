@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from tests.checkpoint.without_whet import run_without_whet
 from tests.learner.parts import published
-from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
+from tests.tiny import tiny_llama, tiny_mixtral, tiny_qwen3, tiny_tokenizer
 from whet.checkpoint.export import export
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
@@ -113,6 +113,14 @@ def test_lora_is_merged_or_exported_as_an_adapter(tmp_path: Path) -> None:
     export(run, tmp_path / "adapter", "latest", adapter_only=True)
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
     assert "AutoPeftModelForCausalLM" in (tmp_path / "adapter" / "README.md").read_text()
+    for result in read_back((tmp_path / "merged", "model"), (tmp_path / "adapter", "adapter")):
+        torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-4, atol=1e-4)
+
+
+def test_adapted_experts_are_merged_or_exported_as_peft_reads_them(tmp_path: Path) -> None:
+    run, logits = make_run(tmp_path, tiny_mixtral(), LoraSettings(rank=4, experts=True))
+    export(run, tmp_path / "merged", 3)
+    export(run, tmp_path / "adapter", "latest", adapter_only=True)
     for result in read_back((tmp_path / "merged", "model"), (tmp_path / "adapter", "adapter")):
         torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-4, atol=1e-4)
 

@@ -40,6 +40,7 @@ class Case:
     model: Path
     parallel: dict[str, Any] = field(default_factory=dict)
     lora: bool = False
+    lora_experts: bool = False
     loss: str = "policy"
     learner: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 40
@@ -90,8 +91,9 @@ def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
 def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     parallel = ParallelConfig(**case.parallel)
     settings = {"precision": "float64", "matmul_precision": "highest", "deadline": 120.0, **case.learner}
+    lora = LoraSettings(rank=2, alpha=4.0, experts=case.lora_experts) if case.lora else None
     config = WorkerConfig(
-        model=ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None),
+        model=ModelConfig(path=str(case.model), lora=lora),
         learner=LearnerConfig(**settings),
         parallel=parallel,
         optimizer=OptimizerConfig(lr=1e-2, max_grad_norm=0.05, weight_decay=0.1) if case.trains else None,

@@ -32,8 +32,10 @@ from whet.parallel.parameters import local
 EXPERT = {"fsdp": 2, "expert": 2}
 BOTH = {"fsdp": 4, "expert": 2}
 
+ADAPTED = {"lora": True, "lora_experts": True}
 QUICK = {
     "expert, lora": ("moe", EXPERT, {"lora": True}),
+    "expert, adapted": ("moe", EXPERT, ADAPTED),
     "expert, in tensor": ("moe", {"tensor": 2, "expert": 2}, {}),
 }
 THOROUGH_2 = {
@@ -41,6 +43,9 @@ THOROUGH_2 = {
     "expert": ("moe", EXPERT, {}),
     "expert, in tensor, lora": ("moe", {"tensor": 2, "expert": 2}, {"lora": True}),
     "fsdp, lora": ("moe", {"fsdp": 2}, {"lora": True}),
+    "fsdp, adapted": ("mixtral", {"fsdp": 2}, ADAPTED),
+    "expert, adapted, recomputed": ("mixtral", EXPERT, ADAPTED | {"learner": RECOMPUTED}),
+    "expert, in context, adapted": ("moe", {"context": 2, "expert": 2}, ADAPTED),
     "fsdp, recomputed": ("mixtral", {"fsdp": 2}, {"learner": RECOMPUTED}),
     "expert, recomputed": ("moe", EXPERT, {"learner": RECOMPUTED}),
     "expert, lora, recomputed": ("mixtral", EXPERT, {"lora": True, "learner": RECOMPUTED}),
@@ -64,6 +69,8 @@ THOROUGH_4 = {
     "fewer experts than ranks": ("two experts", {"fsdp": 4}, {}),
     "expert and fsdp": ("moe", BOTH, {}),
     "expert and fsdp, lora": ("mixtral", BOTH, {"lora": True}),
+    "expert and fsdp, adapted": ("moe", BOTH, ADAPTED),
+    "expert, fsdp and pipeline, adapted": ("moe", {"pipeline": 2, **EXPERT}, ADAPTED),
     "expert and fsdp, recomputed": ("mixtral", BOTH, {"learner": RECOMPUTED}),
     "an expert of two ranks": ("two experts", BOTH, {}),
     "expert 4": ("moe", {"fsdp": 4, "expert": 4}, {}),
@@ -232,3 +239,10 @@ def test_adapters_go_to_what_is_not_an_expert(models):
     assert adapted(["q_proj"]) == {"q_proj"}
     with pytest.raises(WhetError, match="up_proj are, or have the names of, layers of routed experts"):
         adapted(["q_proj", "up_proj"])
+
+
+@pytest.mark.slow
+def test_adapted_experts_under_tensor_parallelism_are_refused(models):
+    case = Case(models["moe"], {"tensor": 2}, lora=True, lora_experts=True)
+    for message in on_ranks(2, refused, [case]):
+        assert "model.lora.experts = true adapts experts, whose tokens parallel.tensor shares out" in message[0]

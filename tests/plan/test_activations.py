@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tests.tiny import tiny_llama, tiny_qwen3
-from whet.models.config import LoraSettings
+from tests.tiny import tiny_llama, tiny_mixtral, tiny_qwen3
+from whet.models.config import LoraSettings, ModelConfig
 from whet.models.forest_attention import ForestLayout, use_forest_attention
+from whet.models.loading import load_model
 from whet.plan.activations import activation_bytes, model_size
 
 MODELS = {"llama": tiny_llama, "qwen3": tiny_qwen3}
@@ -40,6 +41,14 @@ def test_adapters_are_counted_as_peft_adds_them():
     size = model_size(model.config, LoraSettings(rank=4))
     wrapped = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear"))
     assert size.adapters == sum(p.numel() for name, p in wrapped.named_parameters() if "lora_" in name)
+
+
+def test_adapters_of_experts_are_counted(tmp_path):
+    model, lora = tiny_mixtral(), LoraSettings(rank=4, experts=True)
+    model.save_pretrained(tmp_path)
+    adapted = load_model(ModelConfig(path=str(tmp_path), lora=lora), dtype=torch.float32)
+    expected = sum(p.numel() for name, p in adapted.named_parameters() if "lora_" in name)
+    assert model_size(model.config, lora).adapters == expected
 
 
 def test_keys_and_values_of_a_token_are_those_of_its_heads():

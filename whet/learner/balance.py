@@ -34,7 +34,7 @@ class Balance:
         self._counting = False
         experts = dict(experts_of(model.model))
         for name, module in experts.items():
-            block = name.removesuffix(".base_layer").rpartition(".")[0]
+            block = name.replace(".base_layer", "").rpartition(".")[0]
             found = [b for key, b in model.model.get_submodule(block).named_buffers() if key.endswith(BIAS)]
             if rate and not found:
                 raise WhetError(

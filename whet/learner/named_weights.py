@@ -46,15 +46,21 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> I
         return
     from peft.tuners.lora import LoraLayer
 
+    from whet.models.expert_lora import ExpertAdapter
+
     wrapped: Any = model
     base: nn.Module = wrapped.get_base_model()
     layers = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
     for name, tensor in base.state_dict().items():
         owner, _, inside = name.partition(".base_layer.")
-        if owner in layers and inside:
+        if owner in layers and inside and not _is_of_adapter(inside):
+            layer, inside = layers[owner], inside.rpartition("base_layer.")[2]
+            while isinstance(layer, ExpertAdapter) and layer.parameter_name != inside:  # one around the other
+                layer = layer.base_layer
+            adapted = isinstance(layer, ExpertAdapter) or inside == "weight"
             name = f"{owner}.{inside}"
-            yield _merged(name, layers[owner], tensor) if merged and inside == "weight" else plain(name, tensor)
-        elif not any(f".{part}" in name for part in _LORA):
+            yield _merged(name, layer, tensor) if merged and adapted else plain(name, tensor)
+        elif not _is_of_adapter(name):
             if "lora_" in name or "modules_to_save" in name:
                 raise WhetError(
                     f"{name}: this kind of adapter can't be sent to a generator; use plain LoRA on linear layers"
@@ -62,13 +68,22 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> I
             yield plain(name, tensor)
 
 
+def _is_of_adapter(name: str) -> bool:
+    return any(f".{part}" in f".{name}" for part in _LORA)
+
+
 def _merged(name: str, layer: Any, weight: Tensor) -> Part:
+    from whet.models.expert_lora import ExpertAdapter
+
     adapters = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
     pieces = [side[adapter].weight.detach() for adapter in adapters for side in (layer.lora_A, layer.lora_B)]
 
     def made(weight: Tensor, *sides: Tensor) -> Tensor:
         for adapter, a, b in zip(adapters, sides[::2], sides[1::2], strict=True):
-            delta = (b @ a).T if layer.fan_in_fan_out else b @ a
+            if isinstance(layer, ExpertAdapter):
+                delta = layer.added(a, b)
+            else:
+                delta = (b @ a).T if layer.fan_in_fan_out else b @ a
             weight = weight + delta * layer.scaling[adapter]  # in the wider type, that of what is trained
         return weight
 

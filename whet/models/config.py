@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from whet.config import Config
 from whet.fetch import smollm2
@@ -20,7 +20,15 @@ class LoraSettings(Config):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers, by the end of their names. Experts can't be adapted: there ``all-linear`` is attention alone."""
+    """Layers, by the end of their names. In a mixture of experts ``all-linear`` leaves routed experts out."""
+    experts: bool = False
+    """Adapt routed experts too: A and B of each of them, of this rank."""
+
+    @model_validator(mode="after")
+    def _fits_experts(self) -> "LoraSettings":
+        if self.experts and self.dropout:
+            raise ValueError("experts = true takes no dropout; set dropout to 0")
+        return self
 
 
 class ModelConfig(Config):

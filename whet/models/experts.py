@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 NAME = "whet_experts"
+ADAPTERS = "whet_adapters"
+"""Where an experts module has its LoRA, by parameter. Not an attribute that torch would take for a child."""
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states [n, H], experts [n, k] and their weights [n, k] -> [n, H]."""
@@ -19,6 +21,11 @@ Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 class Exchange(Protocol):
     """The way of tokens to experts that other ranks have, and back."""
+
+    @property
+    def first(self) -> int:
+        """The number of the first expert that is here."""
+        ...
 
     def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """``compute`` for tokens whose experts, [n, k], are counted over all ranks; ``compute`` itself counts those
@@ -64,11 +71,15 @@ class _Here:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
+        exchange: Exchange | None = getattr(module, "whet_exchange", None)
+        adapters = vars(module).get(ADAPTERS, {})
         for name, parameter in module.named_parameters(recurse=False):
             own: Any = parameter
             own = own.to_local() if hasattr(own, "to_local") else own
             if torch.is_autocast_enabled(own.device.type) and own.dtype == torch.float32:
                 own = own.to(torch.get_autocast_dtype(own.device.type))
+            if name in adapters:
+                own = adapters[name].adapted(own, 0 if exchange is None else exchange.first)
             setattr(self, name, own)
             self.num_experts, self.dtype = own.shape[0], own.dtype
 

@@ -116,16 +116,26 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
 
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     targets = lora_targets(model, lora)
+    if lora.experts:
+        from whet.models.expert_lora import expert_parameters
+
+        settings["target_parameters"] = expert_parameters(model)
+        if not settings["target_parameters"]:
+            raise WhetError(f"model.lora.experts = true, and {type(model).__name__} has no experts; leave it out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("lora", seed))
-        return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
+        adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
+    if lora.experts:
+        from whet.models.expert_lora import take_over
+
+        take_over(adapted)
+    return adapted
 
 
 def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
     """Return the layers that PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose
-    names PEFT doesn't take for those of routed experts. Those it would adapt by swapping parameters during each forward
-    pass, which neither sharded parameters nor ``named_weights`` allow. Raises ``WhetError`` where such a layer is asked
-    for."""
+    names PEFT doesn't take for those of routed experts, which are adapted as parameters (``lora.experts``). Raises
+    ``WhetError`` where such a layer is asked for."""
     from whet.models.experts import experts_of
 
     if not any(True for _ in experts_of(model)):
@@ -138,7 +148,8 @@ def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str
     if wrong:
         raise WhetError(
             f"model.lora.target_modules: {', '.join(wrong)} are, or have the names of, layers of routed experts in "
-            f"{type(model).__name__}, where LoRA is not supported; name layers of its attention, or take all-linear"
+            f"{type(model).__name__}, which model.lora.experts=true adapts; name layers of its attention, or take "
+            "all-linear"
         )
     return lora.target_modules
 
@@ -150,6 +161,8 @@ def adapted_modules(config: ModelConfig) -> list[str]:
 
     model: Any = load_model(config, dtype=torch.float32, empty=True)
     plain: Any = model.get_base_model()
+    if config.lora is not None and config.lora.experts:
+        raise WhetError("model.lora.experts: an engine gets adapted experts merged; set weights.lora=merged")
     ends = (plain.get_input_embeddings(), plain.get_output_embeddings())
     found = {name: module for name, module in plain.named_modules() if isinstance(module, LoraLayer)}
     wrong = [name for name, module in found.items() if module in ends]

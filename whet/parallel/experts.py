@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from whet.errors import WhetError
-from whet.models.experts import Compute, experts_of
+from whet.models.experts import ADAPTERS, Compute, experts_of
 from whet.models.forest_attention import decoder_of
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks
@@ -38,6 +38,11 @@ def check_experts(model: nn.Module, config: ParallelConfig) -> bool:
             f"{name} is a mixture of experts: with parallel.tensor each rank routes its own tokens, so "
             "parallel.sequence_parallel must be true"
         )
+    if config.tensor > 1 and any(ADAPTERS in vars(module) for module in found.values()):
+        raise WhetError(
+            "model.lora.experts = true adapts experts, whose tokens parallel.tensor shares out among ranks that would "
+            "each learn an adapter of their own; set parallel.tensor to 1, or spread experts by parallel.expert"
+        )
     return bool(found)
 
 
@@ -46,7 +51,7 @@ def routed(model: nn.Module) -> dict[str, nn.Module]:
     experts and, beside them, what holds parameters of its own (the router)."""
     decoder = decoder_of(model)
     found = dict(experts_of(decoder))
-    for block in {name.rpartition(".")[0] for name in found}:
+    for block in {name.replace(".base_layer", "").rpartition(".")[0] for name in found}:
         for name, module in decoder.get_submodule(block).named_children():
             if any(True for _ in module.parameters(recurse=False)):
                 found[f"{block}.{name}"] = module
@@ -97,6 +102,7 @@ class AllToAll:
 
     def __init__(self, group: dist.ProcessGroup, experts: int) -> None:
         self.group, self.experts = group, experts
+        self.first = group.rank() * (experts // group.size())
 
     def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         tokens, choices = chosen.shape

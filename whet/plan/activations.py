@@ -51,7 +51,9 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
     head = model.get_output_embeddings()
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
     targets = lora_targets(model, lora) if lora else []
+    fused = [p for _, m in experts_of(model) for p in m.parameters() if p.ndim == 3] if lora and lora.experts else []
     adapted = [m for n, m in linears.items() if targets == "all-linear" or n.rpartition(".")[2] in targets]
+    sides = sum(m.in_features + m.out_features for m in adapted) + sum(len(p) * sum(p.shape[1:]) for p in fused)
     return ModelSize(
         parameters=sum(p.numel() for p in parameters.values()),
         experts=sum(_numbers(module) for _, module in experts_of(model)),
@@ -59,7 +61,7 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
         largest_experts=sum(_numbers(module) for _, module in experts_of(largest)),
         linear=sum(m.weight.numel() for m in linears.values()),
         embedding=sum(embedding.values()),
-        adapters=sum(lora.rank * (m.in_features + m.out_features) for m in adapted) if lora else 0,
+        adapters=lora.rank * sides if lora else 0,
         adapted=len(adapted) if lora else 0,
         sent=sum(tensor.numel() for tensor in model.state_dict().values()),
         tensors=len(model.state_dict()),
