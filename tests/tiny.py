@@ -9,12 +9,16 @@ from transformers import (
     DeepseekV3ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -119,6 +123,35 @@ def tiny_deepseek(
     sizes = _sizes(vocab, {**changes, **own})
     sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     return _build(DeepseekV3ForCausalLM, DeepseekV3Config(**sizes), dtype, seed)
+
+
+def tiny_qwen3_5(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same sizes; a layer of linear attention (gated delta rule), then one of attention."""
+    linear = {
+        "layer_types": ["linear_attention", "full_attention"],
+        **dict.fromkeys(["linear_num_key_heads", "linear_num_value_heads"], 2),
+        **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 16),
+    }
+    return _build(Qwen3_5ForCausalLM, Qwen3_5TextConfig(**_sizes(vocab, {**linear, **changes})), dtype, seed)
+
+
+def tiny_granite(
+    vocab: int = VOCAB, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """The same width; a recurrent layer (Mamba 2), then one of attention, each with 4 experts, 2 for each token."""
+    own = {
+        "layer_types": ["mamba", "attention"],
+        "mamba_n_heads": 4,
+        "mamba_d_head": 32,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+    }
+    return _build(GraniteMoeHybridForCausalLM, GraniteMoeHybridConfig(**_sizes(vocab, {**own, **changes})), dtype, seed)
 
 
 def _sizes(vocab: int, changes: dict[str, Any]) -> dict[str, Any]:

@@ -3,14 +3,17 @@
 import asyncio
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from whet.config import dump_yaml, load
 from whet.environments.base import TaskSet
 from whet.recipe import Recipe
 from whet.types import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class Lowercase(TaskSet):
@@ -50,11 +53,11 @@ class Hanging(Lowercase):
         return {"reward": 0.0}
 
 
-def save_tiny_model(folder: Path) -> Path:
-    """A random two-layer model with its tokenizer, as a folder that recipes can name."""
+def save_tiny_model(folder: Path, build: "Callable[[], PreTrainedModel] | None" = None) -> Path:
+    """A random two-layer model (Llama's architecture by default) with its tokenizer, as a folder that recipes name."""
     from tests.tiny import tiny_llama, tiny_tokenizer
 
-    tiny_llama().save_pretrained(folder)
+    (build or tiny_llama)().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
     return folder
 

@@ -7,14 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.models.test_forest_attention import forest, separately
+from tests.models.test_forest_attention import forest, separately, states_and_gradients
 from tests.models.tiny_families import FAMILIES, tiny_model
 from whet.errors import ConfigError, WhetError
-from whet.generators.engine_model import EngineModel
+from whet.generators.cached_model import open_engine
+from whet.generators.engine_model import keeps_more
 from whet.models.experts import experts_of, use_grouped_experts
 from whet.models.families import select_attention
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import check_head
+from whet.models.state_forest import forks, steps
 
 
 def families(names: str) -> set[str]:
@@ -28,17 +30,22 @@ REFUSED = families(
     rembert roberta roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xlnet xmod
     """
 )
-# Run as padded rows: transformers can't swap their attention, or they carry a state along.
-ROWS = families(
+# transformers can't swap their attention, or they carry a state along: they share prompts by copies of that ...
+STATES = families(
     """
-    axk2 bamba bart bigbird_pegasus biogpt blenderbot blenderbot-small bloom codegen deepseek_v32 deepseek_v4
-    doge falcon falcon_h1 falcon_mamba git glm_moe_dsa gpt_neo gpt_neox_japanese gptj granitemoehybrid hy_v4
-    inkling_text jamba lfm2_moe llama4_text mamba mamba2 marian mbart minimax mllama moshi mpt mvp nemotron
-    nemotron_h olmo_hybrid openai-gpt pegasus phimoe plbart qwen3_5_moe_text qwen3_5_text qwen3_next
-    qwen4_exp_text recurrent_gemma rwkv stablelm trocr whisper xglm xlm xlstm zamba2 zaya
+    axk2 biogpt bloom codegen deepseek_v32 doge falcon falcon_h1 glm_moe_dsa gpt_neo gpt_neox_japanese gptj
+    granitemoehybrid hy_v4 inkling_text lfm2 lfm2_moe llama4_text mamba2 mpt nemotron nemotron_h olmo_hybrid phimoe
+    qwen3_5_moe_text qwen3_5_text qwen3_next stablelm xglm zamba2 zaya
     """
 )
-NOT_SAMPLED = ROWS | {"diffllama", "gemma3n_text", "hrm_text"}  # trained, but not by the built-in generator
+# ... or are run as padded rows.
+ROWS = families(
+    """
+    bamba bart bigbird_pegasus blenderbot blenderbot-small deepseek_v4 falcon_mamba git jamba mamba marian mbart minimax
+    mllama moshi mvp openai-gpt pegasus plbart qwen4_exp_text recurrent_gemma rwkv trocr whisper xlm xlstm
+    """
+)
+NOT_SAMPLED = ROWS - {"falcon_mamba", "jamba", "mamba"}  # trained, but not by the built-in generator
 # Made of several models, of a package that isn't here, or not to be made small.
 NOT_BUILT = families(
     """
@@ -46,7 +53,8 @@ NOT_BUILT = families(
     kimi_linear llama4 musicgen musicgen_melody phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp reformer zamba
     """
 )
-DEEP, LENGTHS = [-1, 0, 0, 1, -1], [7, 4, 9, 3, 12]
+# With segments of one token, which layers treat in a way of their own, and prompts of one and of several lengths.
+DEEP, LENGTHS = [-1, 0, 0, 1, 1, -1, 5, 5, 6, 6, -1, 2], [7, 1, 9, 3, 1, 7, 1, 1, 4, 2, 12, 5]
 TOLERANCE = 1e-5  # their norms round to float32
 
 pytestmark = pytest.mark.slow
@@ -70,11 +78,13 @@ def test_a_family_equals_its_plain_run_or_is_refused_in_words(family: str) -> No
             load(model)
         return
     batch, paths = forest([-1 if family in ROWS else parent for parent in DEEP], LENGTHS)
-    with torch.no_grad():
-        alone = separately(model, batch, paths)
-        assert load(model) == (family not in ROWS)
-        found = forest_hidden(model, batch)
-    torch.testing.assert_close(found, alone, atol=TOLERANCE, rtol=TOLERANCE)
+    expected = states_and_gradients(model, separately(model, batch, paths))
+    assert load(model) == (family not in ROWS)
+    assert forks(model.config) == (family in STATES)
+    states, gradients = states_and_gradients(model, forest_hidden(model, batch))
+    torch.testing.assert_close(states, expected[0], atol=TOLERANCE, rtol=TOLERANCE)
+    scale = max(float(gradient.abs().max()) for gradient in expected[1])
+    torch.testing.assert_close(gradients, expected[1], atol=TOLERANCE * scale, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in NOT_BUILT | REFUSED])
@@ -82,14 +92,15 @@ def test_a_family_is_sampled_from_as_its_plain_run_says_or_refused_in_words(fami
     model = tiny_model(family, torch.float32)
     if family in NOT_SAMPLED:
         with pytest.raises(ConfigError, match=r"the torch generator cannot run .* It needs another generator"):
-            EngineModel(model)
+            open_engine(model)
         return
     prompt, reply = list(range(10, 24)), [5, 9, 17, 33]
     with torch.no_grad():
         plain: Tensor = model(input_ids=torch.tensor([prompt + reply]), use_cache=False).logits[0].double()
     expected = plain[len(prompt) - 1 : -1].log_softmax(-1)[range(4), reply]
-    found = torch.tensor(EngineModel(model).score_decode(prompt, reply), dtype=torch.float64)
+    found = torch.tensor(open_engine(model).score_decode(prompt, reply), dtype=torch.float64)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert keeps_more(model.config) is None or steps(model.config)
 
 
 def test_the_families_that_could_not_be_made_are_still_there_and_few() -> None:

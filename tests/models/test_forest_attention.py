@@ -22,7 +22,7 @@ from tests.groups import episode
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
 from whet.batch import Batch
 from whet.errors import WhetError
-from whet.models import dense_attention, forest_attention
+from whet.models import bins, dense_attention
 from whet.models.dense_attention import AttentionSettings
 from whet.models.dense_attention import dense_attention as dense
 from whet.models.forest_attention import ForestLayout, decoder_of, forest_hidden, supports_forest, use_forest_attention
@@ -151,8 +151,8 @@ def test_the_result_does_not_depend_on_how_segments_are_put_into_blocks(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, paths = forest(DEEP, LENGTHS)
-    monkeypatch.setattr(forest_attention, "_SLACK", 0)
-    monkeypatch.setattr(forest_attention, "_PADDING", 1.0)
+    monkeypatch.setattr(bins, "_SLACK", 0)
+    monkeypatch.setattr(bins, "_PADDING", 1.0)
     assert_forest_is_exact(build(kind), batch, paths)
 
 

@@ -27,9 +27,10 @@ SIZES: dict[str, Any] = {
     "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 264, "state_size": 4,
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
+LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 ROC_SIZES = ["pronunciation_vocab_size", "shape_vocab_size", "pronunciation_embed_dim", "shape_embed_dim"]
 MORE: dict[str, dict[str, Any]] = {
-    "bamba": MAMBA,
+    "bamba": MAMBA | {"attn_layer_indices": [1]},
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "num_kv_shared_layers": 2,
@@ -37,7 +38,10 @@ MORE: dict[str, dict[str, Any]] = {
         "activation_sparsity_pattern": [0.0] * 4,
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 6},
+    **dict.fromkeys(["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"], LINEAR),
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "granitemoehybrid": MAMBA | {"layer_types": ["mamba", "attention"]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1},
     "roc_bert": dict.fromkeys(ROC_SIZES, 8),

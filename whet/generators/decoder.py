@@ -17,7 +17,7 @@ from whet.generators.base import Completion, SamplingParams
 from whet.generators.engine_model import EngineModel
 from whet.generators.prefix_store import Known, PrefixStore, shared
 from whet.generators.sampling import sample_tokens, uniform_stream
-from whet.models.decode_attention import BLOCK, ROWS, DecodeCache, Prefix
+from whet.models.decode_attention import BLOCK, ROWS, Prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -99,7 +99,7 @@ class Decoder:
         self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
         self.queue: deque[Request] = deque()
         self.rows: list[Request] = []  # row i of the cache is rows[i]
-        self.cache = DecodeCache(max_batch, engine.device)
+        self.cache, self.feed = engine.open_rows(max_batch)
         self.known = PrefixStore(prefix_tokens)  # under the present weights
         self.version = 0
         self.counters = Counters()
@@ -124,7 +124,7 @@ class Decoder:
         ended += self._admit()
         if self.rows:
             started = perf_counter()
-            logits = self.engine.decode(self.cache, [request.tokens[-1] for request in self.rows])
+            logits = self.feed([request.tokens[-1] for request in self.rows])
             sampled = perf_counter()
             self._sample(self.rows, logits)
             self.counters.decode_steps += 1

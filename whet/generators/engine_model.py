@@ -4,8 +4,9 @@ Flows through: named tensors into parameters, token ids to logits. Knows no requ
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -15,11 +16,11 @@ from whet.models import decode_attention
 from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
 from whet.models.forest_attention import supports_forest
 from whet.models.packed_linear import pack_linears
+from whet.models.state_forest import steps
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-ATTENTION_ONLY = {"full_attention", "sliding_attention"}
 _ATTENDS_TWICE = {"diffllama", "hrm_text"}
 
 
@@ -105,18 +106,42 @@ class OpenEngine(Loading):
         return self._engine.score_decode(prompt, tokens)
 
 
+class Rows(Protocol):
+    """Completions under way, ``0 .. n - 1``."""
+
+    def join(self, prefixes: Iterable[Prefix]) -> None:
+        """Add rows that go on from what their prompts left, at the end and in this order."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """Drop a row; the last one takes its number."""
+        ...
+
+
 class EngineModel:
     """Runs prefill and decode steps of ``model``, which it takes over: attention is swapped, linear layers packed."""
 
+    recalls = True  # what prompts left is worth keeping for later ones
+
     def __init__(self, model: "PreTrainedModel", pack: bool = True) -> None:
-        _check_supported(model)
-        decode_attention.register()
-        model.set_attn_implementation(decode_attention.NAME)
+        self._prepare(model)
         self.model = model.eval().requires_grad_(False)
         self.layers: int = model.config.get_text_config().num_hidden_layers
         self.device = model.get_input_embeddings().weight.device
         self.vocab: int = model.get_input_embeddings().num_embeddings
         self.linears = pack_linears(model) if pack else []
+
+    def _prepare(self, model: "PreTrainedModel") -> None:
+        if (why := keeps_more(model.config)) is not None:
+            raise ConfigError(_unsupported(type(model).__name__, why))
+        decode_attention.register()
+        model.set_attn_implementation(decode_attention.NAME)
+
+    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
+        """Return an empty set of up to ``capacity`` rows, and what feeds each row its token: it returns the logits
+        [rows or more, V] of the next."""
+        cache = DecodeCache(capacity, self.device)
+        return cache, partial(self.decode, cache)
 
     def open(self) -> OpenEngine:
         """Return the model, to take new weights."""
@@ -143,7 +168,9 @@ class EngineModel:
         state = Prefill(lengths, known)
         logits = self._forward(state, tokens, positions, last + last[-1:] * (-len(last) % ROWS))
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
-            raise ConfigError(_unsupported(self.model, "not every layer is attention with keys and values of its own"))
+            raise ConfigError(
+                _unsupported(type(self.model).__name__, "not every layer is attention with keys and values of its own")
+            )
         return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
 
     @torch.no_grad()
@@ -168,28 +195,35 @@ class EngineModel:
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1) of ``tokens`` after ``prompt``, fed one at a time through the decode path."""
         (prefix, logits), *_ = self.prefill([prompt])
-        cache = DecodeCache(1, self.device)
-        cache.join([prefix])
+        rows, feed = self.open_rows(1)
+        rows.join([prefix])
         scores = []
         for token in tokens:
             scores.append(float(torch.log_softmax(logits.double(), dim=-1)[token]))
-            logits = self.decode(cache, [token])[0]
+            logits = feed([token])[0]
         return scores
 
 
-def _check_supported(model: "PreTrainedModel") -> None:
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - ATTENTION_ONLY
+def keeps_more(config: "PretrainedConfig") -> str | None:
+    """Return, in words, what in a model is not attention over keys and values of its own that can be swapped."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
-        raise ConfigError(_unsupported(model, f"it has layers of type {', '.join(sorted(kinds))}"))
-    if getattr(config, "num_kv_shared_layers", 0):
-        raise ConfigError(_unsupported(model, "some of its layers share the keys and values of others"))
-    if config.model_type in _ATTENDS_TWICE:
-        raise ConfigError(_unsupported(model, "its layers attend more than once"))
-    if not supports_forest(model.config):
-        raise ConfigError(_unsupported(model, "transformers cannot swap its attention (AttentionInterface)"))
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "some of its layers share the keys and values of others"
+    if text.model_type in _ATTENDS_TWICE:
+        return "its layers attend more than once"
+    return None if supports_forest(config) else "transformers cannot swap its attention (AttentionInterface)"
 
 
-def _unsupported(model: "PreTrainedModel", why: str) -> str:
-    name = type(model).__name__
+def cannot_sample(config: "PretrainedConfig") -> str | None:
+    """Return why models of this config can't be sampled from in this process, in words."""
+    why = keeps_more(config)
+    if why is None or steps(config):
+        return None
+    return _unsupported(config.model_type, f"{why}, and transformers' own cache does not carry them along exactly")
+
+
+def _unsupported(name: str, why: str) -> str:
     return f"the torch generator cannot run {name}: {why}. It needs another generator"

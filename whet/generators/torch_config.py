@@ -21,11 +21,16 @@ class TorchGeneratorConfig(GeneratorConfig):
     prefill_tokens: int = Field(default=4096, ge=1)
     """Most prompt tokens in one forward (a longer prompt runs alone)."""
     prefix_tokens: int = Field(default=8192, ge=0)
-    """Prompt tokens whose keys and values are kept for later requests."""
+    """Prompt tokens whose keys and values are kept for later requests; of models with recurrent layers none are."""
     threads: int | None = Field(default=None, ge=1)
     """Of this process's compute thread, which learners of ``cluster=local`` share; None leaves torch's choice."""
     packed_weights: bool = True
     """On a CPU, keep a second copy of the weights in the order that products read: faster with few rows."""
+
+    def cannot_run(self, model: "PretrainedConfig") -> str | None:
+        from whet.generators.engine_model import cannot_sample
+
+        return cannot_sample(model)
 
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams, check_request, prompt_metrics
+from whet.generators.cached_model import open_engine
 from whet.generators.decoder import Counters, Decoder, Request
-from whet.generators.engine_model import EngineModel, OpenEngine, named_weights
+from whet.generators.engine_model import OpenEngine, named_weights
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
@@ -47,9 +48,10 @@ class TorchGenerator:
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer
-        self.engine = EngineModel(model, config.packed_weights)
+        self.engine = open_engine(model, config.packed_weights)
         self.cores = cores
-        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, config.prefix_tokens)
+        remembered = config.prefix_tokens if self.engine.recalls else 0
+        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, remembered)
         self._told = self._decoder.counters.copy()
         self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []

@@ -38,6 +38,7 @@ class LearnerModel(nn.Module):
         self.model, self.value_head, self.precision = model, value_head, precision
         self.device = torch.device("cpu")  # where it computes
         self.attention: AttentionKernel = "blocks"
+        self.lockstep = False  # other ranks run the layers at the same time
         self.shards: Shards = WHOLE
         self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
         self.size = self.trained_size = 0  # numbers of all parameters, and of those that are trained, on all ranks
@@ -59,7 +60,9 @@ class LearnerModel(nn.Module):
         are returned.
         """
         with autocast(self.precision, self.device):
-            hidden = forest_hidden(self.model, batch, self.shards.tokens, stage_input, attention=self.attention)
+            hidden = forest_hidden(
+                self.model, batch, self.shards.tokens, stage_input, attention=self.attention, lockstep=self.lockstep
+            )
             if stage_input is not None and not stage_input.stage.last:
                 return hidden
             return self._read(hidden, batch, outputs, top)
@@ -140,7 +143,7 @@ def build_model(
         model = build(torch.device("cpu")).to(device)
     else:
         model, shards = parallelize(build, ranks, bfloat16=half, trains=train)
-        model.shards = shards
+        model.shards, model.lockstep = shards, True
         if ranks.config.pipeline > 1:
             model.pipeline = Pipeline(model.model, shards.tokens, ranks, narrow)
     model.device = device

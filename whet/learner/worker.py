@@ -38,6 +38,7 @@ from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.models.device import be_deterministic, choose_device
 from whet.models.forest_attention import supports_forest
+from whet.models.state_forest import forks
 from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
 from whet.parallel.fsdp import reshard
@@ -128,10 +129,15 @@ class LearnerWorker:
             self.progress.matmul_precision,
             str(self.device),
             self.info.ranks,
-            supports_forest(hf),
+            supports_forest(hf) or (forks(hf) and self._keeps_states()),
             int(hf.get_text_config().vocab_size),
             self.progress.step,
         )
+
+    def _keeps_states(self) -> bool:
+        """Tell whether layers can be given caches, and called as often as this rank likes."""
+        learner = self.config.learner
+        return self.ranks is None and not (learner.activation_checkpointing or learner.compile)
 
     # Forward only
 

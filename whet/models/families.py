@@ -9,6 +9,7 @@ from torch import Tensor
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.models.forest_attention import decoder_of, forest_hidden, supports_forest, use_forest_attention
+from whet.models.state_forest import forks
 from whet.types import Episode, Group, Span, Task, Trajectory
 
 if TYPE_CHECKING:
@@ -19,14 +20,16 @@ _TOLERANCE = 1e-3  # of the largest hidden state
 
 @torch.no_grad()
 def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
-    """Select forest attention where the architecture allows; return whether it does. ``check`` compares hidden states
-    with the model's own on a few tokens, which needs weights. Raises ``WhetError`` where they differ."""
+    """Select forest attention where the architecture allows; return whether its prompts can be shared, so or by copies
+    of states. ``check`` compares hidden states with the model's own on a few tokens, which needs weights. Raises
+    ``WhetError`` where they differ."""
     forest = supports_forest(model.config)
+    shares = forest or forks(model.config)
     if check:
         training, precision = model.training, torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
         try:
-            wrong = _difference(model.eval(), forest)
+            wrong = _difference(model.eval(), forest, shares)
         finally:
             torch.set_float32_matmul_precision(precision)
             model.train(training)
@@ -34,17 +37,17 @@ def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
             raise WhetError(f"{type(model).__name__} can't be trained: {wrong}; this architecture is not supported yet")
     if forest:
         use_forest_attention(model)
-    return forest
+    return shares
 
 
-def _difference(model: "PreTrainedModel", forest: bool) -> str:
+def _difference(model: "PreTrainedModel", forest: bool, shares: bool) -> str:
     """Return what is wrong with the states of two answers to one prompt, in words; nothing where they are those of each
     sequence alone."""
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt, *replies = ([token % vocabulary for token in row] for row in ([3, 4, 5, 6, 7], [9, 8], [13, 12, 11, 10]))
     answers = [Trajectory([Span(prompt, False), Span(reply, True)]) for reply in replies]
     batch = Batch.from_groups(
-        [Group("", Task("", []), [Episode([answer]) for answer in answers])], share_prompts=forest
+        [Group("", Task("", []), [Episode([answer]) for answer in answers])], share_prompts=shares
     )
     try:
         alone = torch.cat([_alone(model, answer) for answer in answers])
@@ -55,7 +58,7 @@ def _difference(model: "PreTrainedModel", forest: bool) -> str:
         return f"it can't be run on tokens alone ({type(error).__name__}: {error})"
     if float((found - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max()):
         return ""
-    how = "with shared prompts" if forest else "as padded rows"
+    how = "with shared prompts" if shares else "as padded rows"
     return (
         f"run {how}, its hidden states are not those of each sequence alone (it may attend to later tokens, or count "
         "positions in another way)"

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from whet.batch import Batch
 from whet.errors import WhetError
 from whet.forest import places
+from whet.models.bins import bins_of
 from whet.models.config import AttentionKernel
 from whet.models.dense_attention import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.device import placed
 from whet.models.flex_attention import FlexLayout
 from whet.models.shards import Tokens
 from whet.models.stages import StageInput, stage_decoder
+from whet.models.state_forest import forks, state_forest_hidden
 from whet.models.varlen_attention import VarlenLayout
 
 if TYPE_CHECKING:
@@ -30,9 +32,7 @@ if TYPE_CHECKING:
 AnyLayout: TypeAlias = "ForestLayout | FlexLayout | VarlenLayout"
 
 NAME = "whet_forest"
-_PADDING = 1.25  # a block may hold this many times the query-key pairs that its segments need ...
 _DENSE_KEYS = 512  # in longer rows, what the fused kernel saves by skipping the future counts for more
-_SLACK = 1 << 16  # ... plus this many, which cost about as much as starting another block
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class ForestLayout:
         blocks: list[Block] = []
         query: list[range] = []  # padding are tokens that there are not: those after the last one
         key: list[range] = []
-        for members in _bins(before, lengths):
+        for members in bins_of(before, lengths):
             queries = max(lengths[i] for i in members)
             keys = max(before[i] + lengths[i] for i in members)
             for i in members:
@@ -185,23 +185,6 @@ def _numbers(runs: list[range]) -> Tensor:
 def _order(index: Tensor) -> Tensor:
     """Sort stably, as ``argsort`` does: numpy's is several times as fast where there are long runs in order."""
     return torch.from_numpy(index.numpy().argsort(kind="stable"))
-
-
-def _bins(before: list[int], lengths: list[int]) -> list[list[int]]:
-    """Put segments into bins of similar size, so that padding to one size wastes little."""
-    bins: list[list[int]] = []
-    longest, needed, size = 0, 0, (0, 0)
-    for i in sorted(range(len(lengths)), key=lambda i: (before[i], lengths[i])):
-        pairs = lengths[i] * (before[i] + lengths[i])
-        padded = (max(size[0], lengths[i]), max(size[1], before[i] + lengths[i]))
-        count = len(bins[-1]) + 1 if bins else 1
-        fits = count * padded[0] * padded[1] <= _PADDING * (needed + pairs) + _SLACK
-        if not bins or not fits or (before[i] == 0) != (longest == 0):
-            bins.append([])
-            needed, padded = 0, (lengths[i], before[i] + lengths[i])
-        bins[-1].append(i)
-        longest, needed, size = before[i], needed + pairs, padded
-    return bins
 
 
 def forest_attention(
@@ -356,13 +339,15 @@ def forest_hidden(
     stage_input: StageInput | None = None,
     *,
     attention: AttentionKernel = "blocks",
+    lockstep: bool = False,
 ) -> Tensor:
     """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
 
     ``tokens`` is the batch's layout over ranks; each of them gets all hidden states. With ``stage_input`` only that
     stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
-    padding included, [1, n, H]. ``attention``: how segments attend. A model without forest attention runs its sequences
-    as padded rows; its batch must have no shared segment and can't be spread.
+    padding included, [1, n, H]. ``attention``: how segments attend. A model without forest attention runs segments as
+    rows (see ``state_forest``) and can't be spread; with ``lockstep``, where other ranks run the layers at the same
+    time, in one call, and without shared segments.
     """
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden
@@ -382,12 +367,9 @@ def forest_hidden(
             return packed
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
-    if bool((batch.segment_parent >= 0).any()):
+    parents = batch.segment_parent.tolist()
+    stateless = decoder.training and decoder.is_gradient_checkpointing  # then layers are given no cache
+    if max(parents) >= 0 and (lockstep or stateless or not forks(decoder.config)):
         raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")
-    pad = nn.utils.rnn.pad_sequence
-    pieces = batch.tokens.to(device).split(batch.segment_length.tolist())
-    present = pad([torch.ones_like(piece, dtype=torch.bool) for piece in pieces], batch_first=True)
-    # No mask: padding comes last, and nothing looks ahead.
-    rows = decoder(input_ids=pad(list(pieces), batch_first=True), use_cache=False)
-    unpadded: Tensor = rows.last_hidden_state[present]
-    return unpadded
+    ids = placed(batch.tokens, device)
+    return state_forest_hidden(decoder, ids, batch.segment_start.tolist(), parents, whole=lockstep)

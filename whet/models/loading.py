@@ -77,7 +77,7 @@ def load_model(
     model = _empty(config, dtype) if empty else _with_weights(config, dtype)
     use_grouped_experts(model)
     if not select_attention(model, check=not empty):
-        log.warning("%s has layers that are not plain attention: prompts are computed once per answer", config.path)
+        log.warning("%s has layers whose state can't be copied: prompts are computed once per answer", config.path)
     if not empty:
         check_head(model)
     if config.lora is not None and train:
