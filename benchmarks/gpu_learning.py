@@ -4,15 +4,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
-from gpu import Row, Setting, check, wait
+from gpu import Row, Setting, check, seconds, wait, within
 from learning import counted_flops
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.batch import Batch, ModelOutput
+from whet.learner.config import OptimizerConfig
+from whet.learner.float8 import use_float8
 from whet.learner.model import LearnerModel
+from whet.learner.optimizer import build_adamw, pieces
 from whet.learner.precision import narrow_stream
 from whet.models import tiled_logprobs
 from whet.models.compiled import compile_layers
@@ -48,9 +53,12 @@ RUNGS: dict[str, dict[str, bool]] = {
     "flex": {"flex": True},
     "varlen": {"varlen": True},
     "narrow": {"varlen": True, "narrow": True},
+    "liger": {"varlen": True, "narrow": True, "liger": True},
     "compiled": {"varlen": True, "narrow": True, "compiled": True},
     "recomputation": {"varlen": True, "narrow": True, "compiled": True, "recomputation": True},
+    "float8": {"varlen": True, "narrow": True, "compiled": True, "float8": True},
 }
+PACKAGES = {"liger": "liger_kernel", "float8": "torchao"}
 
 
 @check("B1")
@@ -70,12 +78,19 @@ def _ladder(name: str, tokens: int, s: Setting) -> Iterator[Row]:
     shape = SHAPES[name]
     model, done = _model(shape, s), set[str]()  # what is done stays done for later rungs
     for rung, how in RUNGS.items():
-        if (s.rungs and rung not in s.rungs) or (s.small and (how.get("flex") or how.get("compiled"))):
+        if s.rungs and rung not in s.rungs:
+            continue
+        if s.small and how.keys() & {"flex", "compiled", "liger"}:
+            continue
+        if missing := [what for what in how.keys() & PACKAGES.keys() if find_spec(PACKAGES[what]) is None]:
+            yield Row(f"{name}: {rung}", f"skipped: {PACKAGES[missing[0]]} is not installed")
             continue
         if how.get("narrow") and "narrow" not in done:
             narrow_stream(model.model)
         if how.get("compiled") and "compiled" not in done:
             compile_layers(model.model, s.device)
+        if how.get("float8"):
+            use_float8(model.model, s.device)
         done |= how.keys()
         with _as(model, how, s):
             new = [_step(model, grpo_batch(tokens, seed), s) for seed in range(s.pick(5, 1))]
@@ -126,14 +141,43 @@ def _as(model: LearnerModel, how: dict[str, bool], s: Setting) -> Iterator[None]
         tiled_logprobs.tiles_on = lambda device: sizes(torch.device("cpu"))  # type: ignore[assignment]
     if how.get("recomputation"):
         inner.gradient_checkpointing_enable({"use_reentrant": False})
+    norms = [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")] if how.get("liger") else []
+    for norm in norms:
+        norm.forward = partial(_liger, norm)  # of this one: its package would patch the generator's as well
     model.attention = "varlen" if how.get("varlen") else "flex" if how.get("flex") else "blocks"
     try:
         yield
     finally:
         tiled_logprobs.tiles_on = sizes  # type: ignore[assignment]
         model.attention = "blocks"
+        for norm in norms:
+            del norm.forward
         inner.gradient_checkpointing_disable()
         torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _liger(norm: Any, hidden: Tensor) -> Tensor:
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
+
+    normed: Tensor = LigerRMSNormFunction.apply(hidden, norm.weight, norm.variance_epsilon, 0.0, "llama", False)
+    return normed
+
+
+@check("B3")
+def optimizers(s: Setting) -> Iterator[Row]:
+    """AdamW's step over 0.6 B numbers, with moments in float32 and in 8 bits."""
+    for moments in ("float32", "8bit"):
+        if moments == "8bit" and (s.small or find_spec("torchao") is None):
+            yield Row("ms, 8bit", "skipped: small, or torchao is not installed")
+            continue
+        shape = s.pick(1024, 8), s.pick(3072, 8)
+        parameters = [nn.Parameter(torch.randn(shape, device=s.device)) for _ in range(s.pick(190, 2))]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = build_adamw(parameters, OptimizerConfig(moments=moments))
+        yield within(f"ms, {moments}", 1e3 * seconds(optimizer.step, s), 2, 15 if moments == "float32" else 60, s)
+        held = sum(t.nbytes for p in parameters for t in pieces(optimizer.state[p], "").values())
+        yield Row(f"bytes of moments for a parameter, {moments}", round(held / sum(p.numel() for p in parameters), 2))
 
 
 def grpo_batch(tokens: int, seed: int) -> Batch:

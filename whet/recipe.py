@@ -117,7 +117,8 @@ class Recipe(Config):
     def _problems_of_parts(self) -> Iterator[str]:
         """Ask each part whether it goes together with those it depends on."""
         samples = isinstance(self.algorithm, OnlineAlgorithm)
-        yield from self.learner.problems(self.parallel)
+        yield from self.learner.problems(self.parallel, self.model.lora is not None)
+        yield from self.optimizer.problems(self.parallel)
         yield from self.cluster.problems(self.parallel.ranks)
         yield from self.devices.problems(self.cluster, samples)
         if samples:

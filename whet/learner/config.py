@@ -46,6 +46,9 @@ class LearnerConfig(Config):
     compile: bool = False
     """Compile layers (torch.compile), all but attention itself: slower to start, faster steps. Needs a C++ compiler on
     CPUs and neither parallel.tensor nor parallel.expert."""
+    float8: bool = False
+    """Multiply in float8 in the layers, on GPUs that can (Ada, Hopper and later), with precision=bfloat16 and best with
+    compile. It pays from hidden sizes of about 4,096 on. Needs ``whet[torchao]``."""
     max_skipped_steps: int = Field(3, gt=0)
     """So many steps in a row with a loss or gradient that is not finite end the run."""
     matmul_precision: MatmulPrecision = "auto"
@@ -54,8 +57,10 @@ class LearnerConfig(Config):
     deadline: float = Field(1800.0, gt=0)
     """Seconds that one call of a worker (a forward pass over a batch, an optimizer step, a save) may take."""
 
-    def problems(self, parallel: ParallelConfig) -> Iterator[str]:
-        """Name what does not go together with the ranks that the learner has."""
+    def problems(self, parallel: ParallelConfig, lora: bool) -> Iterator[str]:
+        """Name what does not go together with the ranks that the learner has, or with LoRA."""
+        if self.float8 and (self.precision != "bfloat16" or parallel.ranks > 1 or lora):
+            yield "learner.float8 = true needs precision = bfloat16, one rank, and no LoRA"
         for key, ranks in (("tensor", parallel.tensor), ("expert", parallel.expert)):
             if self.compile and ranks > 1:
                 yield (
@@ -71,6 +76,9 @@ class OptimizerConfig(Config):
     """The learning rate after the warm-up."""
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
+    moments: Literal["float32", "8bit"] = "float32"
+    """``8bit``: in blocks of 256 numbers of a byte each, with a scale (arXiv 2110.02861): 6 bytes less for each
+    parameter, on one rank. Needs ``whet[torchao]`` and a compiler, as ``learner.compile`` does."""
     weight_decay: float = Field(0.0, ge=0)
     """Of parameters with two or more dimensions (matrices, embeddings, LoRA's A and B), not of norms or biases."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -80,3 +88,8 @@ class OptimizerConfig(Config):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up, towards ``min_lr_ratio * lr`` at the last step."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
+
+    def problems(self, parallel: ParallelConfig) -> Iterator[str]:
+        """Name what does not go together with the ranks that the learner has."""
+        if self.moments == "8bit" and parallel.ranks > 1:
+            yield f"optimizer.moments = 8bit is for one rank, and there are {parallel.ranks}; leave one of them out"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from whet.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
+from whet.learner.float8 import use_float8
 from whet.learner.precision import autocast, keep_in_bfloat16, narrow_stream, weight_dtype
 from whet.models.attention_choice import choose_attention
 from whet.models.compiled import compile_layers
@@ -133,6 +134,7 @@ def build_model(
     seed: int = 0,
     compiled: bool = False,
     attention: AttentionName = "blocks",
+    float8: bool = False,
 ) -> LearnerModel:
     """Build it on this rank. See ``load_model`` for ``train`` and ``seed``; of several ranks, all must call this
     together."""
@@ -152,6 +154,8 @@ def build_model(
     spread = model.shards.tokens.spread
     model.attention = choose_attention(attention, unwrapped(model.model), device, half=half, spread=spread)
     model.measure()
+    if float8:
+        use_float8(model.model, device)
     if compiled:
         compile_layers(model.model, device)
     return model

@@ -1,12 +1,13 @@
 """AdamW, the schedule of its learning rate, and the norm of the gradient. Knows parameters, not models or losses."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from whet.errors import ConfigError
 from whet.learner.config import OptimizerConfig
 from whet.parallel.parameters import local
 
@@ -27,21 +28,54 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)
 
 
-def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW over the parameters that ask for a gradient, decaying those of two or more dimensions."""
+def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """AdamW over the parameters that ask for a gradient, decaying those of two or more dimensions. Raises
+    ``ConfigError`` where it wants a package that is missing."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for p in sorted((p for p in parameters if p.requires_grad), key=lambda p: p.dim() < 2):
         mesh = getattr(p, "device_mesh", None)  # what is updated in one go must be spread over the same ranks
         groups.setdefault((p.dim() >= 2, mesh), []).append(p)
     groups = groups or {(True, None): []}  # a stage of a pipeline may have no layer with an adapter
     decay = {True: config.weight_decay, False: 0.0}
-    return torch.optim.AdamW(
-        [{"params": members, "weight_decay": decay[matrix]} for (matrix, _), members in groups.items()],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=True,
-    )
+    decaying = [{"params": members, "weight_decay": decay[matrix]} for (matrix, _), members in groups.items()]
+    if config.moments == "float32":
+        return torch.optim.AdamW(decaying, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError as error:
+        raise ConfigError("optimizer.moments = 8bit: torchao is not installed: pip install 'whet[torchao]'") from error
+    eight: torch.optim.Optimizer = AdamW8bit(decaying, lr=config.lr, betas=config.betas, eps=config.eps)
+    return eight
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of the next step."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):  # a compiled step reads it there
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
+    """Return a parameter's moments and number of steps before the first one."""
+    p, made = parameter.detach(), optimizer  # type: Tensor, Any
+    if isinstance(optimizer, torch.optim.AdamW):
+        return {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+        }
+    return {"step": torch.zeros(()), "exp_avg": made._new_buffer(p, True), "exp_avg_sq": made._new_buffer(p, False)}
+
+
+def pieces(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the plain tensors of a parameter's state, as KIND/NAME: a moment in 8 bits has two."""
+    found: dict[str, Tensor] = {}
+    for kind, tensor in state.items():
+        parts = [part for part in ("codes", "scale") if hasattr(tensor, part)]
+        found |= {f"{kind}/{part}/{name}": getattr(tensor, part) for part in parts} or {f"{kind}/{name}": tensor}
+    return found
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -22,6 +22,7 @@ from whet.files import save_tensors, write_atomically
 from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel
+from whet.learner.optimizer import empty_state, pieces
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
 from whet.parallel.mesh import Ranks, together
@@ -106,20 +107,20 @@ class LearnerState:
         with together(self._ranks, "loading"):
             progress = _read_facts(folder)
             found = described(folder)
-            moments: dict[str, Tensor] = {}
-            for name in trained if any(name.startswith("step/") for name in found) else ():
-                moments[f"step/{name}"] = torch.zeros((), device=tensors[name].device)
-                moments |= {f"{kind}/{name}": torch.zeros_like(tensors[name].detach()) for kind in _KINDS[1:]}
+            states: dict[str, dict[str, Tensor]] = {}
+            if self._optimizer is not None and any(name.startswith("step/") for name in found):
+                states = {name: empty_state(self._optimizer, tensors[name]) for name in trained}
+            moments = {piece: tensor for name in states for piece, tensor in pieces(states[name], name).items()}
             if mismatch := match(found, tensors | moments, everywhere):
                 raise WhetError(
-                    f"{folder} does not fit this learner: {mismatch}. Resume with the model, LoRA and precision "
-                    "settings that it was saved with"
+                    f"{folder} does not fit this learner: {mismatch}. Resume with the settings of model, LoRA, "
+                    "precision and optimizer.moments that it was saved with"
                 )
         fill({name: tensor.detach() for name, tensor in tensors.items()} | moments, folder, self._ranks)
         if self._optimizer is not None:
             self._optimizer.state.clear()
-            for name in trained if moments else ():
-                self._optimizer.state[tensors[name]] = {kind: moments[f"{kind}/{name}"] for kind in _KINDS}
+            for name, state in states.items():
+                self._optimizer.state[tensors[name]] = state
         if self._config.matmul_precision != "auto":
             progress.matmul_precision = self._config.matmul_precision
         torch.set_float32_matmul_precision(progress.matmul_precision)
@@ -144,10 +145,8 @@ class LearnerState:
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return weights and AdamW's moments, by name."""
         weights, state = self._changing(), {} if self._optimizer is None else self._optimizer.state
-        moments = {
-            f"{kind}/{name}": value for name, tensor in weights.items() for kind, value in state.get(tensor, {}).items()
-        }
-        return weights, moments
+        moments = [pieces(state.get(tensor, {}), name) for name, tensor in weights.items()]
+        return weights, {name: tensor for one in moments for name, tensor in one.items()}
 
     def _write(
         self, folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], group: ProcessGroup | None

@@ -28,7 +28,7 @@ from whet.learner.config import OUTPUTS, Head, LearnerConfig, OptimizerConfig
 from whet.learner.dump import read_dump
 from whet.learner.model import LearnerModel, build_model
 from whet.learner.named_weights import requested_weights
-from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, move_moments, scale_gradients
+from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, move_moments, scale_gradients, set_rate
 from whet.learner.passes import forward, forward_backward
 from whet.learner.precision import choose_matmul_precision
 from whet.learner.skipping import SkippedStep, first_not_finite
@@ -203,8 +203,7 @@ class LearnerWorker:
         if finite:
             if norm_value > config.max_grad_norm:
                 scale_gradients(self.module.parameters(), config.max_grad_norm / (norm_value + 1e-6))
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
+            set_rate(self.optimizer, lr)
             self.optimizer.step()
             if self.balance is not None:
                 metrics.merge(self.balance.step())
@@ -308,6 +307,7 @@ class LearnerWorker:
             seed=self.config.seed,
             compiled=self.config.learner.compile,
             attention=self.config.learner.attention,
+            float8=self.config.learner.float8,
         )
 
     def _set_matmul_precision(self) -> str:

@@ -61,13 +61,14 @@ def learner_memory(
     hidden_states: int = 0,
     reference: int = 0,
     asynchronous: bool = False,
+    moment: int | None = None,
 ) -> Memory:
     """Return the memory of one rank of a learner, at a ``stage`` of its pipeline. ``activations`` are the bytes of a
     whole micro-batch in the whole model, ``layer`` those in one layer; ``hidden_states`` counts the numbers in those of
     all micro-batches of a step; ``reference`` is the bytes of frozen weights held beside; ``asynchronous``: checkpoints
-    are saved from a copy."""
+    are saved from a copy; ``moment`` is the bytes of one of AdamW's, where they differ from a weight's."""
     master, computing, stage = _MASTER[config.precision], BYTES[config.precision], stage or Stage()
-    always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * master}
+    always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * (moment or master)}
     if asynchronous:
         always["copy that is saved (CPU)"] = 3 * held.trained * master
     learn: dict[str, int] = {}
