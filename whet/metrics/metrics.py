@@ -50,7 +50,9 @@ class Metrics:
         return self._put(name, "max", float(value))
 
     def later(self, numbers: Tensor, record: Callable[..., Metrics]) -> Self:
-        """Add ``record(*numbers)``, [n], when they are read: a device that still computes them is not waited for."""
+        """Add ``record(*numbers)``, [n]; on a device when they are read, because it may still compute them."""
+        if numbers.device.type == "cpu":
+            return self.merge(record(*numbers.tolist()))
         self._later.append((numbers.detach().double(), record))
         return self
 
