@@ -61,6 +61,9 @@ class VllmModel:
             if waiting.can_load():  # of a set that broke off
                 waiting.load_numel = 0
                 waiting.loaded_weights.clear()
+            method: Any = getattr(module, "quant_method", None)
+            if self.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
+                method.moe_kernel = None  # there vLLM packs experts only when it makes their kernel
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
         """Take some of the weights. Their memory may be written over once this returns."""
@@ -119,6 +122,7 @@ class VllmModel:
         """Return what this rank holds of a tensor; None where that can't be told: experts, and layers that vLLM
         cuts in another way than its plain ones. Ask between ``begin`` and the tensor's ``load``."""
         from vllm.model_executor.layers import linear
+        from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         path, _, kind = name.rpartition(".")
@@ -134,7 +138,7 @@ class VllmModel:
             return tensor if self._ranks == 1 or held.shape == tensor.shape else None
         if module.tp_size > 1 and type(module) is not linear.ReplicatedLinear and not _loads_itself(module, held):
             return None
-        if tensor.ndim == 2 and not isinstance(module.quant_method, linear.UnquantizedLinearMethod):
+        if tensor.ndim == 2 and isinstance(module.quant_method, Fp8PtpcOnlineLinearMethod):
             tensor = in_8_bits(tensor)
         return cut(module, found[1], tensor, inputs=tensor.ndim == 2)
 
@@ -165,7 +169,8 @@ class VllmModel:
         """Return [rows, len(columns)]. One number times 1 plus others times 0 is exact in any precision."""
         if self._last is not None and self._last[:2] == (module, columns):
             return self._last[2]  # the parts of a fused matrix come one after the other
-        width = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+        names = ("input_size_per_partition", "input_size", "embedding_dim")  # replicated ones have no partition
+        width = next(size for name in names if (size := getattr(module, name, None)))
         units = torch.zeros(len(columns), int(width), dtype=self.dtype, device=self.device)
         units[torch.arange(len(columns)), columns] = 1
         product: Tensor = module.quant_method.apply(module, units, bias=None)
