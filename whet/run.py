@@ -23,7 +23,7 @@ from whet.closing import Closing
 from whet.cluster.lease import Devices, Several
 from whet.config import dump_yaml, load
 from whet.data.source import Source
-from whet.errors import ConfigError, WhetError, WorkerError
+from whet.errors import ConfigError, GeneratorError, WhetError, WorkerError
 from whet.feed import Feed, build_feed
 from whet.files import write_atomically
 from whet.learner.base import Learner, Scorer
@@ -79,23 +79,21 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
     async def go() -> None:
         end_copies(asyncio.get_running_loop())
         with stop_signals(recipe.checkpoints.before) as stop:
-            lost, begun = 0, False  # so often a worker was lost; nobody starts again what could not even begin
+            restarts = Restarts()
             while True:
                 try:
-                    async with open_run(recipe, folder, resuming=resuming or begun, stop=stop) as run:
+                    again = resuming or restarts.begun
+                    async with open_run(recipe, folder, resuming=again, stop=stop, restarts=restarts) as run:
                         _check_steps(run)
                         write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # overrides included
-                        if lost:
-                            run.metrics.sum("cluster/restarts", lost)
-                        begun = True
                         await train(run)
                     return
-                except WorkerError as error:
-                    if not begun or lost == recipe.cluster.restarts:
+                except (WorkerError, GeneratorError) as error:
+                    if not restarts.begun or restarts.count == recipe.cluster.restarts:
                         raise
-                    lost += 1
+                    restarts.count += 1
                     text = "restart %d of %d (cluster.restarts), from the newest checkpoint: %s"
-                    log.warning(text, lost, recipe.cluster.restarts, error)
+                    log.warning(text, restarts.count, recipe.cluster.restarts, error)
 
     with run_lock(folder), _logging_to(folder):
         for warning in recipe.warnings():
@@ -117,6 +115,14 @@ def _check_steps(run: "Run") -> None:
 
 
 @dataclass(slots=True)
+class Restarts:
+    """How often this process has started its run again, because it had lost a worker or its engines."""
+
+    count: int = 0
+    begun: bool = False  # what could not even begin is not started again
+
+
+@dataclass(slots=True)
 class Run:
     """Everything the loop works with."""
 
@@ -135,6 +141,7 @@ class Run:
     metrics: Metrics = field(default_factory=Metrics)
     saving: BackgroundSave = field(default_factory=BackgroundSave)  # the checkpoint that is being written
     stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
+    restarts: Restarts = field(default_factory=Restarts)
 
     @property
     def folder(self) -> Path:
@@ -169,6 +176,9 @@ class Run:
         await self.feed.publish(self.learners, self.start)
         if self.start == 0:
             await self._evaluate(0)
+        self.restarts.begun = True
+        if self.restarts.count:
+            self.metrics.sum("cluster/restarts", self.restarts.count)
         self.clock.start()
 
     async def publish(self, version: int) -> None:
@@ -279,7 +289,9 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None) -> AsyncIterator[Run]:
+async def open_run(
+    recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None, restarts: Restarts | None = None
+) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
     from whet.build import build_renderer, open_learners
 
@@ -303,6 +315,7 @@ async def open_run(recipe: Recipe, folder: Path, resuming: bool, stop: StopReque
             sinks=OpenSinks([]),
             share_prompts=all(learner.facts.forest for learner in learners.values()),
             stop=stop or StopRequest(),
+            restarts=restarts or Restarts(),
         )
         closing.closes("the checkpoint that is being written", run.saving.close)
         store.clean()

@@ -68,14 +68,14 @@ def served(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) ->
 @pytest.mark.slow
 def test_calls_run_side_by_side_and_those_nobody_waits_for_are_cancelled() -> None:
     async def work(service: Service) -> None:
-        waits = [asyncio.ensure_future(service.call("wait", 4.0)) for _ in range(50)]
+        waits = [asyncio.ensure_future(service.call("wait", 4.0)) for _ in range(1200)]
         gone = asyncio.ensure_future(service.call("wait", 600.0))
-        while await service.call("counts") != (51, 0):
+        while await service.call("counts") != (1201, 0):
             await asyncio.sleep(0.1)
         gone.cancel()
-        while await service.call("counts") != (50, 1):
+        while await service.call("counts") != (1200, 1):
             await asyncio.sleep(0.1)
-        assert max(await asyncio.gather(*waits)) == 50, "longer than the deadline, for its process answers"
+        assert max(await asyncio.gather(*waits)) == 1200, "longer than the deadline, for its process answers"
         with pytest.raises(GeneratorError, match="no engine"):
             await service.call("fail")
 

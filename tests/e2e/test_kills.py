@@ -9,7 +9,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 from tests.toy import Lowercase, toy_recipe, write_recipe
@@ -73,15 +75,33 @@ def lines(run: Path) -> int:
 
 def wait_for(process: subprocess.Popen[str], run: Path, count: int) -> None:
     """Until there are so many lines, or it has ended."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while process.poll() is None and lines(run) < count:
-        assert time.monotonic() < deadline, "nothing has happened for two minutes"
+        assert time.monotonic() < deadline, "nothing has happened for four minutes"
         time.sleep(0.02)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_twenty_five_kills_of_any_process_leave_the_ledger_exact(tiny_model: Path, tmp_path: Path) -> None:
+CLUSTERS: dict[str, dict[str, Any]] = {
+    "processes": {"cluster": {"type": "processes"}},
+    "ray": {
+        "cluster": {"type": "ray", "cpus_per_rank": 0.5, "restarts": 100},
+        "generator": {"type": "tests.generators.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kills"),
+    [
+        pytest.param("processes", 25, marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        pytest.param("ray", 40, marks=[pytest.mark.hours, pytest.mark.timeout(7200)]),
+    ],
+)
+def test_kills_of_any_process_leave_the_ledger_exact(
+    cluster: str, kills: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    if cluster == "ray":
+        pytest.importorskip("ray")
     recipe = toy_recipe(
         tiny_model,
         steps=100_000,
@@ -93,20 +113,22 @@ def test_twenty_five_kills_of_any_process_leave_the_ledger_exact(tiny_model: Pat
         },
         sampling={"max_turns": 2, "max_observation_tokens": 32, "max_episode_tokens": 192},
         rollouts={"prompts_per_step": 2, "max_staleness": 2, "order": "ready", "max_sampling_rounds": 50},
-        cluster={"type": "processes"},
         evaluation={"enabled": False},
         checkpoints={"every": 1, "asynchronous": True},
+        **CLUSTERS[cluster],
     )
-    run, dice = tmp_path / "run", random.Random(11)
+    run, dice, pause = tmp_path / "run", random.Random(11), 5 if cluster == "processes" else 20
     command = ["train", str(write_recipe(tmp_path / "toy.yaml", recipe)), "--folder", str(run)]
-    for number in range(25):
+    for number in range(kills):
         before, process = lines(run), whet(*command)
         if number % 5:  # each fifth kill comes while the run is starting
             wait_for(process, run, before + 2)
             assert process.poll() is None, process.communicate()[1]
-        time.sleep(dice.uniform(0, 1.5 if number % 5 else 5))
+        time.sleep(dice.uniform(0, 1.5 if number % 5 else pause))
+        struck = dice.choice(family(process.pid))
         with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
-            os.kill(dice.choice(family(process.pid)), signal.SIGKILL)
+            print(number, " ".join(psutil.Process(struck).cmdline())[-100:], flush=True)
+            os.kill(struck, signal.SIGKILL)
         wait_for(process, run, lines(run) + 2)  # it ends, or can do without
         process.kill()
         error = process.communicate(timeout=60)[1]

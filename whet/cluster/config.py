@@ -25,7 +25,8 @@ class ClusterConfig(Config, ABC):
     """Whether engines that sample can run on its nodes."""
 
     restarts: int = Field(2, ge=0)
-    """How often a run whose worker died or hangs starts its workers again and goes on from its newest checkpoint."""
+    """How often a run that lost a worker, or the last of its engines, starts all again and goes on from its newest
+    checkpoint."""
 
     @abstractmethod
     def build(self, cores: Sequence[int] | None = None, models: int = 1) -> Cluster:

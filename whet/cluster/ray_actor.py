@@ -26,6 +26,9 @@ class Location:
 class RayHost(Host):
     """Methods for the far side of ``RayCluster``."""
 
+    concurrency = 1
+    """Calls that run side by side; more wait."""
+
     def home(self) -> Location:
         import ray
 
@@ -60,6 +63,8 @@ class RayHost(Host):
 
 class RayAsyncHost(RayHost):
     """The same for an object whose methods are coroutines, or plain functions that take no time."""
+
+    concurrency = 100_000  # a refit must not wait for samples, which wait for it
 
     def __init__(self) -> None:
         super().__init__()

@@ -195,6 +195,7 @@ class ActorGroup:
         actors = [
             ray.remote(self._host)
             .options(
+                max_concurrency=self._host.concurrency,
                 num_cpus=each["CPU"],
                 num_gpus=each.get("GPU", 0),
                 runtime_env=environment,

@@ -80,21 +80,22 @@ class ActorService:
             raise DeadlineError(f"{self._name} ({self.where}) has said nothing for {self._deadline:g} s") from None
 
     async def close(self) -> None:
-        import ray
-
         self._closed = True
+        if not self._connected:
+            return
+        self._connected = False
         try:
-            if self._started and ray.is_initialized():
+            if self._started:
                 await asyncio.wait_for(self._ask("close", ()), _CLOSING)
         except (TimeoutError, DeadlineError, WorkerError) as error:
             log.warning("%s (%s) could not be closed: %s", self._name, self.where, error)
         finally:
             await asyncio.to_thread(self._group.end)
-            if self._connected:
-                self._connected = False
-                await asyncio.to_thread(leave)
+            await asyncio.to_thread(leave)
 
 
 def _answer(promise: Any) -> "asyncio.Future[Any]":
     future: Future[Any] = promise.future()
-    return asyncio.wrap_future(future)
+    answer = asyncio.wrap_future(future)
+    answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # else asyncio tells of those
+    return answer  # that nobody waits for any more
