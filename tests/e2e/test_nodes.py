@@ -1,5 +1,8 @@
 """A run over the nodes of a Ray cluster: engines on two of them, the learner on a third. The nodes are processes of
-this machine, each with one core, as far as Ray knows."""
+this machine, each with one core, as far as Ray knows.
+
+The name sorts before test_restarts.py: after a Ray of its own whose worker was killed, a process can't join another
+one."""
 
 import os
 import signal
