@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from tests.tiny import tiny_llama, tiny_mixtral, tiny_qwen3
+from tests.tiny import tiny_granite, tiny_llama, tiny_mixtral, tiny_qwen3
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.forest_attention import ForestLayout, use_forest_attention
 from whet.models.loading import load_model
@@ -53,6 +53,12 @@ def test_adapters_of_experts_are_counted(tmp_path):
 
 def test_keys_and_values_of_a_token_are_those_of_its_heads():
     assert model_size(tiny_llama().config).kv_per_token == 2 * 2 * 2 * 32  # layers, keys and values, heads, size
+
+
+def test_a_recurrent_layer_keeps_a_state_whatever_the_length_is():
+    size = model_size(tiny_granite().config)
+    assert size.kv_per_token == 2 * 2 * 32  # of the one layer of attention
+    assert size.state == 4 * (4 * 32 + 2 * 8) + 4 * 32 * 8  # what the convolution looks back on; heads, size, state
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

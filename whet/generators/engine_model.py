@@ -222,7 +222,7 @@ def cannot_sample(config: "PretrainedConfig") -> str | None:
     why = keeps_more(config)
     if why is None or steps(config):
         return None
-    return _unsupported(config.model_type, f"{why}, and transformers' own cache does not carry them along exactly")
+    return _unsupported(config.model_type, f"{why}, and it is not known to go on exactly from transformers' cache")
 
 
 def _unsupported(name: str, why: str) -> str:

@@ -5,6 +5,7 @@ it left in transformers' own cache. Gradients flow through the copies. Knows no 
 
 import copy
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,13 @@ def new_cache(model: nn.Module) -> dict[str, "Cache"]:
 
     name = "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
     return {name: DynamicCache(config=model.config)}
+
+
+def tensors_of(cache: "Cache") -> Iterator[Tensor]:
+    """Yield what a cache holds."""
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            yield from (x for x in (value.values() if isinstance(value, dict) else [value]) if isinstance(x, Tensor))
 
 
 def fork(cache: dict[str, "Cache"], rows: list[int]) -> dict[str, "Cache"]:

@@ -15,9 +15,14 @@ from whet.models.config import LoraSettings
 from whet.models.experts import experts_of
 from whet.models.forest_attention import NAME, ForestLayout, register, supports_forest
 from whet.models.loading import lora_targets
+from whet.models.stages import layers_of
+from whet.models.state_forest import new_cache, steps, tensors_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+_SOME = 16  # tokens; more than a convolution looks back
 
 
 @dataclass(slots=True, frozen=True)
@@ -38,6 +43,7 @@ class ModelSize:
     hidden: int
     vocabulary: int
     kv_per_token: int  # numbers that one token's keys and values are, over all layers
+    state: int  # numbers that a sequence of any length leaves beside them, in recurrent and linear layers
 
 
 def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> ModelSize:
@@ -47,7 +53,9 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
         model = _model(config, torch.float32)
     embedding = {id(p): p.numel() for p in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
     parameters = dict(model.named_parameters())
-    largest = max(model.get_decoder().layers, key=_numbers)
+    layers = layers_of(model.get_decoder())[1]
+    largest = max(layers, key=_numbers)
+    per_token, state = _cached(config) if steps(config) else (_kv_per_token(text) * len(layers), 0)
     head = model.get_output_embeddings()
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
     targets = lora_targets(model, lora) if lora else []
@@ -65,10 +73,11 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
         adapted=len(adapted) if lora else 0,
         sent=sum(tensor.numel() for tensor in model.state_dict().values()),
         tensors=len(model.state_dict()),
-        layers=len(model.get_decoder().layers),
+        layers=len(layers),
         hidden=text.hidden_size,
         vocabulary=text.vocab_size,
-        kv_per_token=_kv_per_token(text) * len(model.get_decoder().layers),
+        kv_per_token=per_token,
+        state=state,
     )
 
 
@@ -141,9 +150,27 @@ def _has_experts(config: "PretrainedConfig") -> bool:
     return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
+def _cached(config: "PretrainedConfig") -> tuple[int, int]:
+    """Return the numbers that transformers' cache holds for each token of a sequence, and for a sequence of any
+    length."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    held = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = _model(config, torch.bfloat16).eval()
+        for tokens in (_SOME, 2 * _SOME):
+            cache = new_cache(model)
+            model.get_decoder()(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=True, **cache)
+            held.append(sum(tensor.numel() for one in cache.values() for tensor in tensors_of(one)))
+    per_token = (held[1] - held[0]) // _SOME
+    return per_token, held[0] - per_token * _SOME
+
+
 def _kv_per_token(text: Any) -> int:
     """Return the numbers that one layer keeps per token. DeepSeek's latent attention keeps one compressed vector."""
     if getattr(text, "kv_lora_rank", None):
         return int(text.kv_lora_rank + text.qk_rope_head_dim)
+    if not getattr(text, "num_attention_heads", None):
+        return 0
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return int(2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * size)

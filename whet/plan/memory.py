@@ -112,6 +112,8 @@ def generator_memory(
     tile, own = (-(-tokens // _BLOCK) * _BLOCK for tokens in (prompt, answer))
     known = min(config.prefix_tokens, prompts * prompt)
     cached = (-(-config.max_batch // 16) * 16 * own + tiles * tile + known) * size.kv_per_token * number
+    if size.state:  # each row has its prompt for itself; prompts' own are there until their rows begin
+        cached = (rows + tiles) * ((prompt + answer) * size.kv_per_token + size.state) * number
     return Memory(
         {"generator weights": (size.parameters + size.linear) * number},
         {"generate": {"KV cache": cached}, "publish": {"bucket": bucket_bytes(size, bucket, number)}},
