@@ -14,6 +14,7 @@ from typing import Any
 
 from whet.cluster.base import RankInfo
 from whet.cluster.group import RemoteTraceback, call_method
+from whet.cluster.message import unpacked
 from whet.cluster.rendezvous import LOOPBACK, own_address
 from whet.config import Config
 from whet.processes.malloc import keep_freed_memory
@@ -48,17 +49,17 @@ class Reply:
 
 
 class Host:
-    """One worker and its process. As the answering part of a ``Child`` it takes pickled requests: the first builds the
+    """One worker and its process. As the answering part of a ``Child`` it takes packed requests: the first builds the
     worker, the others call it."""
 
     def __init__(self) -> None:
         self._worker: Any = None
         self._answer: Callable[..., Reply] = self.build
 
-    def __call__(self, request: bytes | bytearray) -> bytes:
+    def __call__(self, request: bytearray) -> bytes:
         answer, self._answer = self._answer, self.call
         try:
-            reply = answer(*pickle.loads(request))
+            reply = answer(*unpacked(request))
         except Exception as error:  # the request holds what can't be imported here
             reply = failed(error, [])
         try:

@@ -9,10 +9,11 @@ from typing import Any
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup
 from whet.cluster.host import Host, Reply
+from whet.cluster.message import packed
 from whet.cluster.rendezvous import LOOPBACK, Reservation, rank_infos
 from whet.config import Config
 from whet.errors import WhetError, WorkerError
-from whet.processes.child import Child, ChildDied
+from whet.processes.child import Child, ChildDied, Message
 from whet.processes.cores import divided_cores, part
 
 
@@ -46,7 +47,7 @@ class _Process:
     thread = None
 
     def __init__(self, child: Child, start: tuple[type, Config, RankInfo], meeting: Reservation) -> None:
-        self._child, self._start, self._rank = child, pickle.dumps(start), start[2].rank
+        self._child, self._start, self._rank = child, packed(start), start[2].rank
         self._meeting = meeting  # reserved while the worker lives
         self.where = f"pid {child.process.pid} on this machine"
 
@@ -54,12 +55,12 @@ class _Process:
         self._exchange(self._start)
 
     def call(self, call: Call) -> Any:
-        return self._exchange(call.packed(lambda *request: pickle.dumps(request)))
+        return self._exchange(call.packed(lambda *request: packed(request)))
 
     def end(self) -> None:
         self._child.kill()  # what it wanted to do at the end, it has done in its close
 
-    def _exchange(self, request: bytes) -> Any:
+    def _exchange(self, request: Message) -> Any:
         try:
             reply: Reply = pickle.loads(self._child.exchange(request))
         except ChildDied as death:

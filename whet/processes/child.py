@@ -37,6 +37,9 @@ COPIED = 71  # exit status of a copy of a child that user code made with os.fork
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="whet-starter")
 
 
+Message = bytes | Sequence[memoryview]
+"""What is sent, in one piece or in several."""
+
 Answer = Callable[..., bytes]
 """What a child does with a request, a ``bytearray``, and with the numbers of the files that came with it."""
 
@@ -85,7 +88,7 @@ class Child:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def exchange(self, request: bytes, seconds: float | None = None, files: Sequence[int] = ()) -> bytearray:
+    def exchange(self, request: Message, seconds: float | None = None, files: Sequence[int] = ()) -> bytearray:
         """Send one request, with open ``files``, return its reply. Raises ``ChildDied``, or ``DeadlineError`` after
         ``seconds``."""
         with self._exchanging:
@@ -168,11 +171,13 @@ def resolve(path: str) -> Any:
     return reduce(getattr, name.split("."), importlib.import_module(module))
 
 
-def _send(link: socket.socket, message: bytes, end: float | None, files: Sequence[int] = ()) -> None:
+def _send(link: socket.socket, message: Message, end: float | None, files: Sequence[int] = ()) -> None:
+    parts = [message] if isinstance(message, bytes) else message
     link.settimeout(_left(end))
-    socket.send_fds(link, [len(message).to_bytes(8, "big")], files)
-    link.settimeout(_left(end))
-    link.sendall(message)
+    socket.send_fds(link, [sum(map(len, parts)).to_bytes(8, "big")], files)
+    for part in parts:
+        link.settimeout(_left(end))
+        link.sendall(part)
 
 
 def _receive(link: socket.socket, end: float | None) -> tuple[bytearray, list[int]]:
@@ -180,13 +185,13 @@ def _receive(link: socket.socket, end: float | None) -> tuple[bytearray, list[in
     ``TimeoutError``."""
 
     def exactly(size: int) -> bytearray:
-        received = bytearray()
-        while len(received) < size:
+        received, at = bytearray(size), 0
+        while at < size:
             link.settimeout(_left(end))
-            chunk = link.recv(min(size - len(received), 1 << 20))
-            if not chunk:
+            count = link.recv_into(memoryview(received)[at:])
+            if not count:
                 raise EOFError
-            received += chunk
+            at += count
         return received
 
     link.settimeout(_left(end))

@@ -1,0 +1,57 @@
+"""What is asked of a worker in another process comes as it was, and no tensor is copied on the way."""
+
+import pickle
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.learner.parts import some_batch, whole
+from whet.batch import Batch
+from whet.cluster.message import packed, unpacked
+
+
+def sent(value: Any) -> tuple[Any, bytearray]:
+    message = bytearray().join(packed(value))
+    return unpacked(message), message
+
+
+def test_a_batch_comes_as_it_was_and_can_be_written_to() -> None:
+    batch = some_batch().weigh("token")
+    batch.fill("mine", torch.arange(3 * len(batch), dtype=torch.int32).reshape(-1, 3).flip(1))
+    (found,), _ = sent(tuple(micro.batch for micro in whole(batch)))
+    assert isinstance(found, Batch)
+    for field in fields(batch):
+        ours, theirs = getattr(batch, field.name), getattr(found, field.name)
+        assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else type(ours) is type(theirs), field.name
+    assert torch.equal(found.column("mine"), batch.column("mine"))
+    assert found.weight is not None
+    found.weight.mul_(2)
+
+
+def test_tensors_of_every_kind_come_as_they_were() -> None:
+    kinds = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    values = [torch.arange(12).reshape(3, 4).to(kind) for kind in kinds]
+    values += [torch.tensor(2.5), torch.zeros(0), torch.arange(10)[2:8:2], torch.ones(2, requires_grad=True)]
+    found, _ = sent(values)
+    for ours, theirs in zip(values, found, strict=True):
+        assert theirs.dtype == ours.dtype
+        assert theirs.requires_grad == ours.requires_grad
+        assert torch.equal(ours, theirs)
+
+
+def test_tensors_are_sent_from_where_they_lie_and_lie_in_what_came() -> None:
+    value = torch.arange(100_000)
+    address = value.numpy().__array_interface__["data"][0]
+    parts = packed(("update", value))
+    assert any(part.nbytes == value.nbytes and _address(part) == address for part in parts)
+    (_, found), message = sent(("update", value))
+    start = _address(memoryview(message))
+    assert start <= found.data_ptr() < start + len(message)
+    assert found.data_ptr() % 16 == 0
+    assert len(message) < value.nbytes + len(pickle.dumps("update")) + 1000
+
+
+def _address(memory: memoryview) -> int:
+    return torch.frombuffer(memory, dtype=torch.uint8).data_ptr()

@@ -1,0 +1,51 @@
+"""What a worker in another process is asked, as bytes. Tensors are sent from where they lie, and lie in the message
+that came: neither side has a copy of a batch beside the batch."""
+
+import io
+import pickle
+import struct
+from typing import Any
+
+import numpy as np
+
+from whet.lazy import Tensor, torch
+
+_ALIGNED = 64  # bytes; each part begins at a multiple of it
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return NotImplemented
+        try:
+            return _tensor, (value.numpy(),)
+        except (TypeError, RuntimeError):  # of a type that numpy has not, or with a gradient: in torch's own way
+            return NotImplemented
+
+
+def _tensor(values: np.ndarray[Any, Any]) -> "Tensor":
+    return torch.from_numpy(values)
+
+
+def packed(value: Any) -> list[memoryview]:
+    """Pickle ``value``. The parts hold on to its tensors' memory, which must not change until they are sent."""
+    file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
+    parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    head = struct.pack(f"<{1 + len(parts)}Q", len(parts), *map(len, parts))
+    return [
+        padded for part in (memoryview(head), *parts) for padded in (part, memoryview(bytes(-len(part) % _ALIGNED)))
+    ]
+
+
+def unpacked(message: bytearray) -> Any:
+    """Return the value. Its tensors lie in ``message``."""
+    whole = memoryview(message)
+    (count,) = struct.unpack_from("<Q", whole)
+    sizes = struct.unpack_from(f"<{count}Q", whole, 8)
+    parts, at = list[memoryview](), 8 * (1 + count)
+    for size in sizes:
+        at += -at % _ALIGNED
+        parts.append(whole[at : at + size])
+        at += size
+    return pickle.loads(parts[0], buffers=parts[1:])
