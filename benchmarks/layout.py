@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from machine import seconds
 from torch import Tensor
 
 from whet.batch import Batch
+from whet.cluster.message import packed
 from whet.learner.learner import trained_only
 from whet.models.config import AttentionKernel
 from whet.models.forest_attention import layout_of
@@ -81,6 +83,27 @@ def lay_out(groups: list[Group], max_tokens: int) -> tuple[Batch, dict[str, floa
     return batch, taken
 
 
+def show_memory(prompts: int, answers: int, length: int, max_tokens: int) -> None:
+    """Print what this process holds after each stage, up to the messages for two workers (Linux)."""
+
+    def held(stage: str) -> None:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        print(f"{stage:28s} {int(next(line for line in lines if line.startswith('VmRSS')).split()[1]) / 2**20:.2f} GiB")
+
+    held("before")
+    groups = sampled_groups(prompts, answers, length)
+    held("groups")
+    batch = Batch.from_groups(groups)
+    held("batch")
+    batch.advantages = torch.zeros(len(batch), dtype=torch.float64)
+    batch = batch.weigh("token")
+    held("weights and advantages")
+    shards = pack(trained_only(batch, "token")[0], 2, max_tokens)
+    held("micro-batches")
+    messages = [packed(("update", (shard,))) for shard in shards]
+    held(f"messages, {sum(len(part) for message in messages for part in message) / 2**30:.2f} GiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=128)
@@ -88,10 +111,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help="of an answer, on average")
     parser.add_argument("--max-tokens", type=int, default=32768, help="of a micro-batch")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--memory", action="store_true", help="print memory by stage instead")
     chosen = parser.parse_args()
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as runs do
+    if chosen.memory:
+        show_memory(chosen.prompts, chosen.answers, chosen.tokens, chosen.max_tokens)
+        return
     groups = sampled_groups(chosen.prompts, chosen.answers, chosen.tokens)
     batch, first = lay_out(groups, chosen.max_tokens)
     later = [lay_out(groups, chosen.max_tokens)[1] for _ in range(chosen.repeats)]
