@@ -1,12 +1,13 @@
 """A run over the nodes of a Ray cluster: engines on two of them, the learner on a third. The nodes are processes of
-this machine, each with one core, as far as Ray knows.
-
-The name sorts before test_restarts.py: after a Ray of its own whose worker was killed, a process can't join another
-one."""
+this machine, each with one core, as far as Ray knows. The run has a process of its own: where a private Ray's worker
+was killed, a process can't join another Ray."""
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,9 +27,10 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed"),
 ]
+ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
+@contextmanager
 def nodes() -> Iterator[Any]:
     """A head without cores, and three nodes of one."""
     import ray
@@ -37,10 +39,12 @@ def nodes() -> Iterator[Any]:
     cluster = Cluster()
     for cores in (0, 1, 1, 1):
         cluster.add_node(num_cpus=cores, num_gpus=0, include_dashboard=False)
-    Strikes.nodes, Strikes.places, Strikes.done = cluster, [], set()
-    yield cluster
-    ray.shutdown()
-    cluster.shutdown()
+    Strikes.nodes = cluster
+    try:
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 ENGINE, LEARNER = "RayAsyncHost", "RayHost"
@@ -86,20 +90,28 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def test_a_run_that_loses_an_engine_and_then_the_learners_node_learns_the_same(
-    nodes: Any, tiny_model: Path, tmp_path: Path
-) -> None:
-    here = measured(start(toy_recipe(tiny_model, **SETTINGS), tmp_path / "here"))
-    recipe = toy_recipe(
-        tiny_model,
-        **SETTINGS,
-        cluster={"type": "ray", "address": nodes.address},
-        generator={"type": "tests.generators.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
-        weights={"transport": "collective", "deadline": 60.0},
-        sinks=["jsonl", {"type": "tests.e2e.test_nodes:Strikes"}],
-    )
-    run = start(recipe, tmp_path / "run")
+def run_over_nodes(model: Path, folder: Path) -> None:
+    with nodes() as cluster:
+        recipe = toy_recipe(
+            model,
+            **SETTINGS,
+            cluster={"type": "ray", "address": cluster.address},
+            generator={"type": "tests.generators.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
+            weights={"transport": "collective", "deadline": 60.0},
+            sinks=["jsonl", {"type": "tests.e2e.test_nodes:Strikes"}],
+        )
+        start(recipe, folder)
     assert len(Strikes.places) == len(set(Strikes.places)) == 3
+
+
+def test_a_run_that_loses_an_engine_and_then_the_learners_node_learns_the_same(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    here, run = measured(start(toy_recipe(tiny_model, **SETTINGS), tmp_path / "here")), tmp_path / "run"
+    code = "import sys; from pathlib import Path; from tests.e2e.test_nodes import run_over_nodes as go; "
+    command = [sys.executable, "-c", code + "go(*map(Path, sys.argv[1:]))", tiny_model, run]
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)  # empty: where it runs
+    subprocess.run(command, check=True, timeout=500, cwd=tmp_path, env=os.environ | {"PYTHONPATH": path})
     assert restarts(run) == [1.0]
     rows = [row for row in read_metrics(run / "metrics.jsonl") if row["kind"] == "train"]
     assert sum(row.get("generator/lost", 0) for row in rows) == 1
