@@ -6,7 +6,7 @@ from itertools import takewhile
 from typing import Any
 
 from whet.forest import MIN_COMMON_PREFIX
-from whet.models.forest_attention import _bins
+from whet.models.bins import bins_of
 from whet.models.shards import Tokens
 from whet.types import Group, Trajectory
 
@@ -120,7 +120,7 @@ def rows_of(starts: list[int], parents: list[int], size: int, tokens: Tokens) ->
             if own := [token for token in range(start, end) if token in run]:
                 parts.append(([*path, *range(start, own[0])], own))
     found = Rows([], [], [], [0] * len(here))
-    for members in _bins([len(path) for path, _ in parts], [len(own) for _, own in parts]):
+    for members in bins_of([len(path) for path, _ in parts], [len(own) for _, own in parts]):
         queries = max(len(parts[i][1]) for i in members)
         keys = max(len(parts[i][0]) + len(parts[i][1]) for i in members)
         for path, own in (parts[i] for i in members):
