@@ -151,10 +151,13 @@ class SampledFeed:
     def check(self, step: int, values: Mapping[str, float]) -> None:
         """Warn in the first of the steps in which generator and learner disagree. Raises ``WhetError`` where the recipe
         says so."""
-        rollouts, error = self.recipe.rollouts, values.get(MISMATCH, 1.0)
+        rollouts, error, old = self.recipe.rollouts, values.get(MISMATCH, 1.0), values.get("staleness/max", 0.0)
+        cause = "`whet doctor RECIPE` looks for the cause"
+        if old:
+            cause = f"Some were sampled by weights {old:g} steps old, which explains a part of it; {cause} of the rest"
         found = (
             f"in step {step} {MISMATCH} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
-            "gives its tokens are not the learner's. `whet doctor RECIPE` looks for the cause"
+            f"gives its tokens are not the learner's. {cause}"
         )
         if rollouts.max_mismatch is not None and error > rollouts.max_mismatch:
             raise WhetError(found.format("max_mismatch", rollouts.max_mismatch))

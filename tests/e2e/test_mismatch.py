@@ -3,6 +3,7 @@ and ends the run where the recipe says so."""
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.e2e.test_learning import lines
 from tests.toy import toy_recipe
 from whet import run
 from whet.errors import WhetError
+from whet.feed import SampledFeed
 from whet.generators.torch_generator import TorchGenerator
 
 NOT_SAVED = {"checkpoints": {"every": 0}, "evaluation": {"enabled": False}}
@@ -60,3 +62,9 @@ def test_the_run_stops_where_the_recipe_says_so(tiny_model: Path, tmp_path: Path
     with pytest.raises(WhetError, match=r"in step 1 .* is 1\.105, above rollouts\.max_mismatch = 1\.08"):
         run.start(recipe, tmp_path / "run")
     assert len(lines(tmp_path / "run", "train")) == 2, "the step that went too far is on record"
+
+
+def test_tokens_of_older_weights_are_named_as_a_cause(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    feed: Any = SimpleNamespace(recipe=toy_recipe(tiny_model, steps=1), _disagrees=False)
+    SampledFeed.check(feed, 3, {"mismatch/token_mult_prob_error": 1.2, "staleness/max": 2.0})
+    assert "Some were sampled by weights 2 steps old" in caplog.text
