@@ -1,5 +1,8 @@
 """The forest: layout, weights, selection."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +13,7 @@ from whet.batch import Batch
 from whet.errors import DataError
 from whet.forest import MIN_COMMON_PREFIX
 from whet.packing import pack
+from whet.routes import read, written
 from whet.types import Episode, Group, Span, Status, Task, Trajectory
 
 
@@ -41,6 +45,52 @@ def test_every_trajectory_can_be_read_off_the_forest(made, share):
         assert tokens == trajectory.tokens
         assert trained == [span.trained for span in trajectory.spans for _ in span.tokens]
     assert bool((batch.sequence[batch.trained] >= 0).all()), "trained tokens belong to exactly one sequence"
+
+
+@settings(max_examples=80, deadline=None)
+@given(groups(), st.booleans(), st.data())
+def test_each_token_has_the_experts_of_its_span_and_a_shared_one_those_of_the_first_that_has_it(made, share, data):
+    count = 0
+    for span in [span for one in made for trajectory in one.trajectories for span in trajectory.spans]:
+        if data.draw(st.booleans()):
+            ids = np.arange(count, count + 6 * len(span.tokens)).reshape(-1, 3, 2).astype(np.int16)
+            span.experts, count = written(ids), count + ids.size
+    batch = Batch.from_groups(made, share_prompts=share)
+    if not any(span.experts for one in made for trajectory in one.trajectories for span in trajectory.spans):
+        assert batch.experts is None
+        return
+    owners = [(own, trajectory) for own in made for trajectory in own.trajectories]
+    seen = 0
+    for (own, trajectory), path in zip(owners, batch.paths(), strict=True):
+        for place, token in enumerate(path.tolist()):
+            sharers = [trajectory]
+            if batch.sequence[token] < 0:
+                root = len(made) > 1 and token < shared_by_all(batch)
+                alike = [other for its, other in owners if its is own or root]
+                sharers = [other for other in alike if leading(other)[: place + 1] == trajectory.tokens[: place + 1]]
+            assert batch.experts[token].tolist() == experts_by_hand(sharers[0])[place]
+            seen += 1
+    assert seen or not batch.trained.any()
+    part, tokens = batch.select(torch.arange(0, batch.sequences, 2))
+    assert torch.equal(part.experts, batch.experts[tokens])
+
+
+def shared_by_all(batch: Batch) -> int:
+    """The length of a first segment that groups share."""
+    roots = (batch.segment_parent < 0).sum()
+    return int(batch.segment_length[0]) if roots == 1 else 0
+
+
+def leading(trajectory: Trajectory) -> list[int]:
+    spans = itertools.takewhile(lambda span: not span.trained, trajectory.spans)
+    return [token for span in spans for token in span.tokens]
+
+
+def experts_by_hand(trajectory: Trajectory) -> list[list[list[int]]]:
+    found: list[list[list[int]]] = []
+    for span in trajectory.spans:
+        found += [[[-1, -1]] * 3] * len(span.tokens) if span.experts is None else read(span.experts).tolist()
+    return found
 
 
 def test_a_prompt_is_laid_out_once_for_all_its_answers():

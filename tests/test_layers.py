@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "whet"
 FLOORS = [
     {"closing", "errors", "files", "seeds", "types", "lazy", "visible"},
     {"config", "fetch", "run_folder", "stop_signals", "processes"},
-    {"metrics", "forest", "batch", "packing"},
+    {"metrics", "routes", "forest", "batch", "packing"},
     {"losses", "environments", "data", "judges", "gym", "tools"},
     {"models"},
     {"generators", "cluster", "parallel"},

@@ -79,6 +79,7 @@ class Batch:
     scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where a sequence lacks the score
     weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
     turn_rewards: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; at the last token of each reply
+    experts: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, layers, k] int16, the generator's; -1: unknown
     rollout_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float32, as sampled
     old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
     reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]

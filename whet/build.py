@@ -45,7 +45,8 @@ def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[
         adapter = Adapter(lora.rank, tuple(ends))
     _, cores = divide(devices.learner_cores, devices.generator_cores)
     sleeps = devices.placement == "colocated"
-    deployment = Deployment(cores, sleeps=sleeps, cluster=recipe.cluster, adapter=adapter)
+    replays = recipe.rollouts.router_replay
+    deployment = Deployment(cores, sleeps=sleeps, cluster=recipe.cluster, adapter=adapter, record_experts=replays)
     return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 
@@ -145,5 +146,6 @@ async def build_learner(
         steps=max(1, recipe.steps - own.starts_at) * algorithm.epochs * algorithm.minibatches,
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,
+        follows_routes=role == algorithm.main_role,
     )
     return await WorkerLearner.launch(cluster, config)

@@ -10,6 +10,7 @@ import numpy as np
 
 from whet.errors import DataError
 from whet.lazy import Tensor, torch
+from whet.routes import of_tokens, read, written
 from whet.types import Episode, Group, Span, Status, Trajectory
 
 MIN_COMMON_PREFIX = 16  # tokens; below this, one more level of attention costs more than it saves
@@ -38,7 +39,8 @@ def columns_of(groups: Sequence[Group], share_prompts: bool) -> dict[str, Any]:
         return forest.columns()
     prompts = [same_start([sequence.leading for sequence in several]) for several in members]
     common = same_start(prompts) if len(groups) > 1 else []
-    root = forest.add_shared(common, parent=-1) if len(common) >= MIN_COMMON_PREFIX else -1
+    long = len(common) >= MIN_COMMON_PREFIX
+    root = forest.add_shared(common, -1, forest.sequences[0], 0) if long else -1
     for several in members:
         forest.add(several, root, len(common) if root >= 0 else 0, least=1)
     return forest.columns()
@@ -99,7 +101,7 @@ class _Forest:
         is at least ``least`` tokens, then those that go on alike, then each by itself."""
         common = same_start([sequence.leading for sequence in sequences])
         if len(sequences) > 1 and len(common) - depth >= least:
-            parent, depth = self.add_shared(common[depth:], parent), len(common)
+            parent, depth = self.add_shared(common[depth:], parent, sequences[0], depth), len(common)
         alike: dict[tuple[int, ...], list[_Sequence]] = {}
         for sequence in sequences:
             following = sequence.leading[len(common) :][:1]
@@ -110,8 +112,9 @@ class _Forest:
             else:
                 self.add_own(several[0], parent, depth)
 
-    def add_shared(self, tokens: list[int], parent: int) -> int:
-        self.pieces.append(Span(tokens, False))
+    def add_shared(self, tokens: list[int], parent: int, first: _Sequence, depth: int) -> int:
+        """Add tokens that ``first`` has from ``depth`` on, and others, too. The experts are those of ``first``."""
+        self.pieces.append(Span(tokens, False, experts=_experts_of(first, depth, depth + len(tokens))))
         return self._segment(len(tokens), parent, sequence=-1)
 
     def add_own(self, sequence: _Sequence, parent: int, shared: int) -> None:
@@ -126,7 +129,9 @@ class _Forest:
                     raise DataError(f"group {sequence.uid!r}: {count} sampled tokens with {had} log-probs")
             if known < count:
                 logprobs = span.logprobs and span.logprobs[known:]
-                self.pieces.append(replace(span, tokens=span.tokens[known:], logprobs=logprobs) if known else span)
+                experts = span.experts and written(read(span.experts)[known:])
+                rest = replace(span, tokens=span.tokens[known:], logprobs=logprobs, experts=experts)
+                self.pieces.append(rest if known else span)
             size += count
         if not size:
             raise DataError(f"group {sequence.uid!r} holds a trajectory without any token")
@@ -150,6 +155,7 @@ class _Forest:
         turn_rewards = torch.zeros(len(trained), dtype=torch.float64)
         turn_rewards[counts.cumsum(0) - 1] = _numbers([piece.reward for piece in self.pieces])
         logprobs = (piece.logprobs or repeat(0.0, len(piece.tokens)) for piece in self.pieces)
+        experts = of_tokens(self.pieces)
         episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
         return {
@@ -166,8 +172,14 @@ class _Forest:
             "truncated": torch.tensor([episode.status is Status.TRUNCATED for episode in episodes], dtype=torch.bool),
             "scores": {name: _numbers([e.scores.get(name, float("nan")) for e in episodes]) for name in names},
             "turn_rewards": turn_rewards if self.turns else None,
+            "experts": None if experts is None else torch.from_numpy(experts),
             "rollout_logprobs": _joined(logprobs, np.float32, len(trained)) if self.sampled else None,
         }
+
+
+def _experts_of(sequence: _Sequence, start: int, end: int) -> str | None:
+    experts = of_tokens(takewhile(lambda span: not span.trained, sequence.trajectory.spans))
+    return None if experts is None else written(experts[start:end])
 
 
 def _whole(values: list[int]) -> Tensor:

@@ -123,9 +123,17 @@ class Recipe(Config):
         yield from self.devices.problems(self.cluster, samples)
         if samples:
             yield from self.generator.problems(self.cluster, self.devices)
+            yield from self._problems_of_replay()
         yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
         if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.max_tokens is None:
             yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
+
+    def _problems_of_replay(self) -> Iterator[str]:
+        what = "rollouts.router_replay learns with the experts that the generator chose, which "
+        if self.rollouts.router_replay and not self.generator.records_experts:
+            yield f"{what}this one does not tell; set generator=torch, or leave it out"
+        if self.rollouts.router_replay and max(self.parallel.tensor, self.parallel.pipeline) > 1:
+            yield f"{what}do not reach layers that parallel.tensor or pipeline cuts; set both to 1, or leave it out"
 
     def _check_episodes(self, samples: int) -> None:
         episodes = self.rollouts.prompts_per_step * samples

@@ -266,6 +266,8 @@ class Run:
             lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
         self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
         values["batch/tokens"] = len(batch)
+        if batch.experts is not None:
+            values["experts/replayed"] = float((batch.experts[:, 0, 0] >= 0).double().mean())
         values["time/tokens_per_second"] = self.pace.tokens_per_second()
         values["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
         self.sinks.write(step, values | lap)

@@ -77,6 +77,7 @@ class Span:
     logprobs: list[float] | None = None  # [len(tokens)]; present exactly when our policy sampled them
     versions: tuple[int, int] | None = None  # oldest and newest weights that sampled them
     reward: float = 0.0  # the environment's for this reply; part of the episode's
+    experts: str | None = None  # that each token went to in the generator, where it was asked; see whet.routes
 
 
 @dataclass(slots=True)

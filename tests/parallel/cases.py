@@ -48,6 +48,7 @@ class Case:
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
     steps: int = 3
     trains: bool = True
+    follows_routes: bool = False
 
     @property
     def ranks(self) -> int:
@@ -85,6 +86,10 @@ def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
     ]
     batch = Batch.from_groups(made, distribution=distribution).weigh("sequence")
     batch.fill("topk_ids", torch.randint(0, VOCABULARY, (len(batch), 3), generator=random))
+    random.manual_seed(step)
+    both = torch.tensor([0, 1]) + torch.randint(0, 3, (len(batch), 2, 1), generator=random)
+    unknown = torch.rand(len(batch), generator=random) < 0.2
+    batch.experts = torch.where(unknown[:, None, None], -1, both).to(torch.int16)
     return batch
 
 
@@ -100,6 +105,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
         head="value" if case.loss == "value" else "language",
         steps=10,
         seed=3,
+        follows_routes=case.follows_routes,
     )
     worker = LearnerWorker(config, info_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
     if case.lora and case.trains:  # B is zero at first: then A would get no gradient

@@ -105,6 +105,21 @@ def test_several_ranks_learn_the_same_as_one(models, table):
 
 
 @pytest.mark.slow
+def test_the_generators_experts_are_taken_on_every_shard(models):
+    follows = {"follows_routes": True}
+    table = {
+        "fsdp": ("moe", {"fsdp": 2}, follows),
+        "fsdp, lora, recomputed": ("mixtral", {"fsdp": 2}, follows | {"lora": True, "learner": RECOMPUTED}),
+        "replicas": ("mixtral", {"replicas": 2}, follows),
+        "expert": ("moe", EXPERT, follows),
+        "expert, recomputed": ("mixtral", EXPERT, follows | {"learner": RECOMPUTED}),
+        "context": ("moe", {"context": 2}, follows),
+        "expert, in context": ("mixtral", {"context": 2, "expert": 2}, follows),
+    }
+    check(models, table)
+
+
+@pytest.mark.slow
 def test_a_router_that_computes_in_float32_learns_nearly_the_same(models):
     check(models, ROUGH, 2e-5)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from whet.routes import Ids
+
 M = TypeVar("M", covariant=True)
 
 
@@ -58,6 +60,7 @@ class Completion:
     versions: tuple[int, int]  # oldest and newest weights that sampled them
     finish_reason: Literal["stop", "length", "aborted"]
     cached: int = 0  # tokens of the prompt whose keys and values were known already
+    experts: "Ids | None" = None  # [prompt + tokens, layers, k], where it records them; the last token has none
 
 
 def prompt_metrics(tokens: int, cached: int) -> Metrics:

@@ -36,6 +36,7 @@ class Deployment:
     sleeps: bool = False  # it makes room on its GPUs while the learner computes
     cluster: "ClusterConfig | None" = None  # where replicas run with ``generator.on_cluster``
     adapter: Adapter | None = None  # published beside frozen weights; None: weights come merged
+    record_experts: bool = False  # completions tell which experts their tokens went to
 
 
 class GeneratorConfig(Config, ABC):
@@ -43,6 +44,8 @@ class GeneratorConfig(Config, ABC):
 
     in_process: ClassVar[bool] = False
     """Whether it computes in the run's own process, where weights are copied to it."""
+    records_experts: ClassVar[bool] = False
+    """Whether it can tell which experts tokens went to."""
 
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "bfloat16"
     max_batch: int = Field(default=64, ge=1, le=100_000)

@@ -18,6 +18,7 @@ from whet.generators.engine_model import EngineModel
 from whet.generators.prefix_store import Known, PrefixStore, shared
 from whet.generators.sampling import sample_tokens, uniform_stream
 from whet.models.decode_attention import BLOCK, ROWS, Prefix
+from whet.routes import Ids, unknown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,6 +37,7 @@ class Request:
     versions: tuple[int, int] | None = None
     finish: Literal["stop", "length", "aborted"] | None = None
     cached: int = 0  # tokens of the prompt that were not computed for it
+    experts: list[Ids] = field(default_factory=list)  # of the prompt's tokens and those that were fed, where recorded
     cancelled: bool = False  # set by another thread; the row is given up before the next step
 
     def __post_init__(self) -> None:
@@ -61,7 +63,11 @@ class Request:
     def completion(self, version: int) -> Completion:
         """The result; ``version`` stands in where nothing was sampled."""
         versions = self.versions or (version, version)
-        return Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached)
+        result = Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached)
+        if self.experts:
+            last = len(self.prompt) + len(self.tokens) - sum(map(len, self.experts))
+            result.experts = np.concatenate([*self.experts, unknown(last, self.experts[0].shape[1:])])
+        return result
 
 
 @dataclass(slots=True)
@@ -125,6 +131,9 @@ class Decoder:
         if self.rows:
             started = perf_counter()
             logits = self.feed([request.tokens[-1] for request in self.rows])
+            if self.engine.experts is not None:
+                for request, ids in zip(self.rows, self.engine.experts, strict=False):
+                    request.experts.append(ids[None])
             sampled = perf_counter()
             self._sample(self.rows, logits)
             self.counters.decode_steps += 1
@@ -158,6 +167,9 @@ class Decoder:
         started = perf_counter()
         known = self._prompts(taken)
         sampled = perf_counter()
+        for request, one in zip(taken, known, strict=True):
+            if one.prefix.experts is not None:  # of what was fed before, those of then
+                request.experts.append(one.prefix.experts[sum(map(len, request.experts)) :])
         logits = [one.logits for one in known]
         self._sample(taken, torch.stack(logits + logits[-1:] * (-len(logits) % ROWS)))
         self.counters.prefill_seconds += sampled - started

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +17,9 @@ from whet.models import decode_attention
 from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
 from whet.models.forest_attention import supports_forest
 from whet.models.packed_linear import pack_linears
+from whet.models.routing import RouteRecorder, cannot_replay
 from whet.models.state_forest import steps
+from whet.routes import Ids
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -130,12 +133,20 @@ class EngineModel:
         self.device = model.get_input_embeddings().weight.device
         self.vocab: int = model.get_input_embeddings().num_embeddings
         self.linears = pack_linears(model) if pack else []
+        self.recorder: RouteRecorder | None = None
+        self.experts: Ids | None = None  # that the tokens of the last forward went to, where they are recorded
 
     def _prepare(self, model: "PreTrainedModel") -> None:
         if (why := keeps_more(model.config)) is not None:
             raise ConfigError(_unsupported(type(model).__name__, why))
         decode_attention.register()
         model.set_attn_implementation(decode_attention.NAME)
+
+    def record_experts(self) -> None:
+        """From now on keep ``experts``, and those of prompts. Raises ``ConfigError`` where that can't be done."""
+        if (why := cannot_replay(self.model.config)) is not None:
+            raise ConfigError(f"{why}; leave it out")
+        self.recorder = RouteRecorder(self.model)
 
     def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
         """Return an empty set of up to ``capacity`` rows, and what feeds each row its token: it returns the logits
@@ -171,6 +182,10 @@ class EngineModel:
             raise ConfigError(
                 _unsupported(type(self.model).__name__, "not every layer is attention with keys and values of its own")
             )
+        if self.experts is not None:
+            parts = np.split(self.experts, np.cumsum([len(part) for part in new]))
+            for prefix, old, own in zip(state.prefixes, known, parts, strict=False):
+                prefix.experts = own if old.experts is None else np.concatenate([old.experts, own])
         return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
 
     @torch.no_grad()
@@ -184,13 +199,15 @@ class EngineModel:
     def _forward(
         self, state: decode_attention.Cache, tokens: list[int], positions: list[int], keep: list[int] | None
     ) -> Tensor:
-        return self.model(
+        logits: Tensor = self.model(
             input_ids=torch.tensor([tokens], device=self.device),
             position_ids=torch.tensor([positions], device=self.device),
             use_cache=False,
             logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),
             whet_cache=state,
         ).logits[0]
+        self.experts = None if self.recorder is None else self.recorder.take()
+        return logits
 
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
         """Log-probs (temperature 1) of ``tokens`` after ``prompt``, fed one at a time through the decode path."""

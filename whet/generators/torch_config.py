@@ -16,6 +16,7 @@ class TorchGeneratorConfig(GeneratorConfig):
     """How the in-process generator runs."""
 
     in_process: ClassVar[bool] = True
+    records_experts: ClassVar[bool] = True
 
     dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
     prefill_tokens: int = Field(default=4096, ge=1)
@@ -49,4 +50,4 @@ class TorchGeneratorConfig(GeneratorConfig):
         from whet.models.device import choose_device
 
         engine = build_engine_model(model, None, getattr(torch, self.dtype), str(choose_device()))
-        return TorchGenerator(self, engine, tokenizer, deployment.cores)
+        return TorchGenerator(self, engine, tokenizer, deployment.cores, deployment.record_experts)

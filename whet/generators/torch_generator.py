@@ -42,13 +42,18 @@ class TorchGenerator:
         model: "PreTrainedModel",
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         cores: Sequence[int] | None = None,
+        record_experts: bool = False,
     ) -> None:
-        """``cores``: those that the compute thread is bound to with the first step; None: to none."""
+        """``cores``: those that the compute thread is bound to with the first step; None: to none. With
+        ``record_experts`` completions tell which experts their tokens went to; raises ``ConfigError`` where a model has
+        no routers that are known."""
         if model.dtype != getattr(torch, config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer
         self.engine = open_engine(model, config.packed_weights)
+        if record_experts:
+            self.engine.record_experts()
         self.cores = cores
         remembered = config.prefix_tokens if self.engine.recalls else 0
         self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, remembered)

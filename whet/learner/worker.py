@@ -8,7 +8,7 @@ forward and backward passes, where the gradient gets its norm, and where weights
 import math
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.models.device import be_deterministic, choose_device
 from whet.models.forest_attention import supports_forest
+from whet.models.routing import follow_routes
 from whet.models.state_forest import forks
 from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
@@ -62,6 +63,8 @@ class WorkerConfig(Config):
     steps: int = Field(0, ge=0)
     """Optimizer steps of the whole run: where a schedule ends."""
     seed: int = 0
+    follows_routes: bool = False
+    """It is the policy's: where a batch has the generator's experts, its routers take them."""
     dumps: Path | None = None
     """Where the batches of skipped steps are written for replay. None: they are not."""
 
@@ -91,6 +94,8 @@ class LearnerWorker:
             self.ranks = join(config.parallel, self.info, self.device, config.learner.deadline)
         self.trains = config.optimizer is not None
         self.module = self._build(train=self.trains)
+        if config.follows_routes:
+            follow_routes(self.model)
         self.reference: LearnerModel | None = None  # loaded when first asked for
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
@@ -173,6 +178,7 @@ class LearnerWorker:
     def _of_reference(self, batches: Sequence[Batch]) -> list[ModelOutput]:
         """Score under the weights that the run started from."""
         model: Any = self.model
+        batches = [replace(batch, experts=None) for batch in batches]  # they were the policy's choice
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
                 return forward(self.module, batches, set())

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.models.dense_attention import AttentionSettings, fused_attention, score_dtype
+from whet.routes import Ids
 
 NAME = "whet_decode"
 BLOCK = 64
@@ -83,10 +84,12 @@ class Prefix:
     length: int
     keys: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, D]
     values: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, Dv]
+    experts: Ids | None = None  # [length, layers, k], where they are recorded
 
     def first(self, length: int) -> "Prefix":
         """Return those of its first tokens, without a copy."""
-        return Prefix(length, [x[:, :length] for x in self.keys], [x[:, :length] for x in self.values])
+        experts = None if self.experts is None else self.experts[:length]
+        return Prefix(length, [x[:, :length] for x in self.keys], [x[:, :length] for x in self.values], experts)
 
 
 class Prefill:

@@ -347,7 +347,8 @@ def forest_hidden(
     stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
     padding included, [1, n, H]. ``attention``: how segments attend. A model without forest attention runs segments as
     rows (see ``state_forest``) and can't be spread; with ``lockstep``, where other ranks run the layers at the same
-    time, in one call, and without shared segments.
+    time, in one call, and without shared segments. Layers are told of the batch's
+    experts; see ``routing``.
     """
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden
@@ -356,12 +357,16 @@ def forest_hidden(
     if decoder.config._attn_implementation == NAME:
         padding = (0, tokens.padded(len(batch)) - len(batch))
         here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
+        more: dict[str, Tensor] = {}
+        if batch.experts is not None:
+            more["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
         packed: Tensor = decoder(
             input_ids=placed(F.pad(batch.tokens, padding)[here][None], device) if entering is None else None,
             inputs_embeds=entering,
             position_ids=placed(F.pad(batch.position, padding)[here][None], device),
             use_cache=False,
             whet_forest=layout_of(batch, device, tokens, attention),
+            **more,
         ).last_hidden_state
         if stage_input is not None and not stage_input.stage.last:
             return packed

@@ -14,6 +14,7 @@ from whet.errors import WhetError
 from whet.files import in_words
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
+from whet.models.routing import cannot_replay
 from whet.plan.activations import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.layout import Held, Stage, lay_out, stages
 from whet.plan.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
@@ -222,6 +223,8 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
         )
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         reason = recipe.generator.cannot_run(load_model_config(recipe.model))
+        if reason is None and recipe.rollouts.router_replay:
+            reason = cannot_replay(load_model_config(recipe.model))
         found += [reason] if reason is not None else []
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:

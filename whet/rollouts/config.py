@@ -44,6 +44,9 @@ class RolloutConfig(Config):
     """Above this mean of exp|lp_learner - lp_generator| over a step's tokens the log warns."""
     max_mismatch: float | None = Field(None, gt=1)
     """Above it the run stops; None: it goes on."""
+    router_replay: bool = False
+    """Mixtures of experts: the policy learns with the experts that the generator's routers chose (R3, arXiv
+    2510.11370), weighed by its own. For Qwen3-MoE, Mixtral and DeepSeek-V3, sampled by ``generator=torch``."""
     record_every: int = Field(1, ge=0)
     """Steps between those whose rollouts are written to the run folder; 0: none."""
     keep_groups: bool = False

@@ -22,6 +22,7 @@ from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.thinking import opening, parted, sample_reply
+from whet.routes import complete
 from whet.seeds import derive_seed
 from whet.types import Message, Span, Trajectory, Usage
 
@@ -192,6 +193,8 @@ class Session:
         self._given += [*new, message]
         self.messages += [*shown, message]
         self.spans += [Span(added, False), *spans]
+        if completion.experts is not None:
+            complete(self.spans, completion.experts)
         self.ends.append((len(self._given), len(self.spans)))
         return Reply(message, history, completion)
 

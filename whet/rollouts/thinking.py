@@ -10,6 +10,7 @@ from dataclasses import replace
 from whet.data.renderer import Renderer
 from whet.generators.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
+from whet.routes import written
 from whet.seeds import derive_seed
 from whet.types import Message, Span
 
@@ -73,7 +74,10 @@ def parted(message: Message) -> Message:
 
 
 def _sampled(completion: Completion) -> Span:
-    return Span(completion.tokens, True, completion.logprobs, completion.versions)
+    span = Span(completion.tokens, True, completion.logprobs, completion.versions)
+    if completion.experts is not None:
+        span.experts = written(completion.experts[len(completion.experts) - len(span.tokens) :])
+    return span
 
 
 def _open(text: str) -> bool:
