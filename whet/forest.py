@@ -128,10 +128,7 @@ class _Forest:
                     had = len(span.logprobs)
                     raise DataError(f"group {sequence.uid!r}: {count} sampled tokens with {had} log-probs")
             if known < count:
-                logprobs = span.logprobs and span.logprobs[known:]
-                experts = span.experts and written(read(span.experts)[known:])
-                rest = replace(span, tokens=span.tokens[known:], logprobs=logprobs, experts=experts)
-                self.pieces.append(rest if known else span)
+                self.pieces.append(_beyond(span, known) if known else span)
             size += count
         if not size:
             raise DataError(f"group {sequence.uid!r} holds a trajectory without any token")
@@ -175,6 +172,12 @@ class _Forest:
             "experts": None if experts is None else torch.from_numpy(experts),
             "rollout_logprobs": _joined(logprobs, np.float32, len(trained)) if self.sampled else None,
         }
+
+
+def _beyond(span: Span, known: int) -> Span:
+    """Return the span without its first tokens."""
+    experts = span.experts and written(read(span.experts)[known:])
+    return replace(span, tokens=span.tokens[known:], logprobs=span.logprobs and span.logprobs[known:], experts=experts)
 
 
 def _experts_of(sequence: _Sequence, start: int, end: int) -> str | None:
