@@ -52,7 +52,7 @@ def test_every_trajectory_can_be_read_off_the_forest(made, share):
 def test_each_token_has_the_experts_of_its_span_and_a_shared_one_those_of_the_first_that_has_it(made, share, data):
     count = 0
     for span in [span for one in made for trajectory in one.trajectories for span in trajectory.spans]:
-        if data.draw(st.booleans()):
+        if span.tokens and data.draw(st.booleans()):
             ids = np.arange(count, count + 6 * len(span.tokens)).reshape(-1, 3, 2).astype(np.int16)
             span.experts, count = written(ids), count + ids.size
     batch = Batch.from_groups(made, share_prompts=share)
