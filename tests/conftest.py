@@ -9,6 +9,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+from hypothesis import settings
+
+# The same examples each time: what passes here passes there. Others: --hypothesis-profile=default
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
