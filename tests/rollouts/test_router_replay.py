@@ -19,6 +19,7 @@ from whet.errors import ConfigError
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.generators.torch_generator import TorchGenerator
+from whet.models.config import LoraSettings
 from whet.models.routing import RouteRecorder
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording, Session
@@ -80,11 +81,11 @@ def test_each_input_of_a_completion_has_the_experts_of_one_plain_forward(prefix_
 
     async def body() -> list[Completion]:
         prompts = [prompt, prompt, [*prompt, 3, 4, 5], prompt[:40]]
+        parting = [*prompt[:70], 3, 4, 5]
         try:
             first = [await own.sample(prompts[-1], SamplingParams(1))]
-            return first + await asyncio.gather(
-                *(own.sample(p, SamplingParams(9, seed=i)) for i, p in enumerate(prompts))
-            )
+            first += await asyncio.gather(*(own.sample(p, SamplingParams(9, seed=i)) for i, p in enumerate(prompts)))
+            return [*first, await own.sample(parting, SamplingParams(2))]
         finally:
             await own.close()
 
@@ -92,9 +93,10 @@ def test_each_input_of_a_completion_has_the_experts_of_one_plain_forward(prefix_
     plain.set_experts_implementation("eager")
     recorder = RouteRecorder(plain)
     completions = asyncio.run(body())
-    for length, completion in zip((40, 85, 85, 88, 40), completions, strict=True):
+    parts = [prompt[:40], prompt, prompt, [*prompt, 3, 4, 5], prompt[:40], [*prompt[:70], 3, 4, 5]]
+    for before, completion in zip(parts, completions, strict=True):
         assert completion.experts is not None
-        tokens = (prompt[:40] if length == 40 else prompt if length == 85 else [*prompt, 3, 4, 5]) + completion.tokens
+        tokens = before + completion.tokens
         plain(torch.tensor([tokens]), use_cache=False)
         expected = recorder.take()
         assert completion.experts.shape == (len(tokens), 2, 2)
@@ -210,7 +212,9 @@ def test_the_reference_and_other_roles_choose_by_themselves(sampled: list[Group]
     batch = Batch.from_groups(sampled)
     plain = replace(batch, experts=None)
     policy, other = worker(moe, precision="float32", follows_routes=True), worker(moe, precision="float32")
-    for learner, column in ((policy, "reference_logprobs"), (other, "logprobs")):
+    adapted = worker(moe, precision="float32", follows_routes=True, lora=LoraSettings(rank=2))
+    asked = [(policy, "reference_logprobs"), (adapted, "reference_logprobs"), (other, "logprobs")]
+    for learner, column in asked:
         one, two = (learner.score(whole(b), {column})[0][column] for b in (batch, plain))
         assert torch.equal(one, two)
 
