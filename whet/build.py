@@ -97,6 +97,7 @@ async def open_generator(
     changes: dict[str, Any] = {
         "weights": recipe.weights.model_copy(update=whole),
         "generator": recipe.generator.model_copy(update={"on_cluster": False}),
+        "rollouts": recipe.rollouts.model_copy(update={"router_replay": False}),  # nobody learns from it
     }
     if model is not None:
         changes["model"] = recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})

@@ -14,10 +14,14 @@ from tests.tiny import tiny_tokenizer
 from whet.data.renderer import Renderer
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
-from whet.environments.base import Address
+from whet.environments.base import Address, TaskSet
+from whet.environments.hosted import HostedEnvironments
 from whet.generators.base import Completion, SamplingParams
+from whet.metrics.clock import Timing
+from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
+from whet.types import Episode
 
 RENDERER = Renderer(tiny_tokenizer(), tools_as_text=True)
 
@@ -51,6 +55,25 @@ class Scripted:
         tokens = [*said, RENDERER.stop_token_ids[0]][: params.max_new_tokens]
         logprobs = [-0.5 - i / 10 for i in range(len(tokens))]
         return Completion(tokens, logprobs, (3, 3), "stop" if len(tokens) > len(said) else "length", cached=2)
+
+
+def first_episode(
+    taskset: TaskSet, answer: Callable[[str], str] | str, sampling: Sampling, *, split: str = "train", retries: int = 0
+) -> Episode:
+    """Play the first task of a task set whose episodes call the model over HTTP."""
+
+    async def go() -> Episode:
+        model: Any = Scripted(answer if callable(answer) else lambda _: answer)
+        model.gate.set()
+        environments, endpoint = HostedEnvironments(taskset.open()), Endpoint(RENDERER)
+        task, more = taskset.tasks(split)[0], {"seed": 0, "session": "e", "timing": Timing(), "endpoint": endpoint}
+        try:
+            return await play(environments, task, model, RENDERER, sampling, retries=retries, **more)
+        finally:
+            await endpoint.close()
+            await environments.close()
+
+    return asyncio.run(go())
 
 
 @dataclass

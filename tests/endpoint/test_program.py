@@ -1,6 +1,5 @@
 """Episodes of programs: what is trained, what they are worth, and what becomes of failures."""
 
-import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +9,11 @@ import pytest
 from pydantic import ValidationError
 
 from tests.endpoint import programs
-from tests.endpoint.agents import RENDERER, Scripted
+from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase
-from whet.endpoint.server import Endpoint
-from whet.environments.hosted import HostedEnvironments
 from whet.environments.program import AgentTasks
 from whet.environments.prompts import Prompts
 from whet.errors import DataError, GeneratorError
-from whet.metrics.clock import Timing
-from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling
 from whet.types import Episode, Status
 
@@ -27,30 +22,9 @@ def episode_of(
     program: str, answer: Callable[[str], str] | str = "ok", deadline: float = 20.0, **sampling: Any
 ) -> Episode:
     """Play the first task with a program of ``programs``."""
-
-    async def go() -> Episode:
-        tasks = AgentTasks(program=f"tests.endpoint.programs:{program}", taskset=Lowercase(size=4), deadline=deadline)
-        model: Any = Scripted(answer if callable(answer) else lambda _: str(answer))
-        model.gate.set()
-        environments, endpoint = HostedEnvironments(tasks.open()), Endpoint(RENDERER)
-        try:
-            return await play(
-                environments,
-                tasks.tasks("train")[0],
-                model,
-                RENDERER,
-                Sampling(**({"max_turns": 10, "max_new_tokens": 50} | sampling)),
-                retries=1,
-                seed=0,
-                session="e",
-                timing=Timing(),
-                endpoint=endpoint,
-            )
-        finally:
-            await endpoint.close()
-            await environments.close()
-
-    return asyncio.run(go())
+    tasks = AgentTasks(program=f"tests.endpoint.programs:{program}", taskset=Lowercase(size=4), deadline=deadline)
+    limits = Sampling(**({"max_turns": 10, "max_new_tokens": 50} | sampling))
+    return first_episode(tasks, answer, limits, retries=1)
 
 
 def test_the_branches_of_a_program_share_the_grade_of_its_text() -> None:

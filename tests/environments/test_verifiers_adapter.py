@@ -12,13 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.endpoint.agents import RENDERER, Scripted, call
-from whet.endpoint.server import Endpoint
-from whet.environments.hosted import HostedEnvironments
+from tests.endpoint.agents import call, first_episode
 from whet.environments.verifiers_adapter import Verifiers, _watch
 from whet.errors import ConfigError
-from whet.metrics.clock import Timing
-from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling
 from whet.types import Episode, Status
 
@@ -33,29 +29,8 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def played(taskset: Verifiers, answer: Callable[[str], str] | str, split: str = "train", turns: int = 4) -> Episode:
     """Play the first task."""
-
-    async def go() -> Episode:
-        model: Any = Scripted(answer if callable(answer) else lambda _: str(answer))
-        model.gate.set()
-        environments, endpoint = HostedEnvironments(taskset.open()), Endpoint(RENDERER)
-        try:
-            return await play(
-                environments,
-                taskset.tasks(split)[0],
-                model,
-                RENDERER,
-                Sampling(max_turns=turns, max_new_tokens=100, max_prompt_tokens=1000),
-                retries=0,
-                seed=0,
-                session="e",
-                timing=Timing(),
-                endpoint=endpoint,
-            )
-        finally:
-            await endpoint.close()
-            await environments.close()
-
-    return asyncio.run(go())
+    sampling = Sampling(max_turns=turns, max_new_tokens=100, max_prompt_tokens=1000)
+    return first_episode(taskset, answer, sampling, split=split)
 
 
 def toy(**arguments: Any) -> Verifiers:
