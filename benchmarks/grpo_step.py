@@ -3,12 +3,13 @@
     python benchmarks/grpo_step.py --model FOLDER --trl-python trl-venv/bin/python [--json FILE]
 
 A step is 8 prompts (arithmetic stories, about 85 tokens) with 8 answers of exactly 64 tokens each, learned from in one
-optimizer step; all weights are trained. whet samples in bfloat16 and learns in bfloat16 autocast over float32 weights.
-TRL (``trl_step.py``, which says how to make its virtual environment) runs at its defaults, and at the fastest settings
-that were found for a CPU, those of OpenMP and malloc included. All are warmed up, then take turns, so that a busy
-machine slows all of them, and who waits is stopped; the ratio is what to read. whet's own seconds are broken down,
-beside what the machine could do at best: the products that the mathematics needs at the measured rate of matrix
-products, and the bytes that must be moved at the measured rate of copying.
+optimizer step; all weights are trained. All compute in the precision that a run would choose here, or in --precision;
+in bfloat16 whet learns in autocast over float32 weights. TRL (``trl_step.py``, which says how to make its virtual
+environment) runs at its defaults, and at the fastest settings that were found for a CPU, those of OpenMP and malloc
+included. All are warmed up, then take turns, so that a busy machine slows all of them, and who waits is stopped; the
+ratio is what to read. whet's own seconds are broken down, beside what the machine could do at best: the products that
+the mathematics needs at the measured rate of matrix products, and the bytes that must be moved at the measured rate of
+copying.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import copy_rate, describe, forward_flops, product_rate
+from machine import add_precision, copy_rate, describe, forward_flops, product_rate
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from trl_step import reward
 
@@ -35,6 +36,7 @@ from whet.environments.arithmetic import Arithmetic
 from whet.evaluate import EvaluationConfig
 from whet.generators.torch_config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.machine import decide
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute, run_computing
 from whet.recipe import Recipe
@@ -44,12 +46,7 @@ from whet.run import Run, open_run
 from whet.train import train
 from whet.types import Group, Task
 
-TRL_DEFAULTS: dict[str, Any] = {}
-TRL_BEST: dict[str, Any] = {
-    "per_device_train_batch_size": 16,
-    "gradient_checkpointing": False,
-    "model_init_kwargs": {"dtype": "bfloat16"},
-}
+TRL_BEST: dict[str, Any] = {"per_device_train_batch_size": 16, "gradient_checkpointing": False}
 # What TRL_BEST's process gets: threads that never sleep, and memory that is kept (as whet keeps its own).
 TRL_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "ACTIVE",
@@ -57,6 +54,15 @@ TRL_ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
+
+
+def trl_settings(precision: str, best: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """TRL's defaults and its best settings, in the precision in which whet computes."""
+    autocast = {"bf16": precision == "bfloat16"}
+    return {
+        "defaults": autocast,
+        "best": TRL_BEST | autocast | {"model_init_kwargs": {"dtype": precision}} | best,
+    }
 
 
 class Stories(Arithmetic):
@@ -138,8 +144,8 @@ def recipe(args: argparse.Namespace) -> Recipe:
         sampling=Sampling(max_new_tokens=args.new_tokens),
         rollouts=RolloutConfig(prompts_per_step=args.prompts, record_every=0),
         optimizer=OptimizerConfig(lr=1e-6),
-        learner=LearnerConfig(precision="bfloat16"),
-        generator=TorchGeneratorConfig(max_batch=args.prompts * args.samples),
+        learner=LearnerConfig(precision=args.precision),
+        generator=TorchGeneratorConfig(max_batch=args.prompts * args.samples, dtype=args.precision),
         evaluation=EvaluationConfig(enabled=False),
         checkpoints=CheckpointConfig(),
         sinks=(),
@@ -151,11 +157,11 @@ def ceilings(run: Run, batch: Batch) -> dict[str, float]:
     model: Any = run.source.generator.engine.model
     config = model.config
     shapes = [(config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)]
-    rows = batch.sequences
+    rows, dtype = batch.sequences, model.dtype  # learner and generator compute alike
     rates = {
-        "square": product_rate(2048, 2048, 2048),
-        "learning_shapes": max(product_rate(len(batch), k, n) for k, n in shapes),
-        "decoding_shapes": max(product_rate(rows, k, n) for k, n in shapes),
+        "square": product_rate(2048, 2048, 2048, dtype),
+        "learning_shapes": max(product_rate(len(batch), k, n, dtype) for k, n in shapes),
+        "decoding_shapes": max(product_rate(rows, k, n, dtype) for k, n in shapes),
         "copy": copy_rate(),
     }
     peak, moved = rates["square"] * 1e9, rates["copy"] * 1e9
@@ -173,10 +179,10 @@ def ceilings(run: Run, batch: Batch) -> dict[str, float]:
         "tflop/learning": learning * 1e-12,
         "tflop/generation": (prompts + decoding) * 1e-12,
         "least/prompts": prompts / peak,
-        "least/decoding": max(decoding / peak, steps * 2 * parameters / moved),
+        "least/decoding": max(decoding / peak, steps * dtype.itemsize * parameters / moved),
         "least/learning": learning / peak,
         "least/optimizer": 28 * parameters / moved,  # reads weight, gradient, two moments; writes all but the gradient
-        "least/publish": 14 * parameters / moved,  # a cast, a copy and two digests
+        "least/publish": (4 + 5 * dtype.itemsize) * parameters / moved,  # a cast, a copy and two digests
     }
 
 
@@ -205,11 +211,13 @@ def step_seconds(lap: dict[str, float]) -> float:
 
 
 async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    settings = {"defaults": TRL_DEFAULTS, "best": TRL_BEST | args.trl_best}
+    wanted, decision = await compute(decide, recipe(args))
+    args.precision = decision.learner
+    settings = trl_settings(args.precision, args.trl_best)
     environments = {"defaults": {}, "best": TRL_ENVIRONMENT if args.trl_environment is None else args.trl_environment}
     rivals: dict[str, TrlProcess] = {}
     theirs: dict[str, list[dict[str, float]]] = {}
-    async with open_run(recipe(args), folder, resuming=False) as run:
+    async with open_run(wanted, folder, resuming=False) as run:
         prompts = folder / "prompts.json"
         prompts.write_text(json.dumps([task.prompt for task in run.source.tasks]))
         if args.trl_python:
@@ -241,6 +249,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         least = await compute(ceilings, run, alternating.batch)
         return {
             "machine": await compute(describe),
+            "precision": str(decision),
             "settings": {key: value for key, value in vars(args).items() if key not in ("model", "trl_python", "json")},
             "whet": {"seconds": [step_seconds(lap) for lap in laps], "tokens": len(alternating.batch)},
             "trl": {
@@ -255,6 +264,7 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     machine, least = result["machine"], result["ceilings"]
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
+    print(f"computes in {result['precision']}")
     ours = statistics.median(result["whet"]["seconds"])
     listed = ", ".join(f"{s:.1f}" for s in result["whet"]["seconds"])
     print(f"\nwhet          {ours:7.1f} s a step ({listed})")
@@ -284,6 +294,7 @@ def show(result: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder of SmolLM2-135M or another model with a chat template")
+    add_precision(parser)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=8, help="answers per prompt")
     parser.add_argument("--new-tokens", type=int, default=64)

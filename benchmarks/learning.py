@@ -2,7 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/learning.py
 
-8 prompts of 60 tokens with 8 answers of 48 to 80 tokens each, prompts shared, bfloat16 autocast over float32 weights.
+8 prompts of 60 tokens with 8 answers of 48 to 80 tokens each, prompts shared, in the precision that a run would choose
+here or in --precision (bfloat16: autocast over float32 weights).
 Prints the achieved GFLOP/s (matrix products that the mathematics needs, recomputation not counted), and the share of
 what plain matrix products reach in the same minute: large square ones, and ones of the model's own shapes.
 """
@@ -11,10 +12,11 @@ import argparse
 import time
 
 import torch
-from machine import product_rate, seconds
+from machine import add_precision, chosen_dtype, product_rate, seconds
 from torch import Tensor
 
 from whet.batch import Batch
+from whet.learner.precision import fastest_on_cpu
 from whet.models.compiled import compile_layers
 from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of
@@ -52,6 +54,7 @@ def counted_flops(model: torch.nn.Module, batch: Batch) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_precision(parser)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=2)
@@ -62,6 +65,9 @@ def main() -> None:
     chosen = parser.parse_args()
 
     keep_freed_memory()  # as runs do
+    dtype = chosen_dtype(chosen.precision)
+    if dtype == torch.float32:
+        torch.set_float32_matmul_precision(fastest_on_cpu())  # as learners do
     model = load_model(ModelConfig(lora=LoraSettings() if chosen.lora else None), dtype=torch.float32)
     if chosen.compile:
         compile_layers(model, torch.device("cpu"))
@@ -73,7 +79,7 @@ def main() -> None:
 
     def step() -> Tensor:
         begin = clock()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
             hidden = forest_hidden(model, batch)
             body = clock()
             logprobs, _ = head.token_logprobs(hidden[batch.predictor[picked]], batch.tokens[picked], Distribution())
@@ -91,10 +97,13 @@ def main() -> None:
         (config.intermediate_size, config.hidden_size),
         (config.hidden_size, config.hidden_size),
     ]
-    own = [product_rate(len(batch), k, n) for k, n in shapes]
-    square = product_rate(2048, 2048, 2048)
+    own = [product_rate(len(batch), k, n, dtype) for k, n in shapes]
+    square = product_rate(2048, 2048, 2048, dtype)
     rate = flops * 1e-9 / taken
-    print(f"{torch.get_num_threads()} thread(s), {len(batch)} tokens, {len(picked)} trained, {flops * 1e-12:.2f} TFLOP")
+    print(
+        f"{dtype}, {torch.get_num_threads()} thread(s), {len(batch)} tokens, {len(picked)} trained, "
+        f"{flops * 1e-12:.2f} TFLOP"
+    )
     print("last step: " + ", ".join(f"{name} {value:.2f} s" for name, value in laps.items()))
     print(f"products: square {square:.0f} GFLOP/s, the model's shapes {min(own):.0f} to {max(own):.0f}")
     print(f"step {taken:.2f} s, {len(picked) / taken:.0f} trained tokens/s, {rate:.0f} GFLOP/s = {rate / square:.0%}")

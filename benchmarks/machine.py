@@ -1,5 +1,6 @@
 """What the machine itself can do, and what the mathematics needs: the ceilings that benchmarks compare with."""
 
+import argparse
 import platform
 import time
 from collections.abc import Callable
@@ -7,6 +8,10 @@ from datetime import date
 from pathlib import Path
 
 import torch
+from transformers import AutoConfig
+
+from whet.learner.precision import fastest_on_cpu
+from whet.models.precision import choose_precision, multiplies_bfloat16
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
@@ -21,9 +26,29 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
     return min(taken)
 
 
-def product_rate(m: int, k: int, n: int, repeats: int = 5) -> float:
-    """GFLOP/s of a bfloat16 product [m, k] x [k, n]."""
-    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
+def add_precision(parser: argparse.ArgumentParser) -> None:
+    """The option in which precision whet's parts, their ceilings and their rivals compute."""
+    text = "by default the one that a run would choose here"
+    parser.add_argument("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=text)
+
+
+def chosen_dtype(wanted: str, model: str | None = None) -> torch.dtype:
+    """The precision of ``add_precision``, for the model of a folder or else of SmolLM2-135M's shapes."""
+    config = None if model is None else AutoConfig.from_pretrained(model)
+    name = choose_precision(config, "cpu").precision if wanted == "auto" else wanted
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def product_rate(m: int, k: int, n: int, dtype: torch.dtype, repeats: int = 5) -> float:
+    """GFLOP/s of a product [m, k] x [k, n], in float32 by the faster of torch's two libraries."""
+    a, b = torch.randn(m, k).to(dtype), torch.randn(n, k).to(dtype)
+    if dtype == torch.float32:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(fastest_on_cpu())
+        try:
+            return 2e-9 * m * k * n / seconds(lambda: a @ b.T, repeats)
+        finally:
+            torch.set_float32_matmul_precision(before)
     return 2e-9 * m * k * n / seconds(lambda: a @ b.T, repeats)
 
 
@@ -52,7 +77,8 @@ def describe() -> dict[str, str | int]:
         "date": date.today().isoformat(),
         "processor": names[0] if names else platform.processor() or platform.machine(),
         "cores": len(names),
-        "avx512_bf16": "yes" if "avx512_bf16" in facts else "no",
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16": "yes" if multiplies_bfloat16() else "emulated",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import torch
 from learning import grpo_batch
-from machine import describe
+from machine import add_precision, chosen_dtype, describe
 
 from whet.batch import Batch
 from whet.cluster.processes import ProcessCluster
 from whet.config import load
 from whet.errors import ConfigError, WhetError
-from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.learner.config import LearnerConfig, OptimizerConfig, Precision
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import WorkerConfig
 from whet.losses.supervised import SFTLoss
@@ -43,7 +43,9 @@ def sizes_of(layout: str) -> ParallelConfig:
         raise SystemExit(f"error: {error}") from None
 
 
-async def measure(layout: str, batch: Batch, rounds: int, max_tokens: int) -> dict[str, list[float]]:
+async def measure(
+    layout: str, batch: Batch, rounds: int, max_tokens: int, precision: Precision
+) -> dict[str, list[float]]:
     """Seconds of each step, of one process and of the layout."""
     cluster, learners = ProcessCluster(), {}
     taken: dict[str, list[float]] = {ALONE: [], layout: []}
@@ -51,7 +53,7 @@ async def measure(layout: str, batch: Batch, rounds: int, max_tokens: int) -> di
         for name in taken:
             config = WorkerConfig(
                 model=ModelConfig(),
-                learner=LearnerConfig(precision="bfloat16", max_tokens=max_tokens),
+                learner=LearnerConfig(precision=precision, max_tokens=max_tokens),
                 parallel=sizes_of(name),
                 optimizer=OptimizerConfig(),
                 steps=1000,
@@ -72,12 +74,14 @@ async def measure(layout: str, batch: Batch, rounds: int, max_tokens: int) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("layouts", nargs="*", help=f"by default {' '.join(LAYOUTS)}")
+    add_precision(parser)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=2048, help="of a micro-batch")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     args = parser.parse_args()
+    precision: Precision = "float32" if chosen_dtype(args.precision) == torch.float32 else "bfloat16"
     torch.set_num_threads(1)  # this process only waits
 
     ranks = {layout: sizes_of(layout).ranks for layout in args.layouts or LAYOUTS}
@@ -85,7 +89,7 @@ def main() -> None:
     print(f"{len(batch)} tokens a step, {int(batch.trained.sum())} of them trained; micro-batches of {args.max_tokens}")
     for layout, size in ranks.items():
         try:
-            found[layout] = asyncio.run(measure(layout, batch, args.rounds, args.max_tokens))
+            found[layout] = asyncio.run(measure(layout, batch, args.rounds, args.max_tokens, precision))
         except WhetError as error:
             raise SystemExit(f"error: {layout}: {error}") from None
         alone, median = (statistics.median(taken) for taken in found[layout].values())

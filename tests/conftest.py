@@ -2,6 +2,7 @@
 each other cost more than they bring."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 # The same examples each time: what passes here passes there. Others: --hypothesis-profile=default
-settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("repeatable", derandomize=True, deadline=None)  # a busy machine is slow
 settings.load_profile("repeatable")
 
 
@@ -21,6 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background jobs; what tests start would, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.markexpr != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # learners would take the GPUs, whose bits and ranks are not a CPU's
 

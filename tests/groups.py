@@ -29,8 +29,8 @@ def group(uid: str, prompt: list[int], answers: list[list[int]], rewards: list[f
 
 @st.composite
 def groups(draw: st.DrawFn, vocabulary: int = 32, longest: int = 12) -> list[Group]:
-    """One to four groups of one to four multi-turn episodes of one or two branches, some of which begin alike; answers
-    may be empty or untrained."""
+    """One to four groups of one to four multi-turn episodes of one or two branches, some of which begin alike, or of
+    none; answers may be empty or untrained."""
     tokens = st.lists(st.integers(0, vocabulary - 1), max_size=longest)
     system = draw(st.sampled_from([[], [7] * 20]))
     made = []
@@ -39,12 +39,13 @@ def groups(draw: st.DrawFn, vocabulary: int = 32, longest: int = 12) -> list[Gro
         episodes = []
         for _ in range(draw(st.integers(1, 4))):
             branches = []
-            for _ in range(draw(st.sampled_from([1, 1, 1, 2]))):
+            for _ in range(draw(st.sampled_from([1, 1, 1, 2, 0]))):
                 spans = [Span(prompt, False), Span(draw(st.sampled_from([[], [3] * 20, [3] * 25])), False)]
                 for _ in range(draw(st.integers(1, 2))):
                     spans.append(Span(draw(tokens), draw(st.sampled_from([True, True, True, False]))))
                     spans.append(Span(draw(tokens), False))
                 branches.append(Trajectory(spans))
-            episodes.append(Episode(branches, reward=draw(st.floats(-2, 2))))
+            status = Status.COMPLETED if branches else Status.TRUNCATED
+            episodes.append(Episode(branches, reward=draw(st.floats(-2, 2)), status=status))
         made.append(Group(f"g{index}", Task(f"t{index}", []), episodes))
     return made

@@ -20,7 +20,7 @@ def recipe(tiny_model: Path, tmp_path: Path) -> Path:
 def test_a_run_is_started_and_gone_on_with(recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = whet.start(recipe, "rollouts.prompts_per_step=2", folder=tmp_path / "run", data=Lowercase())
     assert (folder / "report.html").exists()
-    assert "1 steps" in capsys.readouterr().out
+    assert "1 step in" in capsys.readouterr().out
     assert whet.resume(folder, "steps=2") == folder
     assert "2 steps" in capsys.readouterr().out
 

@@ -38,6 +38,52 @@ def test_a_folder_takes_the_place_of_another_as_a_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["folder"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no call that swaps two names")
+def test_a_folder_that_is_replaced_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").touch()
+
+    def killed(self: Path, target: Path) -> Path:
+        raise AssertionError("a kill after this rename would leave no folder")
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with replacing(path) as staging:
+        staging.mkdir()
+        (staging / "new").touch()
+    assert names(path) == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_where_the_system_cannot_swap_a_folder_is_replaced_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_swapped", lambda *_: False)
+    path = tmp_path / "folder"
+    for name in ("old", "new"):
+        with replacing(path) as staging:
+            staging.mkdir()
+            (staging / name).touch()
+    assert names(path) == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_a_killed_process_had_begun_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib
+from whet.files import replacing
+with replacing(pathlib.Path({str(tmp_path / "step-000001.jsonl")!r})) as staging:
+    staging.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    for name in (".hidden", f".live.{os.getpid()}-00000000", "kept"):
+        (tmp_path / name).touch()
+    assert len(names(tmp_path)) == 4
+    files.remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".hidden", f".live.{os.getpid()}-00000000", "kept"]
+
+
 @pytest.mark.parametrize("old", [None, "file", "folder"])
 def test_where_making_it_fails_the_old_one_stays_and_nothing_else(tmp_path: Path, old: str | None) -> None:
     path = tmp_path / "it"

@@ -10,8 +10,8 @@ PACKAGE = Path(__file__).parent.parent / "whet"
 
 # From the ground up. A module may import from its own floor and from those below it.
 FLOORS = [
-    {"closing", "errors", "files", "seeds", "types", "lazy", "visible"},
-    {"config", "fetch", "run_folder", "stop_signals", "processes"},
+    {"closing", "errors", "files", "progress", "seeds", "types", "lazy", "other_names", "visible"},
+    {"config", "fetch", "run_folder", "run_log", "stop_signals", "processes"},
     {"metrics", "routes", "forest", "batch", "packing"},
     {"losses", "environments", "data", "judges", "gym", "tools"},
     {"models"},
@@ -19,7 +19,7 @@ FLOORS = [
     {"rollouts", "endpoint", "learner", "weights", "checkpoint"},
     {"distillation"},
     {"algorithms"},
-    {"build"},
+    {"build", "machine"},
     {"train", "evaluate", "serve"},
     {"feed"},
     {"sections"},

@@ -69,3 +69,17 @@ def test_a_rank_without_work_gets_a_sequence_with_tokens_and_no_weight():
     assert not idle.batch.trained.any()
     assert float(idle.batch.weight.abs().sum()) == 0
     assert float(busy.batch.weight.sum()) == 1
+
+
+def test_sequences_are_packed_up_to_a_bound_below_the_largest_and_a_longer_one_is_alone():
+    short = [group(f"g{i}", [1, 2, 3], [[4] * 5, [5] * 5]) for i in range(4)]
+    batch = Batch.from_groups([*short, group("long", [6] * 3, [[7] * 40])])
+    (micros,) = pack(batch, 1, 100, "token", pack_tokens=30)
+    sizes = sorted(len(micro.batch) for micro in micros)
+    assert sizes[-1] == 43
+    assert len(next(micro for micro in micros if len(micro.batch) == 43).batch.group_uids) == 5
+    assert next(micro for micro in micros if len(micro.batch) == 43).batch.sequences == 1
+    assert max(sizes[:-1]) <= 43
+    assert len(pack(batch, 1, 100)[0]) == 1
+    with pytest.raises(DataError, match=r"'long'.*43 tokens.*learner\.max_tokens"):
+        pack(batch, 1, 42, "token", pack_tokens=30)

@@ -64,6 +64,50 @@ def test_a_default_that_is_written_out_is_no_error(tmp_path: Path) -> None:
     assert not list(unread(load(Recipe, path).value))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["generator=vllm", "weights.folder=/tmp/w"], "weights.folder"),
+        (["generator=vllm", "weights.deadline=20"], "weights.deadline"),
+        (["generator=vllm", "weights.digest=false", "weights.columns=4"], "weights.columns"),
+        (["weights.probe=false", "weights.probe_tokens=4"], "weights.probe_tokens"),
+        (["generator={type: vllm, sleep_level: 2}"], "generator.sleep_level"),
+        (["generator.slack=3"], "generator.slack"),
+        (["generator.restarts=3", "generator.restarts=1"], "generator.restarts"),
+        (["generator.on_refit=keep"], "generator.on_refit"),
+        (["sampling.max_observation_tokens=100"], "sampling.max_observation_tokens"),
+        (["sampling.max_new_tokens=64", "sampling.thinking_budget=64"], "sampling.thinking_budget"),
+        (["sampling.temperature=0", "sampling.top_k=4"], "sampling.top_k"),
+        (["rollouts.retries=0", "rollouts.retry_delay=4"], "rollouts.retry_delay"),
+        (["optimizer.schedule=constant", "optimizer.min_lr_ratio=0.1"], "optimizer.min_lr_ratio"),
+        (["parallel.sequence_parallel=false"], "parallel.sequence_parallel"),
+        (["devices.deadline=20"], "devices.deadline"),
+        (["algorithm={type: dr_grpo, advantage: {eps: 0.1}}"], "algorithm.advantage.eps"),
+        (["algorithm={type: ppo, advantage: {whiten: false, std: population}}"], "algorithm.advantage.std"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_read_only_beside_another_setting_is_an_error_without_it(overrides: list[str], key: str) -> None:
+    said = complaint("grpo-gsm8k", *overrides)
+    assert f"({overrides[-1]}): {key}: it is read only where " in said
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["generator=vllm", "weights.transport=disk", "weights.folder=/tmp/w"],
+        ["generator=vllm", "weights.transport=collective", "weights.deadline=20"],
+        ["generator.replicas=2", "generator.slack=3", "generator.restarts=1"],
+        ["rollouts.max_staleness=1", "generator.on_refit=keep"],
+        ["sampling.max_turns=2", "sampling.max_observation_tokens=100"],
+        ["generator={type: vllm, sleep_level: 2}", "devices={placement: colocated, deadline: 20}"],
+    ],
+    ids=str,
+)
+def test_beside_it_each_is_read(overrides: list[str]) -> None:
+    load(Recipe, "grpo-gsm8k", overrides)
+
+
 @pytest.mark.parametrize("recipe", list_recipes())
 def test_every_setting_of_the_recipes_that_come_with_whet_is_read(recipe: str) -> None:
     assert not list(unread(load(Recipe, recipe).value))

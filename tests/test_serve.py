@@ -33,7 +33,7 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI, 
     try:
         assert process.stdout is not None
         first = process.stdout.readline()
-        assert " is served at http://127.0.0.1:" in first, process.communicate(timeout=20)[1]
+        assert " is served at http://127.0.0.1:" in first, process.communicate(timeout=100)[1]
         name, url = first.strip().split(" is served at ")
         token = process.stdout.readline().removeprefix("token: ").strip()
         yield process, openai.OpenAI(base_url=url, api_key=token, max_retries=0, timeout=60), name
@@ -58,7 +58,7 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         with pytest.raises(openai.AuthenticationError):
             client.with_options(api_key="stolen").models.list()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert out.endswith("ended\n")
     assert "Traceback" not in err
@@ -95,7 +95,7 @@ def test_each_call_decides_how_it_is_sampled_within_the_context() -> None:
 @pytest.mark.parametrize(
     ("wanted", "why"),
     [
-        ({"text": "x" * 100}, "and the context is of 100"),
+        ({"text": "x" * 100}, "leaves no room for a reply in the context of 100 tokens"),
         ({"temperature": 0.0001}, "temperature: "),
         ({"stop": ("",)}, "stop: "),
     ],

@@ -17,6 +17,7 @@ from whet.closing import Closing
 from whet.errors import RefitError
 from whet.feed import SampledFeed
 from whet.losses.off_policy import MISMATCH, mismatch, mismatch_metrics
+from whet.machine import decide
 from whet.processes.compute import compute
 from whet.types import Distribution, Group
 
@@ -45,6 +46,7 @@ class Agreement:
 
 async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     """Sample and score one group for each of ``prompts`` tasks. Raises as a run would where a part can't be built."""
+    recipe, _ = await compute(decide, recipe)
     weights = recipe.weights.model_copy(update={"digest": True, "probe": True})
     rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
     recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts})

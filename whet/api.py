@@ -14,9 +14,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from whet.config import Problem, RecipeError, load
+from whet.config.component import importing
 from whet.config.tree import DEFAULT
+from whet.errors import ConfigError, WhetError
+from whet.models.config import check_models
 from whet.recipe import Recipe
-from whet.run_folder import check_free
+from whet.run_folder import check_free, new_folder
+from whet.run_log import readers_may_go
+from whet.stop_signals import Stopped, StopRequest
 
 
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
@@ -40,40 +45,88 @@ def start(
 ) -> Path:
     """Train from the beginning and return the run folder, with its report in it. ``recipe``, ``overrides`` and
     ``sections`` are those of ``read``; ``folder`` must be new, by default it is one under ``runs/``."""
+    if importing():
+        raise ConfigError("this file starts a run while it is imported; put that under: if __name__ == '__main__':")
     value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
+    check_models(value)
     if folder is not None:
         check_free(Path(folder))
 
-    from whet import run
-
     name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    chosen = run.new_folder(name=name) if folder is None else Path(folder)
-    return finished(lambda: run.start(value, chosen))
+    chosen = new_folder(name=name) if folder is None else Path(folder)
+
+    def train(stop: StopRequest) -> Path:
+        from whet import run  # takes seconds
+
+        return run.start(value, chosen, stop)
+
+    return _told(f"{name}, {value.steps} steps, into {chosen}", chosen, train)
 
 
 def resume(folder: str | Path, *overrides: str) -> Path:
     """Go on with a run from its newest complete checkpoint and return its folder."""
-    from whet import run
 
-    return finished(lambda: run.resume(Path(folder), overrides))
+    def train(stop: StopRequest) -> Path:
+        from whet import run  # takes seconds
+
+        return run.resume(Path(folder), overrides, stop)
+
+    return _told(f"resuming {folder}", Path(folder), train)
 
 
-def finished(train: Callable[[], Path]) -> Path:
-    """Train, write the report of the run folder, and print what the run amounts to."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        folder = train()
-    else:  # a notebook has a loop of its own
-        with ThreadPoolExecutor(1) as thread:
-            folder = thread.submit(train).result()
+def finished(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Path:
+    """Train into the folder, showing how far it is, write the report, and print what the run amounts to."""
+    from whet.show.live_report import shown
 
-    from whet.metrics.sinks.jsonl import FILE
+    stop = StopRequest()
+    with readers_may_go():
+        with shown(title, folder):
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                folder = train(stop)
+            else:  # a notebook has a loop of its own
+                folder = _beside(train, stop)
 
-    if (folder / FILE).exists():  # no report without the sink that it is made from
-        from whet.show.report import write_report
-        from whet.show.summary import print_summary
+        from whet.metrics.sinks.jsonl import FILE
 
-        write_report(folder)
-        print_summary(folder)
+        if (folder / FILE).exists():  # no report without the sink that it is made from
+            from whet.show.summary import print_summary
+
+            print_summary(folder)
     return folder
+
+
+def _beside(train: Callable[[StopRequest], Path], stop: StopRequest) -> Path:
+    """Train on a thread. An interrupt, which only this thread gets, ends the run after its step, a second one at once;
+    raises ``KeyboardInterrupt`` then."""
+    thread = ThreadPoolExecutor(1)
+    running = thread.submit(train, stop)
+    interrupted = False
+    try:
+        while True:
+            try:
+                return running.result()
+            except KeyboardInterrupt:
+                interrupted = True
+                if stop.interrupt():
+                    print("interrupted: the run saves after this step and ends; interrupt again to end it at once")
+    except (Stopped, asyncio.CancelledError) as error:
+        if not interrupted:
+            raise
+        raise KeyboardInterrupt(str(error)) from None
+    finally:
+        thread.shutdown(wait=False)
+
+
+def _told(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Path:
+    """Train; what goes wrong is raised without the lines of whet, and with how to go on."""
+    try:
+        return finished(title, folder, train)
+    except KeyboardInterrupt:
+        saved = (folder / "checkpoints").is_dir()
+        hint = f"Go on with: whet.resume({str(folder)!r})" if saved else f"Nothing is saved in {folder} yet"
+        print(f"interrupted. {hint}", flush=True)
+        raise KeyboardInterrupt(hint) from None
+    except WhetError as error:
+        raise error.with_traceback(None) from None

@@ -76,12 +76,13 @@ class Batch:
     episode: Tensor = field(metadata=_SEQUENCE)  # [S] int64, ascending; its branches share reward, scores and status
     group_uids: tuple[str, ...] = ()
     distribution: Distribution = field(default_factory=Distribution)  # of which log-probs are taken
-    scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where a sequence lacks the score
+    scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where missing, 0 if cut short
     weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
     turn_rewards: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; at the last token of each reply
+    replies_before: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S] int64; those it inherits as context
     experts: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, layers, k] int16, the generator's; -1: unknown
     rollout_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float32, as sampled
-    old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
+    old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the step's start; nan: not computed
     reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     values: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
     advantages: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
@@ -97,7 +98,7 @@ class Batch:
         prompt, say). Beyond the prompt of a group a common stretch must be long enough to be worth it.
         ``share_prompts=False`` makes every trajectory a root.
 
-        Raises ``DataError`` for a failed episode, or a trajectory without tokens.
+        Raises ``DataError`` for a failed episode, or a trajectory whose spans have no tokens.
         """
         return cls(
             **columns_of(groups, share_prompts),
@@ -110,7 +111,8 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """S, counting sequences without a trained token too."""
+        """S, counting sequences without a trained token too, and those without any: each stands for an episode that
+        was cut before its first reply."""
         return self.group.numel()
 
     @property
@@ -145,7 +147,9 @@ class Batch:
         return found
 
     def score(self, name: str) -> Tensor:
-        """Return a score of the sequences, [S]. Raises ``DataError`` where none has it."""
+        """Return a score of the sequences, [S]. Raises ``DataError`` where none has it, unless all were cut short."""
+        if bool(self.truncated.all()) and name not in self.scores:
+            return torch.zeros_like(self.reward)
         if name not in self.scores:
             known = ", ".join(self.scores) or "none"
             raise DataError(f"no answer has the score {name!r}; the scores are: {known}")

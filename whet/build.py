@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.closing import Closing
+from whet.errors import ConfigError
 from whet.seeds import derive_seed
 from whet.types import Distribution
 
@@ -89,6 +90,7 @@ async def open_generator(
 ) -> "AsyncIterator[tuple[Refittable[Any], Renderer]]":
     """Open a generator, and the renderer of its texts, with the weights of a run's best checkpoint, of another
     ``model``, or of the recipe's. Nothing is trained."""
+    from whet.machine import decide
     from whet.processes.compute import compute
 
     whole: dict[str, Any] = {"lora": "merged"}  # weights come once, from this process
@@ -101,7 +103,7 @@ async def open_generator(
     }
     if model is not None:
         changes["model"] = recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})
-    settings = recipe.model_copy(update=changes)
+    settings = (await compute(decide, recipe.model_copy(update=changes)))[0]
     renderer = build_renderer(settings)
     async with Closing() as closing:
         generator = build_generator(settings, renderer)
@@ -109,6 +111,18 @@ async def open_generator(
         weights = await compute(trained_weights, settings, run)
         await build_sync(settings, [0, 0]).load(weights, generator, 0)
         yield generator, renderer
+
+
+def check_experts(recipe: "Recipe") -> None:
+    """Raise ``ConfigError``, before anything is started, where the model lacks experts that the recipe is about."""
+    from whet.algorithms.base import OnlineAlgorithm
+    from whet.models.loading import load_model_config
+    from whet.models.routing import experts_missing
+
+    replays = isinstance(recipe.algorithm, OnlineAlgorithm) and recipe.rollouts.router_replay
+    balances = recipe.learner.balance is not None
+    if (replays or balances) and (why := experts_missing(load_model_config(recipe.model), replays, balances)):
+        raise ConfigError(why)
 
 
 @asynccontextmanager

@@ -1,9 +1,11 @@
 """Closing the parts of a run: all of them, in the reverse order in which they were opened, even if one fails."""
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -28,3 +30,11 @@ class Closing(AsyncExitStack):
                 log.warning("%s could not be closed: %s: %s", name, type(error).__name__, error)
 
         self.push_async_exit(end)
+
+
+async def cancelled(jobs: Sequence[asyncio.Task[Any]], seconds: float = 30.0) -> None:
+    """Cancel jobs and wait for their ends; one that ignores it must not keep a run from ending."""
+    for job in jobs:
+        job.cancel()
+    if jobs:
+        await asyncio.wait(jobs, timeout=seconds)

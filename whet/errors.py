@@ -42,6 +42,11 @@ class DeadlineError(WhetError):
     """Something took longer than its deadline."""
 
 
+class CallError(WhetError):
+    """A call of a function in a worker process failed: the function raised, or the worker was lost. Another call may
+    work, so this costs an episode and not the run."""
+
+
 class WorkerError(WhetError):
     """A worker is gone: its process died."""
 

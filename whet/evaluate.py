@@ -20,8 +20,10 @@ from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
 from whet.processes.compute import run_computing
+from whet.progress import PROGRESS
 from whet.rollouts.blend import Blend, Name
 from whet.rollouts.episode import play
+from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling, Temperature
 from whet.seeds import derive_seed
 from whet.types import Episode, Status, Task
@@ -168,6 +170,7 @@ async def evaluate_tasks(
     blend: Blend | None = None,
     seed: int = 0,
     endpoint: "Endpoint | None" = None,
+    name: str = "",
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
     where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
@@ -176,7 +179,7 @@ async def evaluate_tasks(
     if not tasks:
         raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
 
-    samples, slots = config.samples, asyncio.Semaphore(config.concurrency)
+    samples, slots, failures = config.samples, asyncio.Semaphore(config.concurrency), Failures()
 
     async def answer(task: Task, sample: int) -> Episode:
         async with slots:
@@ -190,16 +193,20 @@ async def evaluate_tasks(
                 seed=derive_seed(seed, "evaluation", task.uid, sample),
                 session=f"evaluation/{task.uid}/{sample}",
                 timing=Timing(),
+                failures=failures,
                 endpoint=endpoint,
             )
         if episode.status is Status.FAILED:
+            failures.check()
             raise DataError(f"the evaluation of {task.uid} failed: {episode.error}")
+        answers.done += 1
         return episode
 
     limit = asyncio.timeout(config.deadline)
     try:
-        async with limit, asyncio.TaskGroup() as group:
-            jobs = [group.create_task(answer(task, i)) for task in tasks for i in range(samples)]
+        with PROGRESS.counting(f"answers{name and f' of {name}'}", len(tasks) * samples) as answers:
+            async with limit, asyncio.TaskGroup() as group:
+                jobs = [group.create_task(answer(task, i)) for task in tasks for i in range(samples)]
     except TimeoutError:
         place = environments.blocked_at()
         hint = "" if place is None else f"; an environment blocks at {place}"
@@ -211,9 +218,9 @@ async def evaluate_tasks(
     asked = [task for task in tasks for _ in range(samples)]
     episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
     report = Report.of(episodes, samples)
-    for name in blend.of if blend else ():
-        if own := [one for one in episodes if one[0].environment == name]:
-            report.sets[name] = Report.of(own, samples)
+    for environment in blend.of if blend else ():
+        if own := [one for one in episodes if one[0].environment == environment]:
+            report.sets[environment] = Report.of(own, samples)
     return report
 
 
@@ -238,7 +245,7 @@ async def evaluate_all(
             closing.closes(f"the environments of {name}", hosted.close)
             tasks, sampling = held_out(one.data, one.split, one.limit), own.sampling(recipe.sampling)
             report.sets[name] = await evaluate_tasks(
-                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed, endpoint=endpoint
+                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed, endpoint=endpoint, name=name
             )
     return report
 
@@ -281,6 +288,7 @@ def evaluate(
             generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
             endpoint = Endpoint(renderer)
             closing.closes("the endpoint", endpoint.close)
+            PROGRESS.begin("evaluating")
             return await evaluate_all(settings, environments, generator, renderer, endpoint)
 
     return run_computing(go())

@@ -4,7 +4,7 @@ source of groups, takes each new version of the weights, and evaluates. The loop
 import logging
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -26,13 +26,16 @@ from whet.evaluate import evaluate_all
 from whet.learner.base import Learner, Scorer
 from whet.learner.cached_reference import CachedReference
 from whet.losses.off_policy import MISMATCH
+from whet.machine import decide
 from whet.metrics import Metrics
 from whet.metrics.rollout_file import write_rollouts
 from whet.metrics.statistics import wilson
 from whet.models.loading import fingerprint
 from whet.processes.compute import compute
+from whet.progress import PROGRESS
 from whet.rollouts.blend import Blend
 from whet.rollouts.filters import Filter
+from whet.rollouts.no_signal import NoSignal
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.replay import KeptSource, keep_groups
 from whet.rollouts.source import RolloutSource
@@ -64,11 +67,8 @@ class Feed(Protocol):
         """The most tokens that an answer may have, which ``weighting=constant`` divides by."""
         ...
 
-    async def prepare(
-        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Scorer]:
-        """Do what is to be done once before step ``version + 1``, telling how far it is; returns who scores from then
-        on."""
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+        """Do what is to be done once before step ``version + 1``. Return the scorers from then on."""
         ...
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
@@ -122,19 +122,21 @@ class SampledFeed:
             self.generator,
             renderer,
             group_size=recipe.online.group_size,
-            filters=recipe.online.group_filters if filters is None else filters,
+            filters=recipe.online.filters if filters is None else filters,
+            pairing=recipe.online.pairing if filters is None else (),
             rewards=recipe.rewards,
             blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
             seed=recipe.seed,
             endpoint=self.endpoint,
         )
         self._disagrees = False  # in the last step
+        estimator = recipe.online.estimator
+        self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
         self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
 
-    async def prepare(
-        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Scorer]:
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
         self.recipe.weights.check_device(learners["policy"].facts.device)
+        self.source.ledger.compare(folder)
         if self.recipe.validation.required:
             await require(self.recipe.taskset, self.recipe.validation.samples)
         return learners
@@ -149,8 +151,10 @@ class SampledFeed:
         return report.metrics()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Warn in the first of the steps in which generator and learner disagree. Raises ``WhetError`` where the recipe
-        says so."""
+        """Warn in the first of the steps in which generator and learner disagree, and where nothing can be learned.
+        Raises ``WhetError`` where the recipe says so."""
+        if self._no_signal is not None:
+            self._no_signal.check(step, values)
         rollouts, error, old = self.recipe.rollouts, values.get(MISMATCH, 1.0), values.get("staleness/max", 0.0)
         cause = "`whet doctor RECIPE` looks for the cause"
         if old:
@@ -197,9 +201,7 @@ class KeptFeed:
         self.source = KeptSource(folder)
         self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
 
-    async def prepare(
-        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Scorer]:
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
         return learners
 
     async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
@@ -229,9 +231,7 @@ class RowsFeed:
         self.source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
         self._held_out: tuple[Batch, list[Group]] | None = None
 
-    async def prepare(
-        self, learners: Mapping[str, Learner], folder: Path, version: int, tell: Callable[[str], None]
-    ) -> Mapping[str, Scorer]:
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
         """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
         recipe, algorithm = self.recipe, self.recipe.algorithm
         if not algorithm.main.caches_reference:
@@ -243,8 +243,7 @@ class RowsFeed:
         with cached.filling():
             if recipe.evaluation.enabled:
                 await self._held_out_batch(scorers)
-            for step in range(version, recipe.steps):
-                tell(f"reference {step - version}/{recipe.steps - version}")
+            for _ in PROGRESS.each(range(version, recipe.steps), "steps scored by the reference"):
                 groups = await steps.next_groups()
                 await algorithm.prepare(await compute(self._batch, groups, scorers), groups, scorers)
         await cached.finish()
@@ -331,6 +330,7 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
     from whet.build import build_renderer, open_learners
     from whet.checkpoint.store import CheckpointStore
 
+    recipe, _ = await compute(decide, recipe)
     feed = RowsFeed(recipe, build_renderer(recipe))
     checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
     with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
@@ -338,6 +338,7 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
             if checkpoint is not None:
                 for role in recipe.algorithm.losses:
                     await learners[role].load(checkpoint.folder / role)
+            PROGRESS.begin("evaluating")
             values = await feed.evaluate(learners if run is None else feed.looking_up(learners, run))
     if not values:
         raise DataError("no row is held out, so there is nothing to measure on; give data.test_path, or more rows")

@@ -1,9 +1,12 @@
 """Atomic writes: a file or folder is made beside its place, flushed to the disk and renamed. So a reader, or the next
 start after a kill, sees either the old content or all of the new. Imports torch only for tensors."""
 
+import ctypes
 import os
+import re
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,6 +16,9 @@ from whet.errors import WhetError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+_STAGED = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # the names of what is made by ``replacing``
 
 
 @contextmanager
@@ -77,6 +83,25 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed had begun in a folder with ``replacing``; not what is in its folders."""
+    for path in folder.glob(".*"):
+        found = _STAGED.fullmatch(path.name)
+        if found and not _alive(int(found[1])):
+            with suppress(OSError):
+                remove(path)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
     """Write a safetensors file with ``replacing``. Tensors may be on any device, strided, or share memory: each is
     written whole."""
@@ -128,10 +153,23 @@ def _flush(path: Path) -> None:
     sync_folder(path)
 
 
+def _swapped(one: Path, other: Path) -> bool:
+    """Swap two names at once; False where the system or the file system can't."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+
+
 def _rename_over(staging: Path, path: Path) -> None:
-    """Put a file or folder in the place of another; a replaced folder is removed last."""
+    """Put a file or folder in the place of another; a replaced folder is removed last. Where the system can't swap two
+    folders, a kill between two renames leaves the old one beside its place, under the name of ``aside``."""
     if not (staging.is_dir() and path.exists()):
         staging.replace(path)
+        return
+    if _swapped(staging, path):
+        remove(staging)
         return
     aside = staging.with_name(f"{staging.name}.before")
     path.rename(aside)

@@ -29,18 +29,18 @@ class _Sequence:
 
 
 def columns_of(groups: Sequence[Group], share_prompts: bool) -> dict[str, Any]:
-    """Return the columns of the groups' batch. Raises ``DataError`` for a failed episode, or a trajectory without
-    tokens."""
+    """Return the columns of the groups' batch. Raises ``DataError`` for a failed episode, or a trajectory whose spans
+    have no tokens."""
     forest = _Forest()
-    members = [forest.number(index, group) for index, group in enumerate(groups)]
+    members = [several for index, group in enumerate(groups) if (several := forest.number(index, group))]
     if not share_prompts:
-        for sequence in forest.sequences:
+        for sequence in [sequence for several in members for sequence in several]:
             forest.add_own(sequence, parent=-1, shared=0)
         return forest.columns()
     prompts = [same_start([sequence.leading for sequence in several]) for several in members]
-    common = same_start(prompts) if len(groups) > 1 else []
+    common = same_start(prompts) if len(members) > 1 else []
     long = len(common) >= MIN_COMMON_PREFIX
-    root = forest.add_shared(common, -1, forest.sequences[0], 0) if long else -1
+    root = forest.add_shared(common, -1, members[0][0], 0) if long else -1
     for several in members:
         forest.add(several, root, len(common) if root >= 0 else 0, least=1)
     return forest.columns()
@@ -82,19 +82,20 @@ class _Forest:
         self.sampled = self.turns = False
 
     def number(self, index: int, group: Group) -> list[_Sequence]:
-        """Number the sequences of a group, and return them."""
-        start = len(self.sequences)
+        """Number the sequences of a group, and return those to lay out: an episode without a branch has no tokens."""
+        found = []
         for episode in group.episodes:
             if episode.status is Status.FAILED:
                 raise DataError(f"group {group.uid!r} holds a failed episode ({episode.error}); drop or retry it first")
             self.turns |= any(span.reward for span in [span for span in episode.spans if span.trained][:-1])
-            for branch in episode.branches:
+            for branch in episode.lines:
                 leading = takewhile(lambda span: not span.trained, branch.spans)
                 tokens = list(chain.from_iterable(span.tokens for span in leading))
                 number = len(self.sequences)
                 self.sequences.append(_Sequence(number, index, group.uid, len(self.episodes), branch, tokens))
+                found += self.sequences[-1:] if episode.branches else []
             self.episodes.append(episode)
-        return self.sequences[start:]
+        return found
 
     def add(self, sequences: Sequence[_Sequence], parent: int, depth: int, least: int) -> None:
         """Add sequences whose first ``depth`` tokens are those of ``parent``: what they have in common beyond, if that
@@ -154,6 +155,7 @@ class _Forest:
         logprobs = (piece.logprobs or repeat(0.0, len(piece.tokens)) for piece in self.pieces)
         experts = of_tokens(self.pieces)
         episodes = [self.episodes[sequence.episode] for sequence in self.sequences]
+        before = [_replies_before(sequence.trajectory) for sequence in self.sequences]
         names = dict.fromkeys(name for episode in episodes for name in episode.scores)
         return {
             "tokens": _joined((piece.tokens for piece in self.pieces), np.int64, len(trained)),
@@ -167,11 +169,21 @@ class _Forest:
             "episode": _whole([sequence.episode for sequence in self.sequences]),
             "reward": _numbers([episode.reward for episode in episodes]),
             "truncated": torch.tensor([episode.status is Status.TRUNCATED for episode in episodes], dtype=torch.bool),
-            "scores": {name: _numbers([e.scores.get(name, float("nan")) for e in episodes]) for name in names},
+            "scores": {name: _numbers([_score(episode, name) for episode in episodes]) for name in names},
             "turn_rewards": turn_rewards if self.turns else None,
+            "replies_before": _whole(before) if any(before) else None,
             "experts": None if experts is None else torch.from_numpy(experts),
             "rollout_logprobs": _joined(logprobs, np.float32, len(trained)) if self.sampled else None,
         }
+
+
+def _score(episode: Episode, name: str) -> float:
+    return episode.scores.get(name, 0.0 if episode.status is Status.TRUNCATED else float("nan"))
+
+
+def _replies_before(line: Trajectory) -> int:
+    """Return how many sampled replies stand before the first trained token: context that a branch inherits."""
+    return sum(span.logprobs is not None for span in takewhile(lambda span: not span.trained, line.spans))
 
 
 def _beyond(span: Span, known: int) -> Span:

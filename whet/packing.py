@@ -18,20 +18,24 @@ class MicroBatch:
     tokens: Tensor  # [n] indices into the whole batch
 
 
-def pack(batch: Batch, ranks: int, max_tokens: int, unit: str = "token") -> list[list[MicroBatch]]:
+def pack(
+    batch: Batch, ranks: int, max_tokens: int, unit: str = "token", pack_tokens: int | None = None
+) -> list[list[MicroBatch]]:
     """Cut ``batch`` into micro-batches of at most ``max_tokens`` tokens, for each of ``ranks`` ranks.
 
     Groups stay together where they fit, so that their prompt is computed once; with ``unit="group"`` (losses that
-    compare the members of a group) they are never cut. Deterministic. Raises ``DataError`` when one piece is too large.
+    compare the members of a group) they are never cut. What fits is packed up to ``pack_tokens``, by default
+    ``max_tokens``. Deterministic. Raises ``DataError`` when one piece is too large.
     """
-    pieces = _pieces(batch, max_tokens, whole_groups=unit == "group")
+    room = min(pack_tokens or max_tokens, max_tokens)
+    pieces = _pieces(batch, room, max_tokens, whole_groups=unit == "group")
     if not pieces:
         return [[] for _ in range(ranks)]
-    total = sum(size for size, _ in pieces)
-    count = -(-total // max_tokens)
+    room = max(room, *(size for size, _ in pieces))
+    count = -(-sum(size for size, _ in pieces) // room)
     while True:  # a few more micro-batches until the pieces fit
         count = -(-count // ranks) * ranks
-        bins = _spread(pieces, count, max_tokens)
+        bins = _spread(pieces, count, room)
         if bins is not None:
             break
         count += 1
@@ -39,8 +43,9 @@ def pack(batch: Batch, ranks: int, max_tokens: int, unit: str = "token") -> list
     return [micro[rank::ranks] for rank in range(ranks)]
 
 
-def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
-    """Return (tokens, sequences) of each part that stays together: groups, or as many sequences of a group as fit."""
+def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
+    """Return (tokens, sequences) of each part that stays together: groups, or as many sequences of a group as have
+    ``room``, or one that is longer."""
     length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
     leaf = dict(zip(batch.sequence[batch.segment_start].tolist(), range(len(parent)), strict=True))
     members: dict[int, list[int]] = {}
@@ -56,7 +61,7 @@ def _pieces(batch: Batch, max_tokens: int, whole_groups: bool) -> list[tuple[int
                 path.add(at)
                 at = parent[at]
             size = sum(length[segment] for segment in held | path)
-            if current and not whole_groups and size > max_tokens:
+            if current and not whole_groups and size > room:
                 pieces.append((sum(length[segment] for segment in held), current))
                 held, current = set(), []
                 size = sum(length[segment] for segment in path)
@@ -93,6 +98,11 @@ def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     shortest = int(torch.where(own > 0, own, len(batch) + 1).argmin())
     part, tokens = batch.select(torch.tensor([shortest]))
     return MicroBatch(idle(part), tokens)
+
+
+def idle_micro_batches(batch: Batch, ranks: int) -> list[list[MicroBatch]]:
+    """Return a micro-batch that trains nothing for each of ``ranks`` ranks."""
+    return [[_micro_batch(batch, [])] for _ in range(ranks)]
 
 
 def idle(batch: Batch) -> Batch:

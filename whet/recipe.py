@@ -12,6 +12,7 @@ from whet.checkpoint.config import CheckpointConfig
 from whet.cluster.config import ClusterConfig, DevicesConfig
 from whet.cluster.registry import CLUSTERS
 from whet.config import Component, Config
+from whet.config.component import cannot_be_found
 from whet.data.base import Data
 from whet.data.registry import ROWS
 from whet.data.rows import Rows
@@ -28,13 +29,14 @@ from whet.losses.off_policy import TIS
 from whet.metrics.sinks import SinkConfig
 from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
+from whet.other_names import here
 from whet.parallel.config import ParallelConfig
 from whet.processes.sandbox import UNPROTECTED, unprotected
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
-from whet.sections import unread
+from whet.sections import idle, unread
 from whet.weights.config import WeightSyncConfig
 
 _MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory together
@@ -203,10 +205,14 @@ class Recipe(Config):
             raise ConfigError(f"this recipe answers the tasks of {_called(type(self.data))}, and here rows are needed")
         return self.data
 
+    @classmethod
+    def other_name(cls, key: str) -> str | None:
+        return here(key)
+
     def unread(self) -> dict[str, str]:
-        return dict.fromkeys(
-            unread(self), "nobody reads it: this run learns from rows and samples nothing; leave it out"
-        )
+        alone = {key: f"it is read only where {when}; leave it out" for key, when in idle(self)}
+        why = "nobody reads it: this run learns from rows and samples nothing; leave it out"
+        return alone | dict.fromkeys(unread(self), why)
 
     @property
     def _stale(self) -> bool:
@@ -248,6 +254,11 @@ class Recipe(Config):
                 "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
                 "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "
                 "algorithm.loss=policy instead"
+            )
+        if cannot_be_found(type(self.data)):
+            found.append(
+                f"data is {type(self.data).__name__}, which stands in a notebook or inside of a function, where `whet "
+                "eval`, `whet resume` and other processes can't find it; put the class into a file and import it"
             )
         if unprotected(self.model_dump(mode="json")):
             found.append(UNPROTECTED)

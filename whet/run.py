@@ -3,13 +3,13 @@
 
 import asyncio
 import logging
+import platform
 import shlex
-import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,69 +23,72 @@ from whet.closing import Closing
 from whet.cluster.lease import Devices, Several
 from whet.config import dump_yaml, load
 from whet.data.source import Source
-from whet.errors import ConfigError, GeneratorError, WhetError, WorkerError
+from whet.errors import ConfigError, GeneratorError, WorkerError
 from whet.feed import Feed, build_feed
-from whet.files import write_atomically
+from whet.files import remove_leftovers, write_atomically
 from whet.learner.base import Learner, Scorer
 from whet.learner.state import FACTS
+from whet.machine import decide_run, read
 from whet.metrics import Metrics
 from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import truncate_after
 from whet.processes.compute import compute, run_computing
-from whet.processes.loop_thread import described, end_copies
+from whet.processes.loop_thread import end_copies
+from whet.progress import PROGRESS
 from whet.recipe import Recipe
 from whet.rollouts.ledger import FILE as LEDGER
 from whet.rollouts.replay import drop_groups_after
 from whet.run_folder import Place, create
+from whet.run_log import logging_to
 from whet.sections import ForLoop
 from whet.stop_signals import Stopped, StopRequest, stop_signals
 from whet.types import Distribution, Group
-from whet.visible import visible
 
 log = logging.getLogger(__name__)
 
-
-def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
-    """A folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = Path(root) / f"{name}-{stamp}"
-    count = 1
-    while folder.exists():
-        count += 1
-        folder = Path(root) / f"{name}-{stamp}-{count}"
-    return folder
+_ACTIVITIES = {  # phases, in the words that people are told
+    "prepare": "preparing",
+    "generate": "sampling",
+    "learn": "learning",
+    "publish": "publishing the weights",
+    "evaluate": "evaluating",
+    "checkpoint": "saving a checkpoint",
+}
 
 
-def start(recipe: Recipe, folder: Path) -> Path:
-    """Train from the beginning into a new ``folder``. Returns it."""
+def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None) -> Path:
+    """Train from the beginning into a new ``folder``. Returns it. Whoever gives a ``stop`` can end the run by it."""
     create(folder)
     folder = folder.absolute()  # workers may have other working folders, and this process's may change
     write_atomically(folder / "recipe.yaml", dump_yaml(recipe))
-    return _train(recipe, folder, resuming=False)
+    return _train(recipe, folder, resuming=False, asked=stop)
 
 
-def resume(folder: Path, overrides: Sequence[str] = ()) -> Path:
+def resume(folder: Path, overrides: Sequence[str] = (), stop: StopRequest | None = None) -> Path:
     """Go on from the newest intact checkpoint, or, said loudly, from the beginning where there is none yet."""
     folder = folder.absolute()
     recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
-    return _train(recipe, folder, resuming=True)
+    return _train(recipe, folder, resuming=True, asked=stop)
 
 
-def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
+def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | None) -> Path:
     from whet.train import train
 
     async def go() -> None:
         end_copies(asyncio.get_running_loop())
-        with stop_signals(recipe.checkpoints.before) as stop:
+        decided = await compute(decide_run, recipe, folder, resuming)
+        if not resuming:
+            write_atomically(folder / "recipe.yaml", dump_yaml(decided))
+        with stop_signals(recipe.checkpoints.before, asked) as stop:
             restarts = Restarts()
             while True:
                 try:
                     again = resuming or restarts.begun
-                    async with open_run(recipe, folder, resuming=again, stop=stop, restarts=restarts) as run:
+                    async with open_run(decided, folder, resuming=again, stop=stop, restarts=restarts) as run:
                         _check_steps(run)
-                        write_atomically(folder / "recipe.yaml", dump_yaml(recipe))  # overrides included
+                        write_atomically(folder / "recipe.yaml", dump_yaml(decided))  # overrides included
                         await train(run)
                     return
                 except (WorkerError, GeneratorError) as error:
@@ -95,13 +98,11 @@ def _train(recipe: Recipe, folder: Path, resuming: bool) -> Path:
                     text = "restart %d of %d (cluster.restarts), from the newest checkpoint: %s"
                     log.warning(text, restarts.count, recipe.cluster.restarts, error)
 
-    with run_lock(folder), _logging_to(folder):
+    with run_lock(folder), logging_to(folder):
+        log.info("%s into %s: %d steps, %s", "resuming" if resuming else "training", folder, recipe.steps, _versions())
         for warning in recipe.warnings():
             log.warning(warning)
-        try:
-            run_computing(go())
-        except SystemExit as error:
-            raise WhetError(f"some code of the run tried to end the process: {described(error)}") from error
+        run_computing(go(), after=f"Go on with: whet resume {shlex.quote(str(folder))}")
     return folder
 
 
@@ -142,6 +143,7 @@ class Run:
     saving: BackgroundSave = field(default_factory=BackgroundSave)  # the checkpoint that is being written
     stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
     restarts: Restarts = field(default_factory=Restarts)
+    warned_of_best: bool = False
 
     @property
     def folder(self) -> Path:
@@ -161,7 +163,7 @@ class Run:
     async def phase(self, name: str, tenant: str | None = None, new_weights: bool = False) -> AsyncIterator[None]:
         """What happens inside is timed under ``name`` and shown as what is being done; a ``tenant`` has the devices,
         and makes ``new_weights``."""
-        self.sinks.status(name)
+        PROGRESS.begin(_ACTIVITIES[name])
         with self.clock.phase(name):
             if tenant is None:
                 yield
@@ -172,14 +174,19 @@ class Run:
     async def before_first_step(self) -> None:
         """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
         async with self.phase("prepare"):
-            self.scorers = await self.feed.prepare(self.learners, self.folder, self.start, self.sinks.status)
-        await self.feed.publish(self.learners, self.start)
+            self.scorers = await self.feed.prepare(self.learners, self.folder, self.start)
+        async with self.phase("publish"):
+            await self.feed.publish(self.learners, self.start)
         if self.start == 0:
             await self._evaluate(0)
-        self.restarts.begun = True
+        PROGRESS.where = self._step(self.start + 1)
+        self.restarts.begun = self.stop.begun = True
         if self.restarts.count:
             self.metrics.sum("cluster/restarts", self.restarts.count)
         self.clock.start()
+
+    def _step(self, step: int) -> str:
+        return f"step {min(step, self.recipe.steps)}/{self.recipe.steps}"
 
     async def publish(self, version: int) -> None:
         """Weights first, then permits."""
@@ -207,6 +214,8 @@ class Run:
         for name, seconds in self.clock.lap().items():  # what was done since belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         self.sinks.write(step, times)
+        log.info("step %d of %d took %s", step, steps, _in_seconds(times))
+        PROGRESS.where = self._step(step + 1)
         crash_point("step.done")
         if stopping:
             text = f"step {step} of {steps} is saved. Go on with: whet resume {shlex.quote(str(self.folder))}"
@@ -282,11 +291,13 @@ class Run:
         if not values:
             return None
         self.sinks.write(step, values, kind="evaluation")
+        log.info("evaluation at step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         best = self.recipe.checkpoints.best_metric
-        if best not in values:
-            log.warning(
-                "checkpoints.best_metric=%s is not measured, so none is the best; measured: %s", best, list(values)
-            )
+        if best not in values and not self.warned_of_best:
+            self.warned_of_best = True
+            instead = "checkpoints.best_metric=evaluation/loss checkpoints.mode=min"
+            advice = f"set {instead}" if "evaluation/loss" in values else f"measured are: {', '.join(values)}"
+            log.warning("checkpoints.best_metric=%s is not measured, so no checkpoint is the best; %s", best, advice)
         return values.get(best)
 
 
@@ -295,16 +306,23 @@ async def open_run(
     recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None, restarts: Restarts | None = None
 ) -> AsyncIterator[Run]:
     """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
-    from whet.build import build_renderer, open_learners
+    from whet.build import build_renderer, check_experts, open_learners
 
     async with Closing() as closing:
         devices = Devices({}, shared=recipe.devices.placement == "colocated", deadline=recipe.devices.deadline)
+        check_experts(recipe)
         feed = build_feed(recipe, build_renderer(recipe), devices)  # what is quickly found to be missing comes first
         closing.closes("the feed", feed.close)
+        store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
+        store.clean()
+        checkpoint = store.load_latest() if resuming else None
+        resume_step = (checkpoint.step if checkpoint else -1) if resuming else None
+        sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        closing.closes("the sinks", sinks.close)
+        PROGRESS.begin("loading the model")
         learners = await closing.enter_async_context(open_learners(recipe, folder))
         devices.tenants["learning"] = Several(learners.values())
         devices.awake = "learning"
-        store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         run = Run(
             recipe=recipe,
             place=Place(folder),
@@ -314,57 +332,39 @@ async def open_run(
             scorers=learners,
             store=store,
             devices=devices,
-            sinks=OpenSinks([]),
+            sinks=sinks,
             share_prompts=all(learner.facts.forest for learner in learners.values()),
             stop=stop or StopRequest(),
             restarts=restarts or Restarts(),
         )
         closing.closes("the checkpoint that is being written", run.saving.close)
-        store.clean()
-        checkpoint = store.load_latest() if resuming else None
         if resuming and checkpoint is None:
             log.warning("%s has no complete checkpoint yet: the run starts again from the beginning", folder)
         if checkpoint is not None:
             await run.load(checkpoint)
         if resuming:
+            for part in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+                remove_leftovers(part)
             drop_rollouts_after(folder, run.start)
             truncate_after(folder / LEDGER, run.start)
             drop_groups_after(folder, run.start)
-        resume_step = (run.start if checkpoint else -1) if resuming else None
-        run.sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
-        closing.closes("the sinks", run.sinks.close)
         if not run.start:
             main = learners[recipe.algorithm.main_role]
-            run.sinks.write(0, {f"run/{name}": value for name, value in main.facts.shown().items()})
+            facts, decision = main.facts.shown(), read(folder)
+            if decision is not None:
+                facts["computes_in"] = str(decision)
+            run.sinks.write(0, {f"run/{name}": value for name, value in facts.items()})
         yield run
 
 
-class _Screen(logging.Handler):
-    """Prints to whatever stderr is at that moment: a live display takes it over, so that lines don't tear it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        print(f"{record.levelname.lower()}: {visible(record.getMessage())}", file=sys.stderr)
-
-
-class _File(logging.FileHandler):
-    """Says nothing where it can't write: on a full disk the next file that matters is an error, with its name."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        pass
+def _versions() -> str:
+    """Return the versions that a run may depend on."""
+    names = ("whet", "torch", "transformers")
+    return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
 
 
-@contextmanager
-def _logging_to(folder: Path) -> Iterator[None]:
-    """What ``whet`` logs goes to ``log.txt``; warnings are for people to see at once."""
-    logger = logging.getLogger("whet")
-    logger.setLevel(logging.INFO)
-    file, screen = _File(folder / "log.txt", encoding="utf-8"), _Screen(logging.WARNING)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
-    for handler in (file, screen):
-        logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        for handler in (file, screen):
-            logger.removeHandler(handler)
-        file.close()
+def _in_seconds(times: Mapping[str, float]) -> str:
+    """Return the time of a step and of its phases, the longest first."""
+    phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items() if name != "time/step"), reverse=True)
+    shown = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in phases if seconds >= 0.05)
+    return f"{times['time/step']:.1f} s: {shown}"

@@ -1,11 +1,23 @@
-"""The folder of a run: checking that it is free, making it, and noticing that it was moved. Imports nothing heavy: the
-command line checks before anything is loaded."""
+"""The folder of a run: finding a name for it, checking that it is free, making it, and noticing that it was moved.
+Imports nothing heavy: the command line checks before anything is loaded."""
 
+from datetime import datetime
 from pathlib import Path
 
 from whet.errors import ConfigError, WhetError
 
 LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
+
+
+def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
+    """A folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path(root) / f"{name}-{stamp}"
+    count = 1
+    while folder.exists():
+        count += 1
+        folder = Path(root) / f"{name}-{stamp}-{count}"
+    return folder
 
 
 def check_free(folder: Path) -> None:

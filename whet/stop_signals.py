@@ -8,12 +8,14 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from whet.errors import WhetError
+from whet.processes.sentinel import told_of
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,18 @@ class StopRequest:
 
     by: signal.Signals | None = None
     why: str = ""
+    begun: bool = False  # there are steps to save
+    at_once: bool = False  # it is not worth a save
+    cancel: Callable[[], object] = lambda: None  # ends the run at once; may be called from any thread
+
+    def interrupt(self) -> bool:
+        """End the run after its step. Return False where it ends at once: it is asked again, or no step has begun."""
+        if self.by is None and self.begun:
+            self.by, self.why = signal.SIGINT, "interrupted"
+            return True
+        self.at_once = True  # for a run that is about to begin
+        self.cancel()
+        return False
 
 
 def end_of_job() -> float | None:
@@ -57,22 +71,29 @@ def end_of_job() -> float | None:
 
 
 @contextmanager
-def stop_signals(before: float | None = None) -> Iterator[StopRequest]:
+def stop_signals(before: float | None = None, request: StopRequest | None = None) -> Iterator[StopRequest]:
     """Turn the signals into a request, inside, where the event loop runs in the main thread. A signal that is ignored
     (``nohup``) stays ignored. The same request comes ``before`` so many seconds are left of a Slurm job."""
-    request, loop = StopRequest(), asyncio.get_running_loop()
+    request, loop = request or StopRequest(), asyncio.get_running_loop()
+    if (task := asyncio.current_task()) is not None:
+        request.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+    if request.at_once:
+        request.cancel()
     handlers = {one: signal.getsignal(one) for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN}
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
 
     def asked(by: signal.Signals, why: str, other: str = "another one") -> None:
         request.by, request.why = by, why
+        told.close()
         for one in handlers:
             loop.remove_signal_handler(one)
         log.warning("%s: the run saves after this step and ends; %s ends it at once", why, other)
 
     for one in handlers:
         loop.add_signal_handler(one, asked, one, f"{one.name} came")
+    told = ExitStack()
+    told.enter_context(told_of(*handlers))
     timer, end = None, None if before is None else end_of_job()
     if before is not None and end is not None:
         why = f"the job's time is over in less than {before:.0f} s"
@@ -84,6 +105,7 @@ def stop_signals(before: float | None = None) -> Iterator[StopRequest]:
     finally:
         if timer is not None:
             timer.cancel()
+        told.close()  # before the handlers go, for it puts them back
         for one, handler in handlers.items():
             loop.remove_signal_handler(one)
             signal.signal(one, handler)

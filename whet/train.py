@@ -12,6 +12,7 @@ from whet.batch import Batch
 from whet.checkpoint.crash_points import crash_point
 from whet.losses.off_policy import mismatch_metrics
 from whet.processes.compute import compute
+from whet.progress import PROGRESS
 from whet.seeds import derive_seed
 from whet.types import Group
 
@@ -32,7 +33,8 @@ async def train(run: "Run") -> None:
                 batch = await compute(_batch, groups, run)
                 run.metrics.merge(await algorithm.prepare(batch, groups, run.scorers))
                 start = batch  # what is known of the policy at the start of the step; else, of the first minibatch
-                for minibatch in await compute(_minibatches, batch, run, step):
+                minibatches = await compute(_minibatches, batch, run, step)
+                for minibatch in PROGRESS.each(minibatches, "minibatches"):
                     for role, loss in algorithm.losses_at(step).items():
                         update = await run.learners[role].update(minibatch, loss)
                         run.metrics.merge(update.metrics, prefix="" if role == algorithm.main_role else f"{role}/")

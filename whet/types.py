@@ -21,7 +21,7 @@ class FunctionCall(TypedDict):
 
 
 class ToolCall(TypedDict):
-    """A call in the nested form of the OpenAI API. The id is unique within its message."""
+    """A call in the nested form of the OpenAI API. The id is unique within its episode."""
 
     id: str
     type: Literal["function"]
@@ -138,6 +138,11 @@ class Episode:
         return cls(**(saved | changes))
 
     @property
+    def lines(self) -> list[Trajectory]:
+        """Its branches; an empty one where a budget was used up before the first reply, for that counts, too."""
+        return self.branches or [Trajectory([])]
+
+    @property
     def messages(self) -> list[Message]:
         """The conversation in which the episode ended."""
         return self.branches[-1].messages if self.branches else []
@@ -163,5 +168,5 @@ class Group:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """All branches of all episodes, in the order of a batch's sequences."""
-        return [branch for episode in self.episodes for branch in episode.branches]
+        """The lines of all episodes, in the order of a batch's sequences."""
+        return [line for episode in self.episodes for line in episode.lines]

@@ -3,17 +3,22 @@
 import math
 import random
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.groups import episode
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GroupAdvantage
 from whet.algorithms.ppo import GAE
+from whet.algorithms.prime import ProcessRewards
+from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from whet.algorithms.turns import TurnAdvantage
 from whet.batch import Batch
-from whet.types import Episode, Group, Span, Task, Trajectory
+from whet.types import Episode, Group, Span, Status, Task, Trajectory
 
 
 def reply(tokens: int, reward: float = 0.0) -> Span:
@@ -165,3 +170,65 @@ def test_gae_gives_each_reply_what_it_earned_at_its_last_token(seed: int) -> Non
 def test_the_reward_of_a_single_reply_is_no_column() -> None:
     one = Episode([Trajectory([Span([1], False), reply(2, 1.0)])], reward=1.0)
     assert Batch.from_groups([Group("g", Task("g", []), [one])]).turn_rewards is None
+
+
+def cut(reward: float = 0.0) -> Episode:
+    """An episode that used up its time before its first reply."""
+    return Episode([], reward=reward, status=Status.TRUNCATED, limit="seconds")
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_an_episode_cut_before_its_first_reply_counts_as_one_whose_reply_trains_nothing(data: st.DataObject) -> None:
+    groups, masked = [], []
+    for number in range(data.draw(st.integers(1, 3))):
+        rewards = data.draw(st.lists(st.sampled_from([0.0, 0.25, 1.0, -1.0]), min_size=1, max_size=6))
+        which = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))
+        spans = [[Span([number + 1] * 3, False), reply(data.draw(st.integers(1, 3)))] for _ in rewards]
+        score = [{} if gone else {"correct": reward} for reward, gone in zip(rewards, which, strict=True)]
+        rows = [
+            cut(reward) if gone else Episode([Trajectory(own)], reward, scores)
+            for reward, gone, own, scores in zip(rewards, which, spans, score, strict=True)
+        ]
+        other = [
+            replace(row, branches=[Trajectory([own[0], replace(own[1], trained=False)])]) if not row.branches else row
+            for row, own in zip(rows, spans, strict=True)
+        ]
+        groups.append(Group(f"g{number}", Task("t", []), rows))
+        masked.append(Group(f"g{number}", Task("t", []), other))
+    ours, theirs = (Batch.from_groups(several, share_prompts=data.draw(st.booleans())) for several in (groups, masked))
+    for estimator in (
+        GroupAdvantage(),
+        GroupAdvantage(baseline="leave_one_out", std="population"),
+        ReinforcePlusPlusAdvantage(group_baseline=True),
+        GDPOAdvantage(components={"correct": 1.0}),
+        TurnAdvantage(),
+        ProcessRewards(),
+    ):
+        for batch in (ours, theirs):
+            for column in estimator.reads:
+                batch.fill(column, torch.zeros(len(batch)))
+        assert per_branch(ours, estimator(ours).advantages) == per_branch(theirs, estimator(theirs).advantages)
+    for weighting in ("token", "sequence", "group", "constant"):
+        weights = [batch.weigh(weighting, 10) for batch in (ours, theirs)]
+        assert per_branch(weights[0], weights[0].column("weight")) == per_branch(
+            weights[1], weights[1].column("weight")
+        )
+
+
+def test_two_zeros_that_were_cut_before_their_first_reply_lift_the_two_right_answers() -> None:
+    right = [Episode([Trajectory([Span([1], False), reply(2)])], reward=1.0) for _ in range(2)]
+    batch = Batch.from_groups([Group("g", Task("g", []), [*right, cut(), cut()])])
+    assert batch.sequences == 4
+    advantages = per_branch(batch, GroupAdvantage(eps=0.0)(batch).advantages)
+    assert advantages == [pytest.approx([math.sqrt(3) / 2] * 2)] * 2 + [[], []]
+
+
+def test_a_branch_counts_on_from_the_replies_that_it_inherits() -> None:
+    prompt, first, second = Span([1], False), reply(2, 1.0), reply(3, 0.5)
+    context = [prompt, replace(first, trained=False, reward=0.0), Span([9], False)]
+    one = Episode([Trajectory([prompt, first]), Trajectory([*context, second])], reward=1.5)
+    other = Episode([Trajectory([prompt, reply(2, 0.0), Span([8], False), reply(1, 0.0)])], reward=0.0)
+    batch = Batch.from_groups([Group("g", Task("g", []), [one, other])])
+    got = per_branch(batch, TurnAdvantage(divide_by_std=False)(batch).advantages)
+    assert got == [[0.5, 0.5], [0.25] * 3, [-0.5, -0.5, -0.25]], "second replies are compared with second ones"

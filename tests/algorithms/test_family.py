@@ -78,7 +78,7 @@ def test_a_relative_of_grpo_is_what_its_paper_says(name: str, seed: int) -> None
 
 
 def test_dapo_drops_groups_without_spread() -> None:
-    assert [type(keep) for keep in DAPO.group_filters] == [DynamicSampling]
+    assert [type(keep) for keep in DAPO.filters] == [DynamicSampling]
 
 
 def test_only_several_updates_per_rollout_need_the_old_logprobs() -> None:

@@ -10,10 +10,27 @@ import types
 from pathlib import Path
 
 from tests.config.settings import Settings
+from whet.config import Config
 from whet.errors import WhetError
 
 
-def start(recipe: Settings, folder: Path) -> Path:
+class Learner(Config):
+    precision: str = "auto"
+
+
+class Generator(Config):
+    dtype: str = "auto"
+
+
+class WithSteps(Settings):
+    """What a recipe has besides."""
+
+    steps: int = 3
+    learner: Learner = Learner()
+    generator: Generator = Generator()
+
+
+def start(recipe: WithSteps, folder: Path, stop: object = None) -> Path:
     folder.mkdir(parents=True)
     if recipe.name == "crash":
         raise RuntimeError("the disk is on fire")
@@ -25,7 +42,7 @@ def start(recipe: Settings, folder: Path) -> Path:
         atexit.register(time.sleep, 0.5)
         try:
             print("waiting", flush=True)
-            time.sleep(30)
+            time.sleep(600)
         finally:
             time.sleep(0.3)
     return folder
@@ -33,13 +50,15 @@ def start(recipe: Settings, folder: Path) -> Path:
 
 if __name__ == "__main__":
     recipe = types.ModuleType("whet.recipe")
-    recipe.Recipe = Settings  # type: ignore[attr-defined]
+    recipe.Recipe = WithSteps  # type: ignore[attr-defined]
     sys.modules["whet.recipe"] = recipe
     run = types.ModuleType("whet.run")
-    run.start, run.new_folder = start, lambda name: Path("runs/one")  # type: ignore[attr-defined]
+    run.start = start  # type: ignore[attr-defined]
     sys.modules["whet.run"] = run
     import whet
+    import whet.run_folder
 
+    whet.run_folder.new_folder = lambda *_, **__: Path("runs/one")
     whet.run = run  # type: ignore[attr-defined]
     from whet.cli import main
 

@@ -1,10 +1,10 @@
 """The doctor finds what is missing and says how to get it."""
 
-import types
-
 import pytest
 
 from whet.cli import doctor_checks as checks
+from whet.cli.doctor import summary
+from whet.models.rates import Rates
 
 
 def test_a_missing_or_old_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):
@@ -18,8 +18,9 @@ def test_a_missing_or_old_package_is_broken_and_a_missing_extra_is_advice(monkey
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: declared)
     found = {finding.subject: finding for finding in checks.packages()}
-    assert list(found) == ["python", "pydantic", "numpy", "whet-no-such-package", "whet-no-such-extra"]
-    assert found["pydantic"].state == "good"
+    assert list(found) == ["python", "numpy", "whet-no-such-package", "whet-no-such-extra", "packages"]
+    assert found["packages"].state == "good"
+    assert "pydantic" in found["packages"].value
     assert (found["numpy"].state, found["numpy"].advice) == ("broken", 'pip install "numpy>=99"')
     assert found["whet-no-such-package"].advice == 'pip install "whet-no-such-package>=3"'
     assert (found["whet-no-such-extra"].state, found["whet-no-such-extra"].advice) == (
@@ -58,35 +59,94 @@ def test_two_runtimes_of_openmp_in_one_process_are_named(tmp_path, second, state
     assert second in finding.value
 
 
-def test_measuring_the_speed_leaves_the_precision_as_it_was():
-    import torch
+@pytest.mark.parametrize(
+    ("rates", "states", "said"),
+    [
+        (Rates(70, 160, 40, 90), ["good", "good"], ""),
+        (Rates(70, 13, 43, 1.7), ["advice", "advice"], "bfloat16 is emulated"),
+        (Rates(70, 65, 43, 1.7), ["good", "advice"], "bfloat16 is emulated"),
+        (Rates(2.0, 0.5, 1.5, 0.04), ["advice", "advice"], "slow in both"),
+    ],
+    ids=["fast", "emulated", "batched products emulated", "slow"],
+)
+def test_what_is_slow_is_not_ok(rates, states, said):
+    found = list(checks.rates_judged(rates, "on one core"))
+    assert [finding.subject for finding in found] == ["linear layers", "batched products"]
+    assert [finding.state for finding in found] == states
+    assert said in found[1].advice
 
-    before = torch.get_float32_matmul_precision()
-    (finding,) = checks.matmul_speed(size=64, budget_s=0.01)
-    assert "float32 medium" in finding.value
-    assert torch.get_float32_matmul_precision() == before
+
+def test_no_rate_is_printed_as_zero():
+    slow = next(checks.rates_judged(Rates(2.0, 0.04, 1, 1), "on one core"))
+    assert slow.value == "2.0 GFLOP/s in float32, 0.04 in bfloat16, on one core"
 
 
-def test_a_gpu_is_measured_by_products_that_keep_it_busy(monkeypatch):
-    import torch
-    from torch.utils import benchmark
+def test_products_are_measured_at_the_shapes_of_the_recipes_model(tmp_path, monkeypatch):
+    from tests.toy import save_tiny_model, toy_recipe
+    from whet.models import rates
 
     asked = []
+    monkeypatch.setattr(rates, "measure", lambda shapes, device: asked.append((shapes, device)) or Rates(1, 2, 3, 4))
+    list(checks.products(toy_recipe(save_tiny_model(tmp_path / "model"))))
+    assert asked == [(rates.Shapes(64, 128, 4, 2, 32), "cpu")]
 
-    class Timer:
-        def __init__(self, statement, globals, num_threads):
-            asked.append(globals["matrix"])
 
-        def blocked_autorange(self, min_run_time):
-            return types.SimpleNamespace(median=0.5)
+def test_a_recipe_that_asks_for_emulated_bfloat16_is_advised(tmp_path, monkeypatch):
+    from tests.tiny import tiny_llama
+    from tests.toy import save_tiny_model, toy_recipe
+    from whet.models import precision, rates
 
-    monkeypatch.setattr(benchmark, "Timer", Timer)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    random = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *size, device, dtype: random(1, 1).expand(size).to(dtype))
-    (finding,) = checks.matmul_speed()
-    assert {matrix.shape for matrix in asked} == {(8192, 8192)}
-    assert "(cuda)" in finding.subject
+    for module in (rates, precision):
+        monkeypatch.setattr(module, "measure", lambda *_: Rates(70, 13, 43, 1.7))
+    folder = save_tiny_model(tmp_path / "model", lambda: tiny_llama(hidden_size=256, num_hidden_layers=1))
+    recipe = toy_recipe(folder, learner={"precision": "bfloat16"})
+    *_, finding = checks.products(recipe)
+    assert (finding.subject, finding.state) == ("precision", "advice")
+    assert finding.advice == "the recipe asks for emulated bfloat16: set learner.precision=auto"
+
+
+def test_the_summary_repeats_what_is_wrong_with_what_to_do():
+    good, slow = checks.Finding("cores", "2"), checks.Finding("linear layers", "1", "advice", "buy another one")
+    missing = checks.Finding("torch", "not installed", "broken", "pip install torch")
+    assert summary([good]) == "nothing that a run needs is broken"
+    assert summary([good, slow]) == "advice: linear layers -> buy another one\nnothing that every run needs is broken"
+    assert summary([slow, missing]).splitlines()[0] == "broken: torch -> pip install torch"
+    assert "nothing" not in summary([slow, missing])
+
+
+def test_a_missing_model_is_broken_for_a_recipe_that_starts_from_it(tmp_path, monkeypatch):
+    from tests.toy import save_tiny_model, toy_recipe
+    from whet.config import load
+    from whet.fetch import smollm2
+    from whet.recipe import Recipe
+
+    monkeypatch.setattr(smollm2, "cache_folder", lambda: tmp_path / "empty")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    def state(recipe: Recipe | None) -> str:
+        *_, finding = checks.model_cache(recipe)
+        assert finding.advice == smollm2.install_command()
+        assert "optional" not in finding.value
+        return finding.state
+
+    own = toy_recipe(save_tiny_model(tmp_path / "model"))
+    assert [state(None), state(load(Recipe, "quickstart").value), state(own)] == ["advice", "broken", "advice"]
+
+
+def test_memory_is_compared_with_the_plan_of_the_recipe(tmp_path, monkeypatch):
+    from tests.toy import save_tiny_model, toy_recipe
+    from whet.plan.memory import resident
+    from whet.plan.plan import make_plan
+
+    recipe = toy_recipe(save_tiny_model(tmp_path / "model"))
+    peak = make_plan(recipe, resident()).processes["this process"].peak() / 2**30
+    monkeypatch.setattr(checks, "memory_gib", lambda: (8.0, 7.0))
+    (enough,) = checks.memory("mine.yaml", recipe)
+    assert enough.state == "good"
+    assert f"mine.yaml needs at most {peak:.1f} (whet plan mine.yaml)" in enough.value
+    monkeypatch.setattr(checks, "memory_gib", lambda: (8.0, 0.01))
+    (scarce,) = checks.memory("mine.yaml", recipe)
+    assert scarce.state == "advice"
 
 
 def test_a_recipe_that_does_not_load_is_broken(tmp_path, monkeypatch):

@@ -1,19 +1,25 @@
 """Workers in processes keep the contract, and their faults have names and ends."""
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from tests.cluster.workers import alive
-from tests.contracts.cluster_contract import ClusterContract, CounterConfig
+from tests.contracts.cluster_contract import ClusterContract, Counter, CounterConfig
 from tests.contracts.fault_contract import FaultContract, eventually
-from whet.cluster.base import Cluster, Placement
+from whet.cluster.base import Cluster, Placement, RankInfo
 from whet.cluster.processes import ProcessCluster
 from whet.errors import WhetError
+from whet.parallel.config import ParallelConfig
+from whet.parallel.mesh import join
 
 
 class TestProcessCluster(ClusterContract, FaultContract):
@@ -68,3 +74,40 @@ def test_a_group_closed_while_it_is_built_leaves_nothing() -> None:
         return pids
 
     assert not any(map(alive, asyncio.run(run())))
+
+
+def test_more_processes_than_a_machine_can_have_are_refused_before_the_first() -> None:
+    before = len(psutil.Process().children())
+    with pytest.raises(WhetError, match=r"100000 ranks of Counter need a process each, and this machine, .* at most"):
+        ProcessCluster().launch(Counter, CounterConfig(), Placement(ranks=100_000))
+    assert len(psutil.Process().children()) == before
+
+
+class Listener:
+    """Meets the other ranks and tells at which ports its process listens."""
+
+    def __init__(self, config: CounterConfig, info: RankInfo) -> None:
+        self.store = info.store
+        self.ranks = join(ParallelConfig(fsdp=2), info, torch.device("cpu"), 60.0)
+
+    def met(self) -> tuple[float, str]:
+        return float(self.ranks.sum(torch.ones(1))), self.store
+
+    def close(self) -> None:
+        self.ranks.leave()
+
+
+def test_ranks_of_a_machine_meet_in_a_file_that_only_this_user_can_open() -> None:
+    async def run() -> list[tuple[float, str]]:
+        group = ProcessCluster().launch(Listener, CounterConfig(), Placement(ranks=2))
+        try:
+            found: list[tuple[float, str]] = await group.call("met")
+            assert Path(found[0][1]).parent.stat().st_mode & 0o777 == 0o700
+            return found
+        finally:
+            await group.close()
+
+    (first, file), (second, _) = asyncio.run(run())
+    assert (first, second) == (2.0, 2.0)
+    gc.collect()
+    assert not Path(file).parent.exists()

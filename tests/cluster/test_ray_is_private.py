@@ -38,7 +38,9 @@ def controller() -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
             pids = [pid for pid, _ in await group.call("thread")]
             context = ray.get_runtime_context()
             environment = [name for name in os.environ if name.startswith("RAY_AUTH")]
-            print(json.dumps({"pids": pids, "address": context.gcs_address, "environment": environment}), flush=True)
+            told = {"pids": pids, "address": context.gcs_address, "environment": environment}
+            told["folder"] = os.path.dirname(context.get_temp_dir())
+            print(json.dumps(told), flush=True)
             input()
             await group.close()
             await cluster.close()
@@ -109,14 +111,21 @@ def test_nobody_without_the_token_can_connect(controller: Any, mode: str, tmp_pa
     assert "InvalidAuthToken" in done.stderr
 
 
+def test_its_sockets_and_logs_are_in_a_folder_that_only_this_user_can_enter(controller: Any) -> None:
+    _, told = controller
+    assert Path(told["folder"]).stat().st_mode & 0o777 == 0o700
+    assert list(Path(told["folder"]).glob("ray/session_*/sockets/*"))
+
+
 def test_nothing_is_left_after_close(controller: Any) -> None:
-    process, _ = controller
+    process, told = controller
     started = family(process.pid) - {process.pid}
     assert len(started) > 4
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.stdout.readline() == "closed\n"
     assert eventually(lambda: not any(map(alive, started)))
+    assert not Path(told["folder"]).exists()
 
 
 def test_nothing_is_left_when_the_run_is_killed_not_even_a_frozen_worker(controller: Any) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 
@@ -55,9 +54,8 @@ def served(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) ->
         try:
             await work(service)
         finally:
-            begun = time.monotonic()
-            await service.close()
-            assert time.monotonic() - begun < 20.0
+            async with asyncio.timeout(100):
+                await service.close()
         with pytest.raises(WhetError, match=r"Waiter\.pid was called after it was closed"):
             await service.call("pid")
 
@@ -97,7 +95,7 @@ def test_a_process_that_dies_or_freezes_fails_every_call(how: int, error: type[E
         os.kill(process, how)
         for wait in waits:
             with pytest.raises(error, match=text):
-                await asyncio.wait_for(wait, 30.0)
+                await asyncio.wait_for(wait, 100.0)
         processes.append(process)
 
     processes: list[int] = []

@@ -1,5 +1,7 @@
 """A user's own class is found by its dotted path, and what is wrong with it is said with file and line."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -7,6 +9,7 @@ import pytest
 
 from tests.config.settings import Loss, Pair, Settings
 from whet.config import Component, Config, RecipeError, dump_yaml, load
+from whet.config.component import ComponentError, component_path, import_path
 
 MINE = "from tests.config.settings import Loss\nclass Mine(Loss):\n    power: tuple[int, ...] = (1,)\n"
 
@@ -89,3 +92,48 @@ def test_a_protocol_is_checked_by_its_members():
 
     with pytest.raises(ValueError, match="is not a Named: it lacks __call__, needs"):
         Holder(part="pair")
+
+
+SCRIPT = """
+import sys
+import whet
+from helper_beside import NUMBER
+from whet.environments.base import TaskSet
+from whet.recipe import Recipe
+from whet.types import Task
+
+class Mine(TaskSet):
+    def tasks(self, split):
+        return [Task(f"{split}/{i}", [{"role": "user", "content": str(NUMBER)}], {}) for i in range(3)]
+
+    def grade(self, task, answer):
+        return 1.0
+
+if __name__ == "__main__" or GUARD:
+    from whet.config import dump_yaml
+    print(dump_yaml(whet.read(data=Mine())))
+    whet.start(data=Mine(), folder="run") if GUARD else None
+"""
+
+
+def test_a_class_of_a_script_is_found_again_by_the_script_s_path(tmp_path):
+    (tmp_path / "helper_beside.py").write_text("NUMBER = 7\n")
+    script = tmp_path / "my_script.py"
+    script.write_text(SCRIPT.replace("GUARD", "False"))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=True, cwd="/")
+    assert f"type: {script}:Mine" in done.stdout
+    found = import_path(f"{script}:Mine")
+    assert found().tasks("train")[0].prompt[0]["content"] == "7"
+    assert component_path(found) == f"{script}:Mine"
+    with pytest.raises(ComponentError, match=r"my_script\.py has no 'Mina'\. Did you mean 'Mine'"):
+        import_path(f"{script}:Mina")
+    with pytest.raises(ComponentError, match=r"there is no file .*nowhere\.py"):
+        import_path(f"{tmp_path}/nowhere.py:Mine")
+
+
+def test_a_script_without_a_guard_says_so_instead_of_training_when_it_is_imported(tmp_path):
+    (tmp_path / "helper_beside.py").write_text("NUMBER = 7\n")
+    script = tmp_path / "unguarded.py"
+    script.write_text(SCRIPT.replace("GUARD", "True"))
+    with pytest.raises(ComponentError, match="starts a run while it is imported"):
+        import_path(f"{script}:Mine")

@@ -82,7 +82,10 @@ CASES = {
     "nested without end": ("numbers: " + "[" * 3000, "r.yaml:1: not valid YAML: nested more than 50 deep"),
     "half a character": (r'name: "\ud800"', "r.yaml: a text holds half a character, such as \\ud800"),
     "control character": ("steps: 3\nname: a\x07b", "r.yaml:2: the character '\\x07' is not allowed"),
-    "extends is nowhere": ("extends: nowhere", "r.yaml:1: extends: 'nowhere': there is no recipe of this name."),
+    "extends is nowhere": (
+        "extends: nowhere",
+        "r.yaml:1: extends: 'nowhere': there is no recipe or run folder",
+    ),
     "extends is no text": ("extends: [a]", "r.yaml:1: extends: expected the name of a recipe"),
     "extends in a section": ("optimizer: {extends: a}", "'extends' stands only at the top of a file"),
 }
@@ -167,15 +170,25 @@ def test_an_error_in_a_parent_names_the_parent(in_empty_folder):
 def test_an_unknown_recipe_names_the_nearest_or_says_what_lists_all(in_empty_folder):
     for name in ("quickstart", "distill"):
         (in_empty_folder / f"{name}.yaml").write_text("steps: 3\n")
-    with pytest.raises(RecipeError, match=r"there is no recipe of this name. Did you mean 'quickstart'\?"):
+    with pytest.raises(RecipeError, match=r"run folder of this name. Did you mean 'quickstart'\?"):
         load(Settings, "quikstart", search=in_empty_folder)
-    with pytest.raises(RecipeError, match=r"there is no recipe of this name. whet recipes lists them."):
+    with pytest.raises(RecipeError, match=r"run folder of this name. whet recipes lists the recipes."):
         load(Settings, "zzz", search=in_empty_folder)
+
+
+def test_a_mistyped_run_folder_names_the_nearest_run(in_empty_folder):
+    run = in_empty_folder / "runs" / "mine-20260131-120000"
+    run.mkdir(parents=True)
+    (run / "recipe.yaml").write_text("steps: 3\n")
+    with pytest.raises(RecipeError, match=r"no such file or run folder. Did you mean 'mine-20260131-120000'\?"):
+        load(Settings, "runs/mine-20260131-120001", search=in_empty_folder / "none")
+    with pytest.raises(RecipeError, match=r"run folder of this name. Did you mean 'runs/mine-20260131-120000'\?"):
+        load(Settings, "mine-20260131-120000", search=in_empty_folder / "none")
 
 
 def test_a_missing_file_names_the_nearest_file(in_empty_folder):
     (in_empty_folder / "mine.yaml").write_text("steps: 3\n")
-    with pytest.raises(RecipeError, match=r"mien.yaml: there is no such file. Did you mean 'mine.yaml'\?"):
+    with pytest.raises(RecipeError, match=r"mien.yaml: there is no such file .* Did you mean 'mine.yaml'\?"):
         load(Settings, "mien.yaml", search=in_empty_folder)
 
 

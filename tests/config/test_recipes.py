@@ -40,7 +40,7 @@ def read() -> dict[str, dict]:
 @pytest.mark.parametrize("recipe", list_recipes())
 def test_a_recipe_is_read_at_once_and_without_heavy_libraries(read, recipe):
     assert read[recipe]["imported"] == []
-    assert read[recipe]["seconds"] < 1.0
+    assert read[recipe]["seconds"] < 10.0  # of CPU time; 0.1 on a free core
 
 
 def complaint(*overrides: str) -> str:

@@ -4,6 +4,7 @@ drop with its reason. Never a silent change."""
 import asyncio
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ WRONG = {
     "blank text": '" \\n"',
     "half a surrogate pair": '"\\ud800"',
     "content is null": '[{"role": "user", "content": null}]',
-    "content is a list": '[{"role": "user", "content": [{"type": "text", "text": "x"}]}]',
+    "content is an image": '[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]',
     "no role": '[{"content": "x"}]',
     "role is a number": '[{"role": 3, "content": "x"}]',
 }
@@ -250,3 +251,13 @@ def test_roles_that_do_not_alternate_are_refused(tmp_path: Path, kind: str) -> N
     field = "chosen" if kind == "preference" else "completion"
     with pytest.raises(DataError, match=rf"rows\.jsonl:1: field '{field}' must not hold two replies in a row"):
         read(tmp_path, kind, good(kind, prompt=prompt))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pipe", "a device or a pipe"), ("folder", "a folder")])
+def test_what_is_not_a_file_is_refused_and_not_waited_for(name: str, kind: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match=f"{name}: it is {kind}"):
+        read_jsonl(tmp_path / name)
+    with pytest.raises(DataError, match="/dev/zero: it is a device"):
+        read_jsonl("/dev/zero")

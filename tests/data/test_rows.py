@@ -7,6 +7,7 @@ import pytest
 from tests.tiny import tiny_tokenizer
 from whet.batch import Batch
 from whet.data.renderer import Renderer
+from whet.data.row_kinds import Conversation, Preference
 from whet.data.rows import PreferenceRows, Rows, SupervisedRows
 from whet.data.split import Tally
 from whet.errors import DataError
@@ -121,3 +122,24 @@ def test_an_account_that_does_not_add_up_is_an_error():
     tally.report(3)
     with pytest.raises(DataError, match="1 rows are unaccounted for"):
         tally.report(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "says"),
+    [
+        (Conversation, {"prompt": "Add.", "input": "1, 2", "completion": "3"}, "input' belongs to the question"),
+        (Conversation, {"prompt": "Who?", "context": "Ada.", "completion": "Ada"}, "context' belongs to the question"),
+        (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "overall_preference": -2}, "which of two answers"),
+        (Preference, {"prompt": "q", "chosen": "a", "rejected": "b", "labels": 0}, "labels' says which"),
+    ],
+)
+def test_a_field_that_changes_what_a_row_says_is_never_left_unread(kind, values, says):
+    with pytest.raises(DataError, match=f"rows:1: field .*{says}"):
+        kind.of("rows:1", values)
+
+
+def test_empty_inputs_and_conversations_with_them_are_read():
+    row = Conversation.of("rows:1", {"prompt": "Add 1, 2.", "input": " ", "context": None, "completion": "3"})
+    assert [message["content"] for message in row.answers[0].messages] == ["Add 1, 2.", "3"]
+    messages = [{"role": "user", "content": "Add 1, 2."}, {"role": "assistant", "content": "3"}]
+    assert Conversation.of("rows:1", {"messages": messages, "input": "1, 2"}).answers[0].messages == messages

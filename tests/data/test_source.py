@@ -71,6 +71,17 @@ def test_rows_are_mapped_when_drawn_and_those_left_out_are_counted():
     assert source.tally()[0].result()["data/dropped"] == 3
 
 
+@pytest.mark.parametrize(("rows", "usable", "batch_size"), [(10, 8, 8), (40, 4, 4), (10, 9, 4), (3, 1, 1)])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_are_left_out_near_an_epochs_end_never_end_a_run(rows, usable, batch_size, seed):
+    some = MappedRows(range(rows), lambda i: group(i) if i < usable else "too long")
+    batches = draw(DatasetSource(some, batch_size, seed), 60)
+    assert {len(batch) for batch in batches} == {batch_size}
+    resumed = DatasetSource(some, batch_size, seed)
+    resumed.load_state({"order": {"epoch": 3, "cursor": rows - 1, "count": rows}})
+    assert len(draw(resumed, 5)) == 5
+
+
 def test_too_few_rows_are_an_error_at_the_start_or_when_found_out():
     with pytest.raises(ConfigError, match="batch of 11"):
         DatasetSource(GROUPS, 11)

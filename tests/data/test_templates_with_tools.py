@@ -3,14 +3,17 @@ appending keeps what was there, a reply that is written is read as it was, and n
 
 import random
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trl
 
 from tests.data.chat_templates import FAMILIES
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 from whet.data.calls import checked_call
 from whet.data.renderer import Renderer
+from whet.data.replies import ReplyFormat
 from whet.errors import ConfigError
 from whet.types import Message, ToolCall
 
@@ -103,14 +106,45 @@ def test_random_conversations_keep_prefix_and_replies_and_spell_no_control_token
 def test_a_template_that_leaves_out_the_tools_is_refused_with_a_way_out() -> None:
     for name in ("SmolLM2", "Gemma"):
         with pytest.raises(ConfigError, match="leaves out the tools; set tools_as_text: true"):
-            Renderer(FAMILIES[name].tokenizer()).check_tools(TOOLS)
-        RENDERERS[name].check_tools(TOOLS)
+            Renderer(FAMILIES[name].tokenizer()).check_tools()
+        RENDERERS[name].check_tools()
     for name in ("Qwen3", "Llama 3", "Hermes"):
-        RENDERERS[name].check_tools(TOOLS)
+        RENDERERS[name].check_tools()
     called = "{% for c in message.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments }}){% endfor %}"
     unread = CHAT_TEMPLATE.replace("<|im_end|>", called + "<|im_end|>", 1)
     with pytest.raises(ConfigError, match="in no form that whet reads"):
-        Renderer(tiny_tokenizer("{{ tools }}" + unread)).check_tools(TOOLS)
+        Renderer(tiny_tokenizer("{{ tools }}" + unread)).check_tools()
+
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+READ = {
+    "qwen2_5": "json", "qwen3": "json", "qwen3_instruct_2507": "json", "qwen3_vl": "json", "llama3_1": "json",
+    "llama3_2": "json", "glm4moe": "keys", "nemotron_3_nano": "tags", "nemotron_3_super": "tags",
+    "qwen3_5_think": "tags", "qwen3_5_nothink": "tags", "qwen3_6": "tags",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READ)
+def test_calls_of_published_templates_are_read_back_with_their_types(name: str) -> None:
+    renderer = Renderer(tiny_tokenizer(), (FOLDER / f"{name}.jinja").read_text())
+    renderer.check_tools()
+    assert isinstance(renderer.replies, ReplyFormat)
+    assert renderer.replies.calls is not None
+    assert renderer.replies.calls.body == READ[name]
+    types = {"s": "string", "n": "integer", "xs": "array", "o": "object", "b": "boolean"}
+    properties = {key: {"type": type} for key, type in types.items()}
+    tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"properties": properties}}}
+    arguments = {"s": "1", "n": 1, "xs": [1, "2"], "o": {"a": None}, "b": True}
+    sampled = renderer._as_sampled([checked_call({"name": "f", "arguments": arguments}, 0)])
+    written = f"</think>{sampled}" if renderer._opens_thought() else sampled
+    reply = renderer.parse_reply(renderer.encode_text(written), [tool])
+    assert [call["function"] for call in reply["tool_calls"]] == [{"name": "f", "arguments": arguments}]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "lfm2", "deepseekv3", "cohere"])
+def test_published_templates_whose_calls_are_not_read_back_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="set tools_as_text: true"):
+        Renderer(tiny_tokenizer(), (FOLDER / f"{name}.jinja").read_text()).check_tools()
 
 
 def test_tools_calls_and_results_as_text() -> None:

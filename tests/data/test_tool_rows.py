@@ -79,6 +79,17 @@ def test_the_tokens_are_those_of_the_template_applied_to_the_whole(tmp_path: Pat
     assert tokenizer.decode(read(tmp_path).tokens) + "\n" == whole
 
 
+def test_tools_may_be_json_text_and_contents_parts_of_text(tmp_path: Path) -> None:
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} if m.get("content") else m for m in CHAT]
+    plain, other = (tmp_path / name for name in ("plain", "other"))
+    plain.mkdir()
+    other.mkdir()
+    assert texts(read(other, tools=json.dumps(TOOLS), messages=parts), True) == texts(read(plain), True)
+    for wrong in ("[", "{}", '[{"a": 1, "a": 2}]'):
+        with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'tools' must be a list"):
+            read(tmp_path, tools=wrong)
+
+
 def test_rows_without_tools_may_call_them_and_judged_rows_too(tmp_path: Path) -> None:
     assert "Tools:" not in "".join(texts(read(tmp_path, tools=None), trained=False))
     path = tmp_path / "labelled.jsonl"
@@ -123,7 +134,7 @@ def test_what_a_template_refuses_is_named_with_its_row(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("wrong", ["add", 3, {"name": "add"}, ["add"], [None], json.dumps(TOOLS)])
+@pytest.mark.parametrize("wrong", ["add", 3, {"name": "add"}, ["add"], [None], json.dumps(TOOLS[0])])
 def test_tools_of_another_type_are_refused(tmp_path: Path, wrong: Any) -> None:
     with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'tools(\[0\])?' must be (a list|an object)"):
         read(tmp_path, tools=wrong)

@@ -181,6 +181,31 @@ def test_an_empty_answer_has_no_text_to_share(tokens: list[int]) -> None:
     assert set(made.ours) == set(made.theirs) == set(range(made.spans))
 
 
+def test_a_reply_whose_thoughts_a_budget_ended_is_one_reply_beside_worked_examples() -> None:
+    trajectory, _ = conversation()
+    first = trajectory.spans[1]
+    thought = [Span(encode("bytes", "hm"), True, [-1.0] * 2), Span(encode("bytes", "\n</think>\n\n"), False)]
+    trajectory.spans[1:2] = [*thought, Span(first.tokens, True, [-1.0] * len(first.tokens))]
+    trajectory.spans[0].tokens += encode("bytes", "<think>\n")
+    made = retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "g")
+    assert [span.trained for span in made.trajectory.spans] == [False, True, False, True, False, True]
+    assert decode("bpe")(made.trajectory.tokens).endswith(
+        "2</s>[INST] write words [/INST]<think>\nhm\n</think>\n\nmore words 👍🏽</s>"
+        "[INST] and letters [/INST]letters</s>"
+    )
+    trained = [token for span in trajectory.spans if span.trained for token in span.tokens]
+    assert len(made.ours) == len(trained)
+    assert set(made.ours) == set(made.theirs) == set(range(made.spans))
+
+
+def test_a_prompt_that_is_learned_from_is_refused_by_name() -> None:
+    trajectory, _ = conversation()
+    prompt = trajectory.spans[0].tokens
+    trajectory.spans[:1] = [Span(prompt[:1], False), Span(prompt[1:], True)]
+    with pytest.raises(DataError, match=r"task-7: .*set data.train_on"):
+        retokenize(trajectory, tokenizer("bytes"), Renderer(tokenizer("bpe")), "task-7")
+
+
 def test_what_can_not_be_retold_is_refused_by_name() -> None:
     trajectory, _ = conversation()
     unknown = Trajectory(trajectory.spans, messages=[])

@@ -1,13 +1,13 @@
 """Checkpoints that are written while training goes on are the same, to the bit, and as safe."""
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_resume import killed_and_resumed, metrics, whet
+from tests.e2e.test_resume import killed_and_resumed, metrics
+from tests.forks import whet
 from tests.parallel.saving import pieces
 from tests.toy import toy_recipe, write_recipe
 from whet.checkpoint.manifest import CheckpointError
@@ -96,13 +96,11 @@ def test_a_save_that_hangs_is_an_error_at_the_deadline(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end = threading.Event()
-    monkeypatch.setattr(state, "save_tensors", lambda *_: end.wait(60))
-    recipe = toy_recipe(tiny_model, steps=1, checkpoints={"asynchronous": True}, learner={"deadline": 5.0})
-    started = time.monotonic()
-    with pytest.raises(WhetError, match=r"not written within learner\.deadline = 5 s"):
+    monkeypatch.setattr(state, "save_tensors", lambda *_: end.wait(600))
+    recipe = toy_recipe(tiny_model, steps=1, checkpoints={"asynchronous": True}, learner={"deadline": 10.0})
+    with pytest.raises(WhetError, match=r"not written within learner\.deadline = 10 s"):
         start(recipe, tmp_path / "run")
     end.set()
-    assert time.monotonic() - started < 40
 
 
 @pytest.fixture(scope="module")

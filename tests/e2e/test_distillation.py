@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.test_learning import lines
-from tests.e2e.test_resume import killed_and_resumed, metrics, whet
+from tests.e2e.test_resume import killed_and_resumed, metrics
+from tests.forks import whet
 from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.rows import rows_recipe, texts, write_rows
 from tests.toy import Lowercase, toy_recipe, write_recipe

@@ -3,6 +3,9 @@ only. Each run is a process with limits of its own."""
 
 import asyncio
 import os
+import re
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,6 +16,7 @@ from tests.limits import run_limited
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_settings, write_settings
 from whet.errors import WhetError
+from whet.processes.sentinel import endings_are_errors
 from whet.types import Task
 
 
@@ -38,6 +42,15 @@ class Hostile(Lowercase):
 
     async def _exits(self) -> None:
         sys.exit(0)
+
+    async def _ends_the_process(self) -> None:
+        os._exit(0)
+
+    async def _becomes_another_program(self) -> None:
+        os.execv("/bin/true", ["true"])
+
+    async def _holds_the_interpreter(self) -> None:
+        re.match("(a+)+$", "a" * 60 + "b")
 
     async def _raises_cancelled(self) -> None:
         raise asyncio.CancelledError
@@ -78,8 +91,8 @@ class Hostile(Lowercase):
                 os.fork()
 
 
-def train(folder: Path, model: Path, does: str, deadline: float = 60.0) -> tuple[int, str, float]:
-    """The exit code of a run, what it printed, and the seconds that it took."""
+def train(folder: Path, model: Path, does: str, deadline: float = 60.0) -> tuple[int, str]:
+    """The exit code of a run, which ends within the limit, and what it printed."""
     recipe = write_settings(
         folder / "recipe.yaml",
         toy_settings(
@@ -90,13 +103,14 @@ def train(folder: Path, model: Path, does: str, deadline: float = 60.0) -> tuple
             evaluation={"enabled": False},
         ),
     )
-    begun = time.monotonic()
-    done = run_limited([sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"], folder, 100)
-    return done.returncode, done.stdout, time.monotonic() - begun
+    done = run_limited([sys.executable, "-m", "whet", "train", str(recipe), "--folder", "run"], folder, 240)
+    return done.returncode, done.stdout
 
 
 RAISED = {
     "exits": "SystemExit(0) at ",
+    "ends_the_process": "os._exit(0) at ",
+    "becomes_another_program": "os.execv('/bin/true', ['true']) at ",
     "raises_cancelled": "CancelledError() at ",
     "raises_generator_exit": "GeneratorExit() at ",
     "raises_base_exception": "BaseException('out of reach') at ",
@@ -108,23 +122,51 @@ RAISED = {
 def test_whatever_a_grader_raises_fails_its_episode_and_is_named_with_its_line(does: str, tiny_model: Path) -> None:
     async def go() -> None:
         async with source(tiny_model, Hostile(does=does), retries=1, max_failed=0.0) as rollouts:
-            with pytest.raises(WhetError, match=r"were lost to failures.* \d{7}:toy/train/\d+: ") as failure:
+            with (
+                endings_are_errors(),
+                pytest.raises(WhetError, match=r"were lost to failures.* \d{7}:toy/train/\d+: ") as failure,
+            ):
                 await rollouts.next_groups()
             assert f"{RAISED[does]}{__file__}:" in str(failure.value)
 
     asyncio.run(go())
 
 
-def test_an_exit_in_a_grader_is_an_error_of_the_run_and_not_its_end(tiny_model: Path, tmp_path: Path) -> None:
-    code, printed, _ = train(tmp_path, tiny_model, "exits")
-    last = printed.strip().splitlines()[-1]
+@pytest.mark.parametrize("does", ["exits", "ends_the_process", "becomes_another_program"])
+def test_an_exit_in_a_grader_is_an_error_of_the_run_and_not_its_end(
+    does: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    code, printed = train(tmp_path, tiny_model, does)
     assert code == 1
-    assert last.startswith("error: ")
-    assert "groups of this step were lost to failures" in last
-    assert RAISED["exits"] in last
+    (error,) = (line for line in printed.splitlines() if line.startswith("error: "))
+    assert "groups of this step were lost to failures" in error
+    assert RAISED[does] in error
     assert "episode 0000000:toy/train/" in printed
     assert "Traceback" not in printed
     assert "Task was destroyed" not in printed
+
+
+def test_a_signal_ends_a_run_whose_grader_holds_the_interpreter(tiny_model: Path, tmp_path: Path) -> None:
+    data = {"type": "tests.e2e.test_hostile_code:Hostile", "does": "holds_the_interpreter"}
+    settings = toy_settings(tiny_model, steps=2, data=data, evaluation={"enabled": False})
+    recipe = write_settings(tmp_path / "recipe.yaml", settings)
+    with subprocess.Popen(
+        [sys.executable, "-m", "whet", "train", str(recipe), "--folder", str(tmp_path / "run")],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+    ) as process:
+        assert process.stderr is not None
+        try:
+            line = next(line for line in process.stderr if "the interpreter has been held" in line)
+            assert f"{__file__}:" in line
+            process.send_signal(signal.SIGTERM)
+            said = process.stderr.read()
+        finally:
+            process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert "error: a signal came, and the interpreter has been held for " in said
+    assert f"Go on with: whet resume {tmp_path / 'run'}" in said
 
 
 slow = pytest.mark.slow
@@ -142,16 +184,15 @@ slow = pytest.mark.slow
 def test_a_grader_that_never_returns_meets_the_deadline_and_the_process_ends(
     does: str, says: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    code, printed, seconds = train(tmp_path, tiny_model, does, deadline=2.0)
+    code, printed = train(tmp_path, tiny_model, does, deadline=2.0)
     assert code == 1
     assert "error: group 0000000:toy/train/" in printed
     assert "did not finish within rollouts.deadline = 2 s; " + says in printed
     assert "Traceback" not in printed
-    assert seconds < 60
 
 
 def test_copies_of_the_run_that_a_grader_makes_end_and_the_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
-    code, printed, _ = train(tmp_path, tiny_model, "forks")
+    code, printed = train(tmp_path, tiny_model, "forks")
     assert code == 0, printed
     assert printed.count("a copy of the run, which user code made with os.fork, ends here") == 24
     assert printed.count("finished: ") == 1
@@ -159,7 +200,7 @@ def test_copies_of_the_run_that_a_grader_makes_end_and_the_run_goes_on(tiny_mode
 
 @slow
 def test_an_exit_that_a_grader_leaves_to_the_event_loop_ends_nothing(tiny_model: Path, tmp_path: Path) -> None:
-    code, printed, _ = train(tmp_path, tiny_model, "leaves_an_exit_behind")
+    code, printed = train(tmp_path, tiny_model, "leaves_an_exit_behind")
     assert code == 0, printed
     assert "user code in the background raised SystemExit(0)" in printed
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.toy import toy_recipe
+from tests.toy import Lowercase, toy_recipe
 from whet import run
+from whet.errors import WhetError
+from whet.metrics.rollout_file import read_rollouts
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.rollouts.audit import audit
+from whet.types import Task
 
 
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -82,6 +85,7 @@ def test_in_step_sampler_and_learner_agree_in_float32(tiny_model: Path, tmp_path
 def test_a_run_folder_holds_what_people_look_for(tiny_model: Path, tmp_path: Path) -> None:
     folder = run.start(toy_recipe(tiny_model, steps=2), tmp_path / "run")
     there = {path.name for path in folder.iterdir()}
+    assert lines(folder, "train")[-1].keys() >= {"entropy/approximate", "mismatch/kl"}, "what the alarms watch"
     assert {"recipe.yaml", "metrics.jsonl", "rollouts", "checkpoints", "log.txt"} <= there
     first = json.loads((folder / "rollouts" / "step-000001.jsonl").read_text().splitlines()[0])
     assert first["learner_logprobs"] == pytest.approx(first["logprobs"], abs=1e-4)
@@ -108,3 +112,52 @@ def test_an_evaluation_and_a_checkpoint_are_charged_to_the_step_that_they_follow
         parts = [v for k, v in line.items() if k.startswith("time/") and not k.startswith(others)]
         outside = sum(line[f"time/{name}"] for name in ("step", "tokens_per_second", "eta", "written"))
         assert sum(parts) - outside == pytest.approx(line["time/step"], abs=1e-6)
+
+
+def test_episodes_cut_before_their_first_reply_are_counted_recorded_and_audited(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    changes = {"sampling": {"max_seconds": 1e-6}, "evaluation": {"enabled": False}}
+    folder = run.start(toy_recipe(tiny_model, steps=2, **changes), tmp_path / "run")
+    for line in lines(folder, "train")[1:]:
+        assert (line["groups/kept"], line["answer/truncated"], line["reward/mean"]) == (3, 1.0, 0.0)
+        assert line["learner/empty"] == 1
+    records = list(read_rollouts(folder, 1))
+    assert [(one.limit, one.reward, one.answer, one.tokens) for one in records] == [("seconds", 0.0, "", [])] * 12
+    assert all("write letters" in one.prompt for one in records)
+    assert not audit(folder).violations
+
+
+class Sames(Lowercase):
+    """Every answer earns the same."""
+
+    reward: float = 0.0
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return {"reward": self.reward}
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (0.0, "all rewards are 0 in the 3 steps up to step 3: nothing can be learned"),
+        (1.0, "all answers to a task got the same reward in the 3 steps up to step 3 (from 1 to 1 "),
+    ],
+)
+def test_where_all_rewards_are_equal_the_log_says_what_to_look_at(
+    tiny_model: Path, tmp_path: Path, reward: float, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = {"type": "tests.e2e.test_learning:Sames", "reward": reward}
+    changes = {"data": data, "evaluation": {"enabled": False}, "checkpoints": {"every": 0}}
+    folder = run.start(toy_recipe(tiny_model, steps=5, **changes), tmp_path / "run")
+    said = [line for line in (folder / "log.txt").read_text().splitlines() if "nothing can be learned" in line]
+    assert len(said) == 1
+    assert words in said[0]
+    assert "whet view RUN" in said[0]
+    assert words in capsys.readouterr().err
+
+
+def test_a_reward_too_large_to_compute_with_ends_the_run_in_words(tiny_model: Path, tmp_path: Path) -> None:
+    changes = {"data": {"type": "tests.e2e.test_learning:Sames", "reward": 1e308}, "rollouts": {"retries": 0}}
+    with pytest.raises(WhetError, match=r"is 1e\+308; it must be from -1e\+12 to 1e\+12"):
+        run.start(toy_recipe(tiny_model, evaluation={"enabled": False}, **changes), tmp_path / "run")

@@ -1,30 +1,16 @@
 """Killed at any named instant, a run goes on and ends with the same metrics, to the bit, as one that was left alone."""
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forks import whet
 from tests.toy import toy_recipe, write_recipe
 from whet.checkpoint.crash_points import CRASH_POINTS
 from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.rollouts.audit import audit
-
-ROOT = Path(__file__).parents[2]
-
-
-def whet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "whet", *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import pytest
 
 from tests.e2e.test_learning import lines
-from tests.e2e.test_resume import whet
+from tests.forks import whet
 from tests.rows import rows_recipe, write_rows
 from tests.toy import toy_recipe
 from whet import run

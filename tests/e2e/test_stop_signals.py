@@ -1,5 +1,6 @@
 """A run that is told to end: by a signal it saves and says how to go on; without its folder it stops in words."""
 
+import asyncio
 import json
 import os
 import signal
@@ -9,12 +10,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.test_resume import metrics, whet
+from tests.contracts.fault_contract import eventually
+from tests.e2e.test_resume import metrics
+from tests.forks import whet
 from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet import run
 from whet.errors import WhetError
@@ -22,19 +26,31 @@ from whet.stop_signals import Stopped
 from whet.types import Task
 
 
-class Slow(Lowercase):
-    """A step takes a while, so that there is time to send a signal."""
+class Held(Lowercase):
+    """The second step is held while it is sampled, until the test lets it pass."""
 
-    seconds: float = 0.3
+    run: str = ""
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        time.sleep(self.seconds / 12)
+        if self.run and steps_done(Path(self.run)):
+            held(Path(self.run)).touch()
+            assert await asyncio.to_thread(eventually, passes(Path(self.run)).exists, 200)
         return await super().grade(task, answer)
 
 
-def recipe(folder: Path, **changes: Any) -> Any:
-    changes["data"] = {"type": "tests.e2e.test_stop_signals:Slow"} | changes.get("data", {})
-    return toy_recipe(folder, **{"steps": 6, "checkpoints": {"every": 0}, **changes})
+def held(folder: Path) -> Path:
+    """A file beside the run's folder that says that a step is held."""
+    return folder.with_suffix(".held")
+
+
+def passes(folder: Path) -> Path:
+    """A file beside the run's folder that lets its steps pass."""
+    return folder.with_suffix(".passes")
+
+
+def recipe(model: Path, run: Path | None = None, **changes: Any) -> Any:
+    changes["data"] = {"type": "tests.e2e.test_stop_signals:Held", "run": str(run or "")}
+    return toy_recipe(model, **{"steps": 6, "checkpoints": {"every": 0}, **changes})
 
 
 def steps_done(folder: Path) -> int:
@@ -45,7 +61,7 @@ def steps_done(folder: Path) -> int:
 
 @contextmanager
 def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run in a process of its own, after its first step."""
+    """A run in a process of its own, which is held in its second step."""
     with subprocess.Popen(
         [sys.executable, "-m", "whet", "train", *arguments, "--folder", str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
@@ -54,10 +70,8 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[st
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # whoever tests may ignore it (nohup)
     ) as process:
-        until = time.monotonic() + 120
-        while not steps_done(folder) and process.poll() is None and time.monotonic() < until:
-            time.sleep(0.02)
         try:
+            assert eventually(lambda: held(folder).exists() or process.poll() is not None, 240)
             yield process
         finally:
             process.kill()
@@ -67,33 +81,50 @@ def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[st
 def test_a_signal_saves_the_run_and_says_how_to_go_on_and_nothing_is_lost(
     by: signal.Signals, tiny_model: Path, tmp_path: Path
 ) -> None:
-    path, folder = write_recipe(tmp_path / "slow.yaml", recipe(tiny_model)), tmp_path / "run"
+    folder = tmp_path / "run"
+    path = write_recipe(tmp_path / "held.yaml", recipe(tiny_model, folder))
     with running([str(path)], folder) as process:
         process.send_signal(by)
-        printed, _ = process.communicate(timeout=60)
-    done = steps_done(folder)
+        assert process.stdout is not None
+        said = next(line for line in process.stdout if "another one ends it at once" in line)
+        passes(folder).touch()
+        printed, _ = process.communicate(timeout=240)
+    assert f"{by.name} came: the run saves after this step and ends" in said
     assert process.returncode == 128 + by
-    assert f"{by.name} came: the run saves after this step and ends; another one ends it at once" in printed
-    assert f"stopped: {by.name} came, and step {done} of 6 is saved. Go on with: whet resume {folder}" in printed
+    assert steps_done(folder) == 2
+    assert f"stopped: {by.name} came, and step 2 of 6 is saved. Go on with: whet resume {folder}" in printed
     assert "Traceback" not in printed
-    assert 1 <= done < 6
     went_on = whet("resume", str(folder))
     assert went_on.returncode == 0, went_on.stderr
     undisturbed = run.start(recipe(tiny_model), tmp_path / "undisturbed")
     assert metrics(folder) == metrics(undisturbed)
 
 
-def test_a_second_signal_ends_the_run_at_once(tiny_model: Path, tmp_path: Path) -> None:
-    path, folder = write_recipe(tmp_path / "slow.yaml", recipe(tiny_model, data={"seconds": 4.0})), tmp_path / "run"
-    with running([str(path), "evaluation.enabled=false"], folder) as process:
-        time.sleep(0.5)  # it is in the midst of its second step
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
+def test_a_signal_saves_a_run_on_ray_too(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    path = write_recipe(tmp_path / "held.yaml", recipe(tiny_model, folder, cluster="ray"))
+    with running([str(path)], folder) as process:
         process.send_signal(signal.SIGTERM)
         assert process.stdout is not None
         assert any("another one ends it at once" in line for line in process.stdout)
-        begun = time.monotonic()
+        passes(folder).touch()
+        printed, _ = process.communicate(timeout=240)
+    assert process.returncode == 128 + signal.SIGTERM, printed
+    assert f"step {steps_done(folder)} of 6 is saved. Go on with: whet resume {folder}" in printed
+    assert list((folder / "checkpoints").glob("step-*"))
+
+
+def test_a_second_signal_ends_the_run_at_once(tiny_model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    path = write_recipe(tmp_path / "held.yaml", recipe(tiny_model, folder))
+    with running([str(path)], folder) as process:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
-        assert time.monotonic() - begun < 2
+        assert process.stdout is not None
+        assert any("another one ends it at once" in line for line in process.stdout)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(100) == -signal.SIGTERM, "though its step never passes"
 
 
 def test_signals_are_as_they_were_after_a_run_and_an_ignored_one_stays_ignored(
@@ -121,19 +152,19 @@ def test_signals_are_as_they_were_after_a_run_and_an_ignored_one_stays_ignored(
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_stop_is_an_error_with_the_code_of_its_signal(tiny_model: Path, tmp_path: Path, asynchronous: bool) -> None:
-    timer = threading.Timer(0.0, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    settings = recipe(tiny_model, checkpoints={"every": 0, "asynchronous": asynchronous})
+    folder = tmp_path / "run"
+    settings = recipe(tiny_model, folder, checkpoints={"every": 0, "asynchronous": asynchronous})
 
-    def once_begun() -> None:
-        while not steps_done(tmp_path / "run"):
-            time.sleep(0.02)
-        timer.start()
+    def stop() -> None:
+        assert eventually(held(folder).exists, 240)
+        os.kill(os.getpid(), signal.SIGTERM)
+        passes(folder).touch()
 
-    threading.Thread(target=once_begun).start()
-    with pytest.raises(Stopped, match=r"SIGTERM came, and step \d of 6 is saved") as stopped:
-        run.start(settings, tmp_path / "run")
+    threading.Thread(target=stop).start()
+    with pytest.raises(Stopped, match="SIGTERM came, and step 2 of 6 is saved") as stopped:
+        run.start(settings, folder)
     assert stopped.value.exit_code == 143
-    assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert [path.name for path in (folder / "checkpoints").glob("step-*")] == ["step-000002"]
 
 
 def test_the_end_of_a_jobs_time_is_a_stop_too(
@@ -154,16 +185,15 @@ def test_a_run_whose_folder_is_moved_stops_and_writes_nothing_under_the_old_name
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
 
     def move() -> None:
-        while not steps_done(folder):
-            time.sleep(0.02)
-        time.sleep(0.2)  # it is sampling
+        assert eventually(held(folder).exists, 240)
         folder.rename(elsewhere)
         if how == "replaced":
             folder.mkdir()
+        passes(folder).touch()
 
     threading.Thread(target=move).start()
     with pytest.raises(WhetError, match=rf"the run folder {folder} was moved, removed or replaced"):
-        run.start(recipe(tiny_model, checkpoints={"every": 1}, data={"seconds": 1.0}), folder)
+        run.start(recipe(tiny_model, folder, checkpoints={"every": 1}), folder)
     assert not folder.exists() or not list(folder.iterdir())
     assert run.resume(elsewhere, ["steps=2"]) == elsewhere
 
@@ -175,4 +205,4 @@ class Exits(Lowercase):
 
 def test_an_exit_outside_of_a_grader_is_an_error_too(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(WhetError, match=rf"tried to end the process: SystemExit\(0\) at {__file__}:"):
-        run.start(recipe(tiny_model, data={"type": "tests.e2e.test_stop_signals:Exits"}), tmp_path / "run")
+        run.start(toy_recipe(tiny_model, data={"type": "tests.e2e.test_stop_signals:Exits"}), tmp_path / "run")

@@ -19,6 +19,7 @@ from whet.environments.hosted import HostedEnvironments
 from whet.generators.base import Completion, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.episode import play
+from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
 from whet.types import Episode
@@ -66,7 +67,9 @@ def first_episode(
         model: Any = Scripted(answer if callable(answer) else lambda _: answer)
         model.gate.set()
         environments, endpoint = HostedEnvironments(taskset.open()), Endpoint(RENDERER)
-        task, more = taskset.tasks(split)[0], {"seed": 0, "session": "e", "timing": Timing(), "endpoint": endpoint}
+        task = taskset.tasks(split)[0]
+        more: dict[str, Any] = {"seed": 0, "session": "e", "timing": Timing(), "endpoint": endpoint}
+        more["failures"] = Failures()
         try:
             return await play(environments, task, model, RENDERER, sampling, retries=retries, **more)
         finally:
@@ -113,8 +116,8 @@ async def scene(
         with endpoint.open(conversations) as address:
             headers = {"authorization": f"Bearer {address.api_key}"}
             async with (
-                httpx.AsyncClient(base_url=address.base_url, headers=headers, timeout=10) as http,
-                AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=1, timeout=10) as client,
+                httpx.AsyncClient(base_url=address.base_url, headers=headers, timeout=60) as http,
+                AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=1, timeout=60) as client,
             ):
                 yield Scene(endpoint, address, conversations, model, http, client)
     finally:

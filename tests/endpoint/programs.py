@@ -1,10 +1,15 @@
 """Programs for tests of episodes that call the model themselves. Each does what its name says."""
 
+import asyncio
+import contextlib
+import json
 import threading
 import time
+import urllib.request
 from typing import Any
 
-from openai import AsyncOpenAI, OpenAI
+import httpx
+from openai import AsyncOpenAI, OpenAI, RateLimitError
 
 from whet.types import Task
 
@@ -12,7 +17,7 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "count", "parameters": {"type": "object", "properties": {"text": {"type": "string"}}}},
 }
-_shared = OpenAI(base_url="http://localhost", api_key="none", timeout=20)  # making a client takes 70 ms
+_shared = OpenAI(base_url="http://localhost", api_key="none", timeout=60)  # making a client takes 70 ms
 tries: dict[str, int] = {}
 threads: set[str] = set()
 
@@ -42,6 +47,12 @@ async def ask(task: Task, base_url: str, api_key: str) -> dict[str, float]:
     return {"reward": len(answer.output_text) / 10, "asked": 1.0}
 
 
+async def late(task: Task, base_url: str, api_key: str) -> float:
+    """Thinks by itself for too long before it asks."""
+    await asyncio.sleep(60)
+    return 1.0
+
+
 def silent(task: Task, base_url: str, api_key: str) -> float:
     return 1.0
 
@@ -60,6 +71,57 @@ def talkative(task: Task, base_url: str, api_key: str) -> float:
     model = client(base_url, api_key)
     while True:
         model.chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
+
+
+def unlucky(task: Task, base_url: str, api_key: str) -> float:
+    """Asks, and then its own tool fails."""
+    client(base_url, api_key).chat.completions.create(model="m", messages=task.prompt)  # type: ignore[arg-type]
+    raise ConnectionError("the weather service is away")
+
+
+def stubborn(task: Task, base_url: str, api_key: str) -> float:
+    """Goes on without the model when it is refused, and then its own tool fails."""
+    with contextlib.suppress(RateLimitError):
+        talkative(task, base_url, api_key)
+    raise ConnectionError("the weather service is away")
+
+
+async def parallel(task: Task, base_url: str, api_key: str) -> float:
+    """Asks twice at once, with one turn left, and raises what was refused after the other is answered."""
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as model:
+        asked: Any = {"model": "m", "messages": task.prompt}
+        answers = await asyncio.gather(
+            *(model.chat.completions.create(**asked) for _ in range(2)), return_exceptions=True
+        )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return 1.0
+
+
+library = "openai"
+
+
+def plain(task: Task, base_url: str, api_key: str) -> float:
+    """Never stops asking, by ``library``."""
+    headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+    url, body = f"{base_url}/chat/completions", {"model": "m", "messages": task.prompt}
+    while True:
+        if library == "openai":
+            try:
+                talkative(task, base_url, api_key)
+            except RateLimitError:
+                raise RuntimeError("the agent failed") from None
+        elif library == "httpx":
+            httpx.post(url, headers=headers, json=body, timeout=60).raise_for_status()
+        elif library == "urllib":
+            request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            urllib.request.urlopen(request, timeout=60).close()
+        else:
+            try:
+                talkative(task, base_url, api_key)
+            except RateLimitError as error:
+                raise ExceptionGroup("of all tasks", [ValueError("another"), error]) from None
 
 
 def deaf(task: Task, base_url: str, api_key: str) -> float:

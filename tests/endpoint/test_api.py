@@ -98,6 +98,53 @@ def test_a_call_and_its_result_stay_in_one_line() -> None:
     run(model, chat)
 
 
+def test_ids_of_calls_are_unique_in_the_episode() -> None:
+    def model(shown: str) -> str:
+        return "done" if shown.count("<tool_response>") == 2 else call("add", a=1) + call("add", a=2)
+
+    async def chat(at: Scene) -> None:
+        messages: list[Any] = [user("go")]
+        ids = []
+        for _ in range(2):
+            said = (await at.chat(*messages, tools=[ADD])).json()["choices"][0]["message"]
+            ids += [one["id"] for one in said["tool_calls"]]
+            messages += [
+                said,
+                *({"role": "tool", "tool_call_id": one["id"], "content": "3"} for one in said["tool_calls"][:1]),
+            ]
+        assert len(set(ids)) == 4
+        assert {len(id) for id in ids} == {9}
+        assert len(at.recording.branches) == 1
+
+    run(model, chat)
+
+
+def test_a_reply_that_differs_only_in_white_space_from_an_earlier_one_makes_no_branch() -> None:
+    def model(shown: str) -> str:
+        return " yes\n" if "again" in shown else "yes"
+
+    async def chat(at: Scene) -> None:
+        await at.chat("one")
+        await at.chat("one", "yes", "again")
+        await at.chat("one", "yes", "again", "yes", "more")
+        assert len(at.recording.branches) == 1
+
+    run(model, chat)
+
+
+def test_what_a_program_says_is_never_shortened() -> None:
+    long = "fact " * 100
+
+    async def chat(at: Scene) -> None:
+        await at.chat("one")
+        assert (await at.chat("one", "ok", long)).status_code == 200
+        assert long in RENDERER.decode(at.recording.branches[0].tokens)
+        full = await at.chat("one", "ok", long, "ok", "x" * 2000)
+        assert full.json()["error"]["code"] == "context_length_exceeded"
+
+    run("ok", chat, max_observation_tokens=40, max_episode_tokens=1500)
+
+
 def test_tool_choice_none_shows_no_tools() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("hi", tools=[ADD], tool_choice="none")
@@ -183,6 +230,7 @@ def test_an_answer_that_is_cut_says_so_in_both_apis() -> None:
 def test_models_and_tokens_are_shown() -> None:
     async def ask(at: Scene) -> None:
         assert [model.id async for model in at.openai.models.list()] == ["policy"]
+        assert (await at.openai.models.retrieve("gpt-x")).id == "gpt-x", "any name is the policy"
         root = at.address.base_url.removesuffix("/v1")
         text = await at.http.post(f"{root}/tokenize", json={"prompt": "abc", "model": "m"})
         assert text.json() == {"count": 3, "tokens": RENDERER.encode_text("abc")}
@@ -209,6 +257,9 @@ def test_models_and_tokens_are_shown() -> None:
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]},
         {"tools": [{"type": "web_search"}]},
+        {"max_tokens": "999"},
+        {"parallel_tool_calls": False},
+        {"messages": [{"role": "user", "content": "x", "name": "Ann"}]},
     ],
     ids=str,
 )
@@ -232,13 +283,18 @@ def test_what_says_nothing_is_taken() -> None:
             "n": 1,
             "frequency_penalty": 0.0,
             "response_format": {"type": "text"},
-            "logit_bias": None,
+            "logit_bias": {},
             "user": "x",
         }
         assert (await at.chat("hi", **nothing, parallel_tool_calls=True, metadata={"a": "b"})).status_code == 200
+        no_more: Any = {"type": "function", "function": {"name": "f", "description": None, "parameters": None}}
+        assert (await at.chat("hi", tools=[no_more])).status_code == 200
+        made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}
+        result = {"role": "tool", "tool_call_id": "1", "content": ""}
+        assert (await at.chat("hi", {"role": "assistant", "tool_calls": [made]}, result)).status_code == 200
         parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
         assert (await at.chat(parts)).status_code == 200
-        assert at.recording.branches[1].messages[0]["content"] == "ab"
+        assert at.recording.branches[-1].messages[0]["content"] == "ab"
 
     run("hello", ask)
 

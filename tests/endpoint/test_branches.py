@@ -5,6 +5,7 @@ from typing import Any
 
 from tests.endpoint.agents import Scene, scene
 from tests.endpoint.test_api import ADD, run, user
+from whet.endpoint.request import Question
 
 
 def shape(at: Scene) -> list[list[bool]]:
@@ -105,5 +106,21 @@ def test_a_retry_while_the_first_call_is_under_way_joins_it() -> None:
         assert (await retry).status_code == 200
         assert shape(at) == [[False, True]]
         assert len(at.model.asked) == 1
+
+    run("ok", chat)
+
+
+def test_a_retry_that_meets_its_own_call_being_cancelled_is_asked_again() -> None:
+    async def chat(at: Scene) -> None:
+        at.model.gate.clear()
+        question = Question([user("one")])
+        first = asyncio.create_task(at.conversations.answer(question, repeated=False))
+        while not at.model.sampling:
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.sleep(0)  # its client is gone, and the job has been told, but has not ended
+        at.model.gate.set()
+        assert (await at.conversations.answer(question, repeated=True)).message["content"] == "ok"
+        assert shape(at) == [[False, True]]
 
     run("ok", chat)

@@ -1,16 +1,24 @@
 """Clients that misbehave or vanish, and budgets that end. Each has one defined outcome."""
 
 import asyncio
+import contextlib
 import json
+import resource
 import socket
+import subprocess
+import sys
 import threading
 
 import httpx
 import openai
 import pytest
 
+from tests.cpu_time import cpu_seconds_below
 from tests.endpoint.agents import Scene, scene
-from tests.endpoint.test_api import run, user
+from tests.endpoint.test_api import ADD, run, user
+from tests.tiny import tiny_tokenizer
+from whet.data.renderer import Renderer
+from whet.endpoint.connections import Connections
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
 from whet.errors import ConfigError, GeneratorError
@@ -20,7 +28,7 @@ JSON = {"content-type": "application/json"}
 
 async def settled(at: Scene, cancelled: int) -> None:
     """Wait until the model has been told that nobody listens."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while at.model.cancelled < cancelled:
             await asyncio.sleep(0.01)
 
@@ -93,7 +101,7 @@ def test_a_body_of_a_gigabyte_is_refused_before_it_is_read() -> None:
         reader, writer = await asyncio.open_connection(at.endpoint.host, at.endpoint.port)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {at.address.api_key}\r\n"
         writer.write(f"{head}content-length: {2**30}\r\n\r\n".encode())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert b" 413 " in await reader.readline()
         writer.close()
 
@@ -169,7 +177,7 @@ def test_it_listens_on_loopback_and_on_a_port_that_is_free() -> None:
                 taken.start()
             port = at.endpoint.port
         with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), timeout=1)
+            socket.create_connection(("127.0.0.1", port), timeout=60)
 
     before = threading.active_count()
     asyncio.run(go())
@@ -184,3 +192,181 @@ def test_odd_text_comes_back_as_it_was_said() -> None:
         assert json.loads(answer.text)["choices"][0]["message"]["content"] == odd
 
     run(odd, ask)
+
+
+async def half_open(at: Scene, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connections that have sent half of a request's head."""
+    made = [await asyncio.open_connection(at.endpoint.host, at.endpoint.port) for _ in range(number)]
+    for _, writer in made:
+        writer.write(b"GET /v1/mod")
+    return made
+
+
+def test_connections_that_ask_nothing_are_closed_the_oldest_first_and_calls_are_answered() -> None:
+    async def go() -> None:
+        async with scene("ok") as at:
+            at.endpoint._connections.most = 10
+            at.model.gate.clear()
+            working = asyncio.create_task(at.chat("hi"))
+            while not at.model.sampling:
+                await asyncio.sleep(0.01)
+            made = await half_open(at, 60)
+            assert (await at.openai.models.list()).data[0].id == "policy"
+            assert len(at.endpoint._connections) <= 10
+            async with asyncio.timeout(60):
+                for reader, _ in made[:50]:
+                    with contextlib.suppress(ConnectionError):
+                        assert await reader.read() == b""
+            at.model.gate.set()
+            assert (await working).status_code == 200, "a call that is being answered is not idle"
+            for _, writer in made:
+                writer.close()
+
+    asyncio.run(go())
+
+
+def test_a_connection_has_to_ask_something_within_a_time_also_with_a_wrong_token() -> None:
+    async def go() -> None:
+        async with scene("ok") as at:
+            at.endpoint._connections.patience = 0.2
+            [(silent, first)] = await half_open(at, 1)
+            asking, second = await asyncio.open_connection(at.endpoint.host, at.endpoint.port)
+            async with asyncio.timeout(60):
+                with contextlib.suppress(ConnectionError):
+                    assert await silent.read() == b""
+                with contextlib.suppress(ConnectionError):
+                    while True:
+                        second.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer wrong\r\n\r\n")
+                        assert b" 401 " in await asking.readuntil(b"\r\n\r\n")
+                        await asking.readexactly(10)
+                        await second.drain()
+            first.close()
+            second.close()
+
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        asyncio.run(go())
+
+
+SURVIVES = """
+import asyncio, os, resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+from tests.endpoint.agents import scene
+
+async def go():
+    async with scene("ok") as at:
+        print(at.endpoint.port, at.address.api_key, flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        print((await at.chat("hi")).status_code, len(os.listdir("/proc/self/fd")), flush=True)
+
+asyncio.run(go())
+"""
+
+
+def test_more_half_open_connections_than_the_process_may_have_files_do_not_take_it_down() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SURVIVES],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline().split()[0])
+        made = [socket.create_connection(("127.0.0.1", port), timeout=60) for _ in range(200)]
+        for one in made:
+            one.sendall(b"POST /v1/chat")
+        out, err = process.communicate("go\n", timeout=60)
+    finally:
+        process.kill()
+    for one in made:
+        one.close()
+    status, files = map(int, out.split())
+    assert status == 200, err
+    assert files < 120
+    assert "Traceback" not in err
+
+
+def test_a_limit_on_connections_follows_from_that_on_files() -> None:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert Connections().most == (4096 if soft == resource.RLIM_INFINITY else min(4096, soft // 2))
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/tokenize"])
+def test_what_is_long_is_refused_before_it_is_rendered(path: str) -> None:
+    long = "word " * 400_000
+    bodies = {
+        "/chat/completions": {"model": "m", "messages": [user(long)]},
+        "/responses": {"model": "m", "input": long},
+        "/tokenize": {"prompt": long},
+    }
+
+    async def ask(at: Scene) -> None:
+        root = at.address.base_url.removesuffix("/v1" if path == "/tokenize" else "")
+        with cpu_seconds_below(4):  # rendering it takes ten
+            answer = await at.http.post(root + path, json=bodies[path])
+        assert answer.status_code == 400
+        assert "more than" in answer.json()["error"]["message"]
+
+    run("ok", ask)
+
+
+def test_many_small_messages_and_long_tools_are_long_too() -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "x" * 100_000}}
+
+    async def ask(at: Scene) -> None:
+        for body in ({"messages": [user("")] * 5_000}, {"messages": [user("hi")], "tools": [tool]}):
+            answer = await at.http.post("/chat/completions", json={"model": "m", **body})
+            assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert at.conversations.failure is None
+
+    run("ok", ask)
+
+
+def test_tools_for_a_model_whose_template_knows_none_are_400_and_the_episode_plays_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def ask(at: Scene) -> None:
+        at.recording.renderer = Renderer(tiny_tokenizer())
+        for _ in range(2):
+            refused = await at.chat("hi", tools=[ADD])
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "tools"
+            assert "leaves out the tools; set tools_as_text: true" in refused.json()["error"]["message"]
+        assert at.conversations.failure is None
+        assert (await at.chat("hi")).status_code == 200
+
+    run("ok", ask)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"x": NaN}',
+        '{"x": Infinity}',
+        '{"x": 1, "x": 2}',
+        "[" * 100_000,
+        '{"a":' * 300 + "1" + "}" * 300,
+        "[1]",
+        {"x": 1e999},
+    ],
+)
+def test_arguments_of_a_call_that_can_not_be_kept_are_400(arguments: object) -> None:
+    made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    history = [
+        user("a"),
+        {"role": "assistant", "tool_calls": [made]},
+        {"role": "tool", "tool_call_id": "1", "content": ""},
+    ]
+
+    async def ask(at: Scene) -> None:
+        body = json.dumps({"model": "m", "messages": history})
+        answer = await at.http.post("/chat/completions", content=body, headers=JSON)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].endswith("function.arguments")
+        tool = {"type": "function", "function": {"name": "f", "parameters": arguments}}
+        if isinstance(arguments, dict):
+            body = json.dumps({"model": "m", "messages": [user("a")], "tools": [tool]})
+            assert (await at.http.post("/chat/completions", content=body, headers=JSON)).status_code == 400
+
+    run("ok", ask)

@@ -72,9 +72,34 @@ def test_a_program_that_runs_into_a_budget_is_truncated_and_worth_nothing() -> N
     assert len(episode.branches) == 3
 
 
+@pytest.mark.parametrize(("program", "limits"), [("unlucky", {"max_new_tokens": 3}), ("stubborn", {"max_turns": 1})])
+def test_a_failure_after_a_budget_is_a_failure(program: str, limits: dict[str, int]) -> None:
+    episode = episode_of(program, "a long answer", **limits)
+    assert episode.status == Status.FAILED
+    assert "the weather service is away" in str(episode.error)
+
+
+def test_a_call_that_ends_later_does_not_hide_a_budget_that_was_used_up() -> None:
+    episode = episode_of("parallel", max_turns=1)
+    assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "turns", 0.0)
+
+
+@pytest.mark.parametrize("library", ["openai", "httpx", "urllib", "group"])
+def test_a_refusal_is_known_through_any_library(library: str) -> None:
+    programs.library = library
+    episode = episode_of("plain", max_turns=1)
+    assert (episode.status, episode.limit) == (Status.TRUNCATED, "turns")
+
+
 def test_time_is_a_budget_too() -> None:
     episode = episode_of("hanging", max_seconds=0.5)
     assert (episode.status, episode.limit) == (Status.TRUNCATED, "seconds")
+
+
+def test_a_program_whose_time_is_over_before_its_first_call_counts_as_truncated() -> None:
+    episode = episode_of("late", max_seconds=0.2)
+    assert (episode.status, episode.limit, episode.reward) == (Status.TRUNCATED, "seconds", 0.0)
+    assert episode.branches == []
 
 
 @pytest.mark.parametrize("program", ["talkative", "deaf"])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from whet.environments.code import Code, same_output
+from tests.cpu_time import cpu_seconds_below
+from whet.environments.code import Code, program, same_output
 from whet.environments.validate import validate, wrong
 from whet.errors import ConfigError, DataError
 from whet.processes import sandbox
@@ -85,7 +86,7 @@ def test_a_right_program_earns_one_and_a_wrong_one_nothing(
     tmp_path: Path, row: dict[str, Any], right: str, wrong_one: str
 ) -> None:
     good, bad = grade(tasks_of(tmp_path, row), fenced(right), fenced(wrong_one))
-    assert good == {"reward": 1.0, "correct": 1.0, "format": 1.0, "passed": 1.0, "late": 0.0}
+    assert good == {"reward": 1.0, "correct": 1.0, "format": 1.0, "passed": 1.0, "late": 0.0, "cut": 0.0}
     assert bad["reward"] == bad["correct"] == 0.0
 
 
@@ -108,8 +109,8 @@ def test_the_share_of_tests_is_the_reward_where_the_recipe_says_so(tmp_path: Pat
 @isolated
 def test_time_for_all_tests_is_bounded(tmp_path: Path) -> None:
     many = {"question": "?", "verifier_metadata": {"unit_tests": {"inputs": ["1"] * 50, "outputs": ["1"] * 50}}}
-    slow = fenced("import time\ntime.sleep(0.3)\nprint(input())")
-    scores = grade(tasks_of(tmp_path, many, reward="share", total_s=1.0), slow)[0]
+    slow = fenced("import time\ntime.sleep(1)\nprint(input())")
+    scores = grade(tasks_of(tmp_path, many, reward="share", total_s=4.0), slow)[0]
     assert 0 < scores["passed"] < 0.2
     assert scores["reward"] == scores["passed"]
 
@@ -126,6 +127,68 @@ def test_the_last_block_counts_and_text_without_one_is_no_program(tmp_path: Path
         "```\n```",
     )
     assert [scores["reward"] for scores in grade(taskset, *answers)] == [0.0, 0.0, 0.0, 1.0, 0.0, 0.0]
+
+
+FENCES = {
+    "with the output of an example": f"{fenced(FAST)}It prints:\n```\n3\n7\n```\n",
+    "before a command": f"{fenced(FAST)}```bash\npython add.py\n```",
+    "before JSON": f"```py\n{FAST}\n```\n```json\n{{}}\n```",
+    "with CRLF": fenced(FAST).replace("\n", "\r\n"),
+    "in a list": "1. Add:\n" + "".join(f"   {line}\n" for line in fenced(FAST).splitlines()[1:]),
+    "with four marks": f"````python\n{FAST}\n# ```\n````",
+    "with tildes": f"~~~python\n{FAST}\n~~~",
+    "with text behind it": f"```python\n{FAST}\n``` This adds the numbers.",
+    "with a fence in a docstring": '```python\ndef f():\n    """\n    ```\n    f()\n    ```\n    """\n'
+    + f"{FAST}\n```",
+    "that says how it is shown": f"```python title='add.py'\n{FAST}\n```",
+    "with an import from the future": f"```python\nfrom __future__ import annotations\n{FAST}\n```",
+}
+
+
+@isolated
+def test_a_block_is_found_as_markdown_has_it(tmp_path: Path) -> None:
+    scores = grade(tasks_of(tmp_path, STREAMS), *FENCES.values())
+    assert dict(zip(FENCES, [one["reward"] for one in scores], strict=True)) == dict.fromkeys(FENCES, 1.0)
+
+
+@pytest.mark.parametrize("text", ["```python\n", "```\n", "~~~x y\n", "    ```\n", "`" * 80 + "\n", "\n", "``` ```\n"])
+def test_fences_are_found_in_time_that_grows_with_the_reply(text: str) -> None:
+    with cpu_seconds_below(5):
+        program(text * 20_000)
+
+
+@isolated
+def test_a_long_output_counts_and_one_that_is_cut_says_so(tmp_path: Path) -> None:
+    long = {"question": "?", "input_output": {"inputs": ["3000000"], "outputs": ["x" * 3_000_000]}}
+    right, flood = "print('x' * int(input()))", "print('x' * 4_000_000)"
+    scores = grade(tasks_of(tmp_path, long), fenced(right), fenced(flood))
+    assert [(one["reward"], one["cut"]) for one in scores] == [(1.0, 0.0), (0.0, 0.0)]
+    small = Code(path=str(tmp_path / "rows.jsonl"), test_size=0, limits={"workers": 1, "output_kib": 3000})
+    assert [(one["reward"], one["cut"]) for one in grade(small, fenced(right), fenced(flood))] == [
+        (1.0, 0.0),
+        (0.0, 1.0),
+    ]
+
+
+@isolated
+@pytest.mark.parametrize(
+    ("wanted", "got", "right"),
+    [
+        ("1000000", "1000000.0", 1.0),
+        ("1000000", "1000004.0", 0.0),
+        ("5", "5.000001", 0.0),
+        ("0.33333", "1 / 3", 1.0),
+        ("1000000.0", "1000004.0", 0.0),
+        ("2e-06", "9e-06", 0.0),
+        ("0.5", "float('nan')", 0.0),
+        ("[1, 2]", "(1, 2)", 1.0),
+        ('{"a": [0.5]}', "{'a': (0.500001,)}", 1.0),
+        ('"1"', "1", 0.0),
+    ],
+)
+def test_values_are_compared_by_what_is_wanted(tmp_path: Path, wanted: str, got: str, right: float) -> None:
+    row = {"question": "f?", "input_output": {"fn_name": "f", "inputs": ["1"], "outputs": [wanted]}}
+    assert grade(tasks_of(tmp_path, row), fenced(f"def f(x): return {got}"))[0]["reward"] == right
 
 
 @isolated

@@ -1,13 +1,14 @@
 """Right is right in many spellings; a hostile reply costs itself its reward and nothing else."""
 
 import asyncio
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.environments.math_grader import MathGrader, as_number, compare_numbers, last_boxed
+from tests.cpu_time import cpu_seconds_below
+from whet.environments.math_grader import MathGrader, compare_numbers, last_boxed
+from whet.environments.written_numbers import as_number
 from whet.errors import DataError
 from whet.processes.pool import WorkerLimits
 
@@ -36,6 +37,10 @@ def grade(grader, boxed, gold):
         ("", None),
         ("\\boxed{" * 5000, None),
         ("\\boxed{\\", None),
+        ("\\boxed {16}", "16"),
+        ("\\boxed 16.", "16"),
+        ("\\fbox{16}", "16"),
+        ("\\boxed and more", None),
     ],
 )
 def test_the_last_closed_box_counts(text, boxed):
@@ -68,20 +73,56 @@ def test_the_last_closed_box_counts(text, boxed):
         ("1,2", "12", None),
         ("1/0", "1", None),
         ("9**9", "9", None),
-        ("1e5", "100000", None),
+        ("1e5", "100000", True),
         ("nan", "5", None),
         ("inf", "5", None),
         ("٤٢", "42", None),
         ("x", "5", None),
-        ("9" * 101, "9" * 101, None),
-        ("50%", "0.5", None),
+        ("9" * 401, "9" * 401, None),
+        ("50%", "0.5", True),
+        ("0.5%", "0.5", False),
         ("52_{82}", "52_8", False),
         ("52_9", "52_8", False),
         ("$(052)_{8}$", "52_8", True),
         ("-52_8", "52_8", False),
         ("2a_{16}", "2A_{16}", True),
         ("2B_{16}", "2A_{16}", False),
-        ("101_2", "5", None),
+        ("101_2", "5", False),
+        ("7_8", "7", False),
+        ("40", "40_9", True),
+        ("36", "40_9", False),
+        ("36_{10}", "40_9", False),
+        ("4210_{\\text{five}}", "4210_5", True),
+        ("101 \\text{ base } 2", "101_2", True),
+        ("4.5 \\times 10^{33}", "4.5e33", True),
+        ("870000000", "8.7 \\cdot 10^8", True),
+        ("1.2 \\times 10^{-31}", "6.6 \\times 10^{-27}", False),
+        ("10^{99999}", "5", None),
+        ("1 251", "1251", True),
+        ("3 1/2", "3.5", True),
+        ("3\\frac12", "\\frac{7}{2}", True),
+        ("0.\\overline{3}", "1/3", True),
+        ("0.333", "1/3", False),
+        ("0.3333333", "1/3", True),
+        ("145°", "145", True),
+        ("145", "145^\\circ", True),
+        ("5 apples", "5", True),
+        ("5 \\text{ million dollars}", "\\$5,000,000", True),
+        ("12 \\text{ dozen}", "12", None),
+        ("10 \\text{ km}", "10 \\text{ m}", False),
+        ("1000 \\text{ cm}", "10 \\text{ m}", True),
+        ("840 \\text{ in}^2", "840\\text{ square inches}", True),
+        ("840 \\text{ in}", "840\\text{ square inches}", False),
+        ("30 \\text{ miles per hour}", "30\\text{ mph}", True),
+        ("48 \\text{ m/s}", "48 \\text{ km/h}", False),
+        ("550 \\text{ cents}", "\\$5.50", True),
+        ("84/2", "42", False),
+        ("\\frac{10}{4}", "2.5", False),
+        ("\\frac{6}{8}", "\\frac34", True),
+        ("40 - 86", "-46", None),
+        ("2(6)", "12", None),
+        ("--12", "12", None),
+        ("7 \\text{ (or 8)}", "7", None),
         ("a_1", "a_2", None),
     ],
 )
@@ -117,9 +158,8 @@ def test_the_usual_case_starts_no_worker_and_takes_microseconds():
         for number in range(1000):
             assert (await grader.compare(f"\\boxed{{{number}}}", str(number)))["reward"] == 1
 
-    started = time.perf_counter()
-    asyncio.run(many())
-    assert time.perf_counter() - started < 1
+    with cpu_seconds_below(2):
+        asyncio.run(many())
     assert not grader.pool.children
 
 
@@ -167,14 +207,110 @@ def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("endless", ["9^{9^{9^{9}}}", "10^{10^{10}}"])
-def test_an_answer_that_hangs_sympy_is_killed_and_the_next_one_is_graded(grader, endless):
+@pytest.mark.parametrize(
+    ("given", "gold", "correct"),
+    [
+        ("17 = 16", "16", 0),
+        ("40 - 86", "-46", 0),
+        ("40 - 86 = -46", "-46", 1),
+        ("40 - 86 = 3 = -46", "-46", 0),
+        ("2x = 16", "16", 0),
+        ("a + b = 16", "16", 1),
+        ("7 \\approx 8", "7", 0),
+        ("7 \\approx 8", "8", 0),
+        ("\\approx 16", "16", 1),
+        ("\\frac23 \\approx 0.67", "0.67", 1),
+        ("\\sqrt{2} \\approx 1.414", "\\sqrt2", 1),
+        ("\\sqrt{2} \\approx 1.5", "\\sqrt2", 0),
+        ("1.414", "\\sqrt2", 0),
+        ("1.41421356", "\\sqrt2", 1),
+        ("\\sqrt{2} \\text{ (or 3)}", "\\sqrt2", 0),
+        ("\\frac{1}{2006!}", "\\frac{1}{2004!}", 0),
+        ("\\frac{1}{2004!}", "\\frac{1}{2004!}", 1),
+        ("\\sum_{k=1}^{100} k", "5050", 0),
+        ("\\int_0^1 x\\,dx", "\\frac12", 0),
+        ("\\binom{5}{2}", "10", 0),
+        ("\\lfloor 7.5 \\rfloor", "7", 0),
+        ("\\sqrt{144}", "12", 0),
+        ("2^{10}", "1024", 0),
+        ("1024", "2^{10}", 1),
+        ("2^5\\pi", "32\\pi", 0),
+        ("\\pi(20 + 12)", "32\\pi", 0),
+        ("(2+3i)(4-i)", "11+10i", 0),
+        ("10i + 11", "11+10i", 1),
+        ("\\sin 60^\\circ", "\\frac{\\sqrt3}{2}", 0),
+        ("x^2 + 2 - 1", "x^2+1", 0),
+        ("(3-2, 2)", "(1,2)", 0),
+        ("\\begin{bmatrix}1\\\\2\\end{bmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", 1),
+        ("\\begin{bmatrix}3-2\\\\2\\end{bmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", 0),
+        ("\\pm 2", "-2, 2", 1),
+        ("\\pm 2", "2", 0),
+        ("x = 1 - \\sqrt2 \\text{ or } x = 1 + \\sqrt{2}", "1 \\pm \\sqrt{2}", 1),
+        ("2, 1", "\\{1, 2\\}", 1),
+        ("5, 6", "5", 0),
+        ("5 \\text{ or } 6", "5", 0),
+        ("B, A", "\\text{A,B}", 1),
+        ("A, B, C", "\\text{A,B}", 0),
+        ("odd or even", "\\text{odd}", 0),
+        ("Saturday", "\\text{saturday}", 1),
+        ("(2,1)", "(1,2)", 0),
+        ("(1,\\infty) \\cup (-\\infty,1)", "(-\\infty, 1)\\cup(1, \\infty)", 1),
+        ("1 \\le x < 2", "[1,2)", 1),
+        ("y = 1 - 2x", "y=-2x+1", 1),
+        ("-y = 1 - 2x", "y=-2x+1", 0),
+        ("2x-y+3z=-8", "2x - y + 3z + 8 = 0", 1),
+        ("x=3, y=2", "x=2, y=3", 0),
+        ("12\\pi \\text{ m}^2", "12\\pi \\text{ cm}^2", 0),
+        ("12π", "12\\pi \\text{ cm}^2", 1),
+    ],
+)
+def test_an_answer_earns_what_it_says_not_what_it_could_be_computed_to(grader, given, gold, correct):
+    assert grade(grader, given, gold)["correct"] == correct
+
+
+@pytest.mark.parametrize(
+    ("question", "given", "gold", "correct"),
+    [
+        ("Simplify $\\sqrt{242}$.", "\\sqrt{242}", "11\\sqrt{2}", 0),
+        ("What is $\\sqrt{242}$?", "\\sqrt{2 \\cdot 121}", "11\\sqrt{2}", 0),
+        ("What is $\\sqrt{242}$?", "11 \\cdot \\sqrt{2}", "11\\sqrt{2}", 1),
+        ("How long is the diagonal?", "\\sqrt{242}", "11\\sqrt{2}", 1),
+        ("Factor $x^2-1$.", "x^2 - 1", "(x-1)(x+1)", 0),
+        ("Factor $x^2-1$.", "(1+x)(-1+x)", "(x-1)(x+1)", 1),
+        ("Expand $(x+1)(x+2)$.", "(x+2)(x+1)", "x^2+3x+2", 0),
+        ("Expand $(x+1)(x+2)$.", "2+3x+x^2", "x^2+3x+2", 1),
+        ("Which polynomial has the roots -1 and -2?", "(x+2)(x+1)", "x^2+3x+2", 1),
+        ("Simplify $\\frac48$.", "4/8", "\\frac12", 0),
+        ("How likely is it?", "4/8", "\\frac12", 1),
+        ("Write 0.5 as a fraction.", "0.5", "\\frac12", 0),
+        ("Write 1/2 as a decimal.", "1/2", "0.5", 0),
+        ("What is $5 \\times 10^2$?", "5 \\times 10^2", "500", 0),
+        ("There are 15 and 18.00 dollars.", "18", "18", 1),
+    ],
+)
+def test_a_question_again_earns_nothing_where_its_form_was_the_task(grader, question, given, gold, correct):
+    assert asyncio.run(grader.compare(f"\\boxed{{{given}}}", gold, question))["correct"] == correct
+
+
+@pytest.mark.parametrize("gold", ["\\sqrt{2}", "x^2+1", "\\frac{\\sin x}{x}"])
+def test_answers_that_nothing_bounded_can_compute_are_wrong_without_a_time_out(grader, gold):
+    endless = [
+        "9^{9^{9^{9}}}",
+        "10^{10^{10}}",
+        "x^{10^9}",
+        "(10^9)!",
+        "((((x+1)^{99})^{99})^{99})^{99}",
+        "(a+b+c+d+e+f)^{90}",
+        "\\frac{1}{" * 30 + "2" + "}" * 30,
+        "\\sqrt{" * 60 + "2" + "}" * 60,
+        "\\tan(x)^{90}+\\sin(x)^{90}",
+        "\\frac{x^{90}-1}{x-1}",
+        "2^{-99999999}",
+    ]
     before = grader.pool.restarts
-    scores = grade(grader, endless, "\\sqrt{2}")
-    assert scores["reward"] == 0
-    assert scores.get("grading_timeout", 0) + scores.get("grading_crash", 0) == 1
-    assert grader.pool.restarts > before
-    assert grade(grader, "2^{1/2}", "\\sqrt{2}")["correct"] == 1
+    for hostile in endless:
+        assert grade(grader, hostile, gold) == {"reward": 0, "correct": 0, "format": 1}, hostile
+    assert grader.pool.restarts == before
 
 
 def test_overlong_and_empty_answers_are_no_answers():

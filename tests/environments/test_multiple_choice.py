@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-import time
 from collections import Counter
 
 import pytest
 
+from tests.cpu_time import cpu_seconds_below
 from whet.environments.choice_grader import chosen
 from whet.environments.multiple_choice import MultipleChoice
 from whet.errors import DataError
@@ -39,6 +39,15 @@ def grade(taskset, task, answer):
         ("\\boxed{B) Blue.}", "B"),
         ("\\boxed{B. because the sky is}", "B"),
         ("\\boxed{D: E. coli}", "D"),
+        ("\\boxed{Option B}", "B"),
+        ("\\boxed{\\textrm{B}}", "B"),
+        ("\\boxed{\\mathsf{B}}", "B"),
+        ("\\boxed{{\\bf B}}", "B"),
+        ("\\boxed{B\\text{ (blue)}}", "B"),
+        ("\\boxed{B\\text{ (red)}}", None),
+        ("\\boxed {B}", "B"),
+        ("\\boxed B", "B"),
+        ("\\boxed{Options A and B}", None),
         ("\\boxed{B", None),
         ("\\boxed{}", None),
         ("B", None),
@@ -59,9 +68,8 @@ def grade(taskset, task, answer):
     ],
 )
 def test_a_strict_box_holds_one_offered_letter_and_nothing_against_it(answer, letter):
-    started = time.perf_counter()
-    assert chosen(answer, COLOURS, "boxed") == letter
-    assert time.perf_counter() - started < 1
+    with cpu_seconds_below(5):
+        assert chosen(answer, COLOURS, "boxed") == letter
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,12 @@ def test_a_text_that_two_options_share_names_neither_and_letter_case_decides_whe
         ("Answer: A\nso\n**Final answer:** (b)", "B"),
         ("Answer: $\\boxed{B}$", "B"),
         ("Answer: light blue", "C"),
+        ("The answer is: B", "B"),
+        ("So, the **correct answer is**: B", "B"),
+        ("Answer:\n\nB", "B"),
+        ("Answer: B because the sky is", "B"),
         ("Answer: A or B", None),
+        ("Answer: A because B", "A"),
         ("Answer: A/B/C/D", None),
         ("Answer: because", None),
         ("B", None),
@@ -113,6 +126,12 @@ def test_an_answer_line_is_read_like_a_box(answer, letter):
         ("Option Selected: Because", None),
         ("Option Selected: A/B/C", None),
         ("Option Selected: A or B", None),
+        ("Option Selected: (A) and (C)", None),
+        ("Option Selected: A and C", None),
+        ("Option Selected: A B C D", None),
+        ("Option Selected: a guess", None),
+        ("Option Selected: A. I think so", "A"),
+        ("Option Selected: A\n\nB is wrong", "A"),
         ("Option Selected: X", None),
         ("", None),
     ],
@@ -121,11 +140,26 @@ def test_the_last_match_of_a_pattern_counts_if_it_is_an_offered_letter_on_its_ow
     assert chosen(answer, COLOURS, "regex", GYM_PATTERN) == letter
 
 
+MMLU_PRO = r"answer is \(?([A-J])\)?"
+
+
+@pytest.mark.parametrize("several", ["(A) and (C)", "(A)(B)(C)(D)", "A B C D", "a guess", "A, B", "(A) or (B)"])
+def test_several_letters_are_none_after_a_pattern_that_ends_before_a_bracket(several):
+    assert chosen(f"The answer is {several}", COLOURS, "regex", MMLU_PRO) is None
+    assert chosen(f"The answer is {several}", COLOURS, "regex", r"answer is \(?([A-J])") is None
+    assert chosen("The answer is (B).", COLOURS, "regex", MMLU_PRO) == "B"
+
+
+@pytest.mark.parametrize("text", ["\n" * 20_000, "_" * 20_000, "Answer:\n" * 2500, "* " * 10_000, "answer " * 3000])
+def test_repetitions_are_read_in_linear_time(text):
+    with cpu_seconds_below(5):
+        for mode in ("boxed", "lenient", "line"):
+            chosen(text, COLOURS, mode)
+
+
 def test_a_pattern_that_never_ends_on_an_answer_costs_the_answer_a_second_and_its_reward():
     taskset = MultipleChoice(mode="regex", pattern=r"((a+)+)+$", train_size=1, test_size=0)
-    started = time.perf_counter()
     scores = grade(taskset, taskset.tasks("train")[0], "a" * 5000 + "b")
-    assert time.perf_counter() - started < 5
     assert (scores["reward"], scores["grading_timeout"]) == (0, 1)
 
 

@@ -40,7 +40,7 @@ def test_the_tools_are_those_of_workbench() -> None:
 
 
 def test_doing_nothing_earns_nothing_also_where_nothing_is_to_be_done() -> None:
-    table = QUIET.data["table"]
+    (table,) = QUIET.data["tables"]
     assert earned(QUIET) == 0
     assert earned(QUIET, ("company_directory_find_email_address", {"name": "nia"})) == 0  # not the table in question
     other = "calendar_search_events" if table != "calendar" else "email_search_emails"
@@ -55,7 +55,7 @@ def test_a_look_that_fails_is_none() -> None:
         "project_management": ("project_management_get_task_information_by_id", {"task_id": "x", "field": "board"}),
         "customer_relationship_manager": ("customer_relationship_manager_search_customers", {"unknown": "x"}),
     }
-    assert earned(QUIET, reads[QUIET.data["table"]]) == 0
+    assert earned(QUIET, reads[QUIET.data["tables"][0]]) == 0
 
 
 def test_the_order_of_calls_does_not_count_but_each_call_does() -> None:
@@ -174,6 +174,39 @@ def test_files_of_workbench_load(tmp_path: Path) -> None:
     assert played(tasks, task, "Done.")[-1].reward == 0
 
 
+def with_domains(folder: Path, answer: str, domains: str) -> OfficeTasks:
+    published(folder, "[]")
+    with (folder / "multi_domain_queries_and_answers.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("query", "answer", "domains"), ("Tell nia", answer, domains)])
+    (folder / "email_queries_and_answers.csv").unlink()
+    return OfficeTasks(path=str(folder), test_size=0)
+
+
+def test_requests_about_several_tables_are_read_and_doing_nothing_can_be_right(tmp_path: Path) -> None:
+    tasks = with_domains(tmp_path, "[]", "['crm', 'calendar']")
+    (task,) = tasks.tasks("train")
+    assert task.data["tables"] == ["customer_relationship_manager", "calendar"]
+    assert played(tasks, task, tasks.gold(task))[-1].reward == 1
+    for look, reward in (("calendar_search_events", 1), ("email_search_emails", 0)):
+        assert played(tasks, task, solution((look, {}), answer="Done."))[-1].reward == reward
+    assert played(tasks, task, "Done.")[-1].reward == 0
+
+
+@pytest.mark.parametrize("domains", ["['crm', 'garden']", "[]", "crm", "3", "[['crm']]"])
+def test_requests_about_unknown_tables_are_named(tmp_path: Path, domains: str) -> None:
+    with pytest.raises(DataError, match="'Tell nia': the request must be about some of email, calendar"):
+        with_domains(tmp_path, "[]", domains).tasks("train")
+
+
+@pytest.mark.parametrize(
+    "call", ["email.burn.func()", "email.delete_email.func(email_id='9')", "email.delete_email.func()", "_row.func()",
+             "email.delete_email.func(email_id=[])", "calendar.update_event.func(event_id='1', field=[], new_value='')"]
+)  # fmt: skip
+def test_calls_that_can_not_be_made_are_named(tmp_path: Path, call: str) -> None:
+    with pytest.raises(DataError, match=r"'Tell nia': the call of .* in the answer can't be made"):
+        with_domains(tmp_path, repr([call]), "['crm']").tasks("train")
+
+
 @pytest.mark.parametrize("answer", ["nothing", "['no call(']", "['f(1, **2)'", "3"])
 def test_answers_that_are_no_calls_are_named(tmp_path: Path, answer: str) -> None:
     with pytest.raises(
@@ -194,7 +227,7 @@ def test_the_right_calls_of_workbench_score_1() -> None:
     assert len(tasks.tasks("train")) + len(tasks.tasks("test")) >= 480
     graded = asyncio.run(validate(tasks, 1000))
     assert wrong(graded) == []
-    assert sum(one.kind == "gold" for one in graded) >= 480
+    assert sum(one.kind == "gold" for one in graded) == len(tasks.tasks("train")) + len(tasks.tasks("test"))
     for task in tasks.tasks("train"):
         if not task.data["calls"]:
             assert played(tasks, task, "There is nothing to do.")[-1].reward == 0

@@ -186,11 +186,40 @@ DAPO = (
         ({"prompt": [{"content": "a\n\nb\n\nc"}], "reward_model": {"ground_truth": "34"}}, "a\n\nb\n\nc", "34"),
         ({"prompt": [{"content": "a"}], "reward_model": {"ground_truth": '["\\\\frac{1}{2}"]'}}, "a", "\\frac{1}{2}"),
         ({"question": "a", "expected_answer": 34}, "a", "34"),
+        ({"problem": "a", "expected_answer": "34", "generated_solution": "so 34"}, "a", "34"),
+        ({"prompt": "a", "solution": "34", "reward_model": {"ground_truth": "34"}}, "a", "34"),
+        ({"problem": "a", "answer": 34}, "a", "34"),
+        ({"problem": "a", "answer": 34.0}, "a", "34"),
+        ({"problem": "a", "answer": ["34"]}, "a", "34"),
+        ({"problem": "a", "solution": "It is $\\boxed{\\frac12}$.", "level": "Level 1"}, "a", "\\frac12"),
     ],
 )
 def test_rows_of_dapo_skywork_and_gym_lose_nothing_but_their_wrapping(tmp_path, row, problem, answer):
     task = Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0, prompt="{question}").tasks("train")[0]
     assert (task.prompt[0]["content"], task.data["answer"]) == (problem, answer)
+
+
+def test_columns_win_over_the_form_of_a_published_row(tmp_path):
+    row = {"prompt": "a", "solution": "34", "reward_model": {"ground_truth": "1"}, "source_prompt": [{"content": "b"}]}
+    path = write(tmp_path / "math.jsonl", [row])
+    task = Math(path=path, test_size=0, columns={"problem": "prompt", "answer": "solution"}).tasks("train")[0]
+    assert task.data["answer"] == "34"
+    assert task.prompt[0]["content"].startswith("a\n")
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"problem": "a", "answer": "He has <<1+1=2>>2.\n#### 2"}, "'answer' is a worked solution as GSM8K has them"),
+        ({"problem": "a", "solution": "It is obvious."}, "no .*boxed"),
+        ({"problem": "a", "answer": ["1", "2"]}, "'answer' must be one answer"),
+        ({"problem": "a", "answer": True}, "'answer' must be a text"),
+        ({"problem": "a", "answer": "$\\max$ at $x = 1$, min at $x = 2$"}, "prose or several formulas"),
+    ],
+)
+def test_a_known_answer_that_cannot_be_judged_is_refused_at_reading(tmp_path, row, says):
+    with pytest.raises(DataError, match=says):
+        Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0).tasks("train")
 
 
 def test_a_row_with_several_answers_is_an_error_naming_its_line(tmp_path):

@@ -121,3 +121,46 @@ def test_a_generator_that_evaluates_text_and_that_nobody_looked_at_is_refused():
         except ConfigError:
             refused.append(name)
     assert refused == ["composite"]
+
+
+CONSTANTS = (
+    "0",
+    "1",
+    "0.",
+    "nan",
+    "inf",
+    "nan+nanj",
+    "6*4*1*1",
+    "True",
+    "False",
+    "yes",
+    "no",
+    "A",
+    "[]",
+    "{}",
+    "abc",
+    "-1",
+)
+
+
+@pytest.mark.parametrize("dataset", ["puzzle24", "complex_arithmetic", "game_of_life_halting", "coin_flip"])
+def test_no_constant_is_right_for_most_problems(dataset):
+    taskset = make(dataset, train_size=12)
+
+    async def right(constant):
+        grading = taskset.open()
+        try:
+            tasks = taskset.tasks("train")
+            return [(await grading.grade(task, constant))["correct"] for task in tasks]
+        finally:
+            await grading.close()
+
+    golds = [str(taskset.entry(task)[0]["answer"]) for task in taskset.tasks("train")]
+    for constant in CONSTANTS:
+        assert sum(asyncio.run(right(constant))) <= golds.count(constant), constant
+
+
+@pytest.mark.parametrize("dataset", ["puzzle24", "complex_arithmetic", "game_of_life_halting", "coin_flip"])
+def test_right_answers_pass_the_checks_that_stand_beside_a_scorer(dataset):
+    (right,) = grades(make(dataset), ...)
+    assert right["correct"] == 1

@@ -18,7 +18,7 @@ from tests.tiny import tiny_llama
 from whet.checkpoint.export import export
 from whet.environments.base import Observation, Step, TaskSet
 from whet.environments.reward_model import RewardModelTasks
-from whet.environments.reward_model_process import RewardModelClient, RewardModelProcess
+from whet.environments.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 from whet.errors import DataError, WhetError
 from whet.processes.child import Child
 from whet.types import Group, Message, Task
@@ -125,15 +125,38 @@ def test_what_is_no_reward_model_is_refused_before_it_scores(model: Path, tmp_pa
         with_client(model, lambda client: client.score(talk("5")), start_s=0.001)
 
 
-def test_one_conversation_that_is_too_long_does_not_spoil_the_batch(model: Path) -> None:
+def test_replies_that_are_too_long_are_scored_by_their_beginnings(model: Path) -> None:
     async def calls(client: RewardModelClient) -> list[Any]:
-        answers = ["5", "x" * 600, "6"]
+        answers = ["5", "x" * 600, "6", "x" * 900]
         return await asyncio.gather(*(client.score(talk(answer)) for answer in answers), return_exceptions=True)
 
-    (first, long, last), _ = with_client(model, calls)
-    assert isinstance(long, DataError)
-    assert "reads at most 512" in str(long)
+    (first, long, last, longer), _ = with_client(model, calls)
+    assert [isinstance(one, CutScore) for one in (first, long, last, longer)] == [False, True, False, True]
     assert [first, last] == pytest.approx(expected(model, ["5", "6"]), abs=TOLERANCE)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    sizes = {n: len(tokenizer.apply_chat_template(talk("x" * n), return_dict=True)["input_ids"]) for n in range(600)}
+    most = max(n for n, size in sizes.items() if size <= 512)
+    assert [long, longer] == pytest.approx(expected(model, ["x" * most] * 2), abs=TOLERANCE)
+
+
+def test_earlier_replies_are_cut_too_and_a_task_that_is_too_long_itself_is_bad_data(model: Path) -> None:
+    again: list[Message] = [*talk("x" * 700), *talk("y" * 700, "sure?")]
+
+    async def calls(client: RewardModelClient) -> list[Any]:
+        asked = [again, talk("5"), talk("5", "z" * 600)]
+        return await asyncio.gather(*map(client.score, asked), return_exceptions=True)
+
+    (both, short, long), _ = with_client(model, calls)
+    assert isinstance(both, CutScore)
+    assert short == pytest.approx(expected(model, ["5"])[0], abs=TOLERANCE)
+    assert isinstance(long, DataError)
+    assert "reads at most 512, and without the replies it is still too long" in str(long)
+
+
+def test_an_episode_says_that_its_reply_was_cut(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (step,) = play(tasks(model, "Five"), "x" * 600)
+    assert step.scores["reward_model_cut"] == 1.0
+    assert caplog.text.count("is longer than the reward model") == 1
 
 
 def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from tests.toy import toy_recipe
-from whet.environments.base import Environment, TaskSet
+from whet.environments.base import Environment, Observation, Step, TaskSet
+from whet.environments.hosted import HostedEnvironments
 from whet.environments.single_turn import SingleTurn
 from whet.errors import ConfigError, DataError
-from whet.types import Task
+from whet.types import Episode, Group, Task
 
 TASK = Task("toy/train/3", [{"role": "user", "content": "2 + 2?"}])
 
@@ -22,7 +23,7 @@ class Toy(TaskSet):
         return [TASK]
 
     async def grade(self, task, answer):
-        return {"reward": self.grade_with, "length": len(answer)} if self.grade_with != "no dict" else 1.0
+        return {"reward": self.grade_with, "length": len(answer)}
 
 
 def step(value):
@@ -39,12 +40,12 @@ def test_an_episode_is_the_prompt_and_one_graded_step():
     asyncio.run(episode.close())
 
 
-@pytest.mark.parametrize("value", [1, 0.25, np.float32(0.5), np.int64(1), Fraction(1, 2)])
+@pytest.mark.parametrize("value", [1, 0.25, np.float32(0.5), np.int64(1), Fraction(1, 2), True, False, np.bool_(True)])
 def test_any_finite_number_is_a_reward(value):
     assert step(value).reward == float(value)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", True, np.bool_(True), [1.0], "no dict"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1", [1.0]])
 def test_a_reward_that_is_no_finite_number_is_an_error_naming_task_and_environment(value):
     with pytest.raises(DataError, match=r"Toy.*toy/train/3"):
         step(value)
@@ -76,3 +77,118 @@ def test_a_task_set_without_tasks_cannot_be_made():
 
     with pytest.raises(TypeError, match=r"Aimless.*tasks"):
         Aimless()
+
+
+class Plain(TaskSet):
+    """Written as somebody does who has not met ``async``."""
+
+    said: object = None
+
+    def tasks(self, split):
+        return [TASK]
+
+    def grade(self, task, answer):
+        return self.said
+
+    def score_group(self, task, group):
+        group.episodes[0].reward = 0.5
+
+
+def hosted(taskset, *, then=None):
+    async def go():
+        environments = HostedEnvironments(taskset)
+        try:
+            if then is not None:
+                return await then(environments)
+            episode = environments.make(TASK)
+            await episode.start()
+            step = await episode.step({"role": "assistant", "content": "four"})
+            await episode.close()
+            return step
+        finally:
+            await environments.close()
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "scores"),
+    [
+        ({"reward": 1.0, "format": True}, 1.0, {"format": 1.0}),
+        (0.25, 0.25, {}),
+        (1, 1.0, {}),
+        (True, 1.0, {"correct": 1.0}),
+        (False, 0.0, {"correct": 0.0}),
+    ],
+)
+def test_a_plain_function_grades_and_may_return_the_reward_alone(said, reward, scores):
+    step = hosted(Plain(said=said))
+    assert (step.reward, step.scores) == (reward, scores)
+
+
+@pytest.mark.parametrize("said", [None, "right", [1.0], ("reward", 1.0), float("nan"), {"right": 1.0}])
+def test_what_is_no_reward_is_an_error_that_names_class_and_file(said):
+    with pytest.raises(DataError, match=rf"Plain\.grade \({__file__}:\d+\) of task 'toy/train/3'"):
+        hosted(Plain(said=said))
+
+
+def test_a_plain_function_scores_a_group_and_what_it_returns_is_not_lost_in_silence():
+    class Returns(Plain):
+        def score_group(self, task, group):
+            return [1.0]
+
+    group = Group("0", TASK, [Episode([])])
+    hosted(Plain(), then=lambda environments: environments.score_group(TASK, group))
+    assert group.episodes[0].reward == 0.5
+    with pytest.raises(DataError, match=r"score_group \(.*\) must set the reward of each of group.episodes"):
+        hosted(Returns(), then=lambda environments: environments.score_group(TASK, group))
+
+
+class Turns:
+    """An episode whose methods are plain, and which returns what it is told."""
+
+    def __init__(self, start, step):
+        self.says = start, step
+
+    def start(self):
+        return self.says[0]
+
+    def step(self, reply):
+        return self.says[1]
+
+    def close(self):
+        pass
+
+
+GOOD = (Observation([{"role": "user", "content": "?"}]), Step(reward=1.0))
+
+
+@pytest.mark.parametrize("make_is_async", [False, True])
+def test_an_episode_of_plain_methods_is_played(make_is_async):
+    class Plays(Plain):
+        def make(self, task):
+            return Turns(*GOOD)
+
+    class PlaysLater(Plain):
+        async def make(self, task):
+            return Turns(*GOOD)
+
+    assert hosted(PlaysLater() if make_is_async else Plays()).reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (None, r"Makes\.make \(.*\) must return an object with start, step and close, not None"),
+        (Turns([{"role": "user"}], GOOD[1]), r"Turns\.start \(.*\) must return an Observation, not \["),
+        (Turns(GOOD[0], 1.0), r"Turns\.step \(.*\) must return a Step, as in Step\(reward=1\.0, done=True\), not 1\.0"),
+        (Turns(GOOD[0], None), r"Turns\.step \(.*\) must return a Step"),
+    ],
+)
+def test_an_episode_that_is_not_one_is_an_error_that_names_the_users_class(made, says):
+    class Makes(Plain):
+        def make(self, task):
+            return made
+
+    with pytest.raises(DataError, match=says):
+        hosted(Makes())

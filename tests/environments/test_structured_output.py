@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
+from tests.cpu_time import cpu_seconds_below
 from whet.environments.problems import Example
 from whet.environments.structured_grader import grade_in_worker
 from whet.environments.structured_output import StructuredOutput, written
@@ -80,14 +80,13 @@ def strict(tmp_path_factory):
     ],
 )
 def test_an_answer_fits_or_is_worth_nothing_and_then_counts_by_field(strict, answer, reward):
-    started = time.perf_counter()
-    assert strict(answer)["reward"] == pytest.approx(reward)
-    assert time.perf_counter() - started < 5
+    with cpu_seconds_below(10):
+        assert strict(answer)["reward"] == pytest.approx(reward)
 
 
 def test_a_fence_can_be_forbidden_and_content_taken_as_a_whole():
     def grade(answer, fence=True, content="share", gold=GOLD):
-        return grade_in_worker(answer, "json", fence, SCHEMA, gold, content)
+        return grade_in_worker(answer, "json", fence, SCHEMA, SCHEMA, gold, content)
 
     fenced = f"```json\n{FITS}\n```"
     assert grade(fenced)["reward"] == 1
@@ -169,9 +168,8 @@ LAUGHS = "<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;'>]><x>&b;</x>"
 )
 def test_texts_that_blow_up_or_say_two_things_are_worth_nothing(form, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    started = time.perf_counter()
-    assert grade_in_worker(text, form, True, FLAT, ALL, "share")["reward"] == 0
-    assert time.perf_counter() - started < 5
+    with cpu_seconds_below(10):
+        assert grade_in_worker(text, form, True, FLAT, FLAT, ALL, "share")["reward"] == 0
     assert not list(tmp_path.iterdir())
 
 
@@ -229,7 +227,11 @@ def test_made_up_facts_are_all_in_the_text_and_empty_values_earn_nothing_of_them
         gold, schema = task.data["gold"], task.data["schema"]
         assert all(str(value) in task.prompt[-1]["content"] for value in gold.values())
         empty = json.dumps({name: "" if isinstance(value, str) else 0 for name, value in gold.items()})
-        assert grade_in_worker(empty, "json", True, schema, gold, "share") == {"reward": 0, "correct": 0, "format": 1}
+        assert grade_in_worker(empty, "json", True, schema, schema, gold, "share") == {
+            "reward": 0,
+            "correct": 0,
+            "format": 1,
+        }
 
 
 def test_examples_are_shown_as_earlier_turns_before_each_task() -> None:
@@ -238,3 +240,22 @@ def test_examples_are_shown_as_earlier_turns_before_each_task() -> None:
     for task in tasks:
         assert [message["role"] for message in task.prompt] == ["system", "user", "assistant", "user"]
         assert task.prompt[2]["content"] == example.answer
+
+
+def test_a_number_beyond_floats_is_a_wrong_answer_and_no_error() -> None:
+    schema = {"type": "object", "properties": {"price": {"type": "number", "multipleOf": 0.01}}, "required": ["price"]}
+    answer = '{"price": 1' + "0" * 400 + "}"
+    assert grade_in_worker(answer, "json", False, schema, schema, {"price": 1}, "share")["reward"] == 0.0
+
+
+def test_fences_of_every_kind_are_taken_off() -> None:
+    gold = '{"a": 1}'
+    schema = {"properties": {"a": {"type": "integer"}}}
+    for answer in (
+        "```json\r\n{}\r\n```", "```json5\n{}\n```", "````json\n{}\n````", "~~~\n{}\n~~~", "\n```json \n{}\n  ```\n",
+    ):  # fmt: skip
+        text = answer.replace("{}", gold)
+        assert grade_in_worker(text, "json", True, schema, schema, {"a": 1}, "share")["reward"] == 1, answer
+    for answer in ("```json\n{}\n~~~", "```json\n{}\n```\n```json\n{}\n```", "````json\n{}\n```"):
+        text = answer.replace("{}", gold)
+        assert grade_in_worker(text, "json", True, schema, schema, {"a": 1}, "share")["reward"] == 0, answer

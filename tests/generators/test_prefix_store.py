@@ -15,7 +15,8 @@ from tests.tiny import tiny_llama
 from whet.generators.base import Completion, SamplingParams
 from whet.generators.prefix_store import Known, PrefixStore, shared
 from whet.generators.torch_generator import TorchGenerator
-from whet.models.decode_attention import Prefix
+from whet.models.decode_attention import DecodeCache
+from whet.models.prefix import Prefix
 
 NOTHING = torch.zeros(0)
 
@@ -94,7 +95,41 @@ def test_what_a_prompt_leaves_does_not_depend_on_where_it_was_cut(dtype: str) ->
         other = engine.prefill([prompt[:cut] + [5] * 40])[0][0]
         [(prefix, again), _] = engine.prefill([prompt, [1, 2, 3]], [other.first(cut), Prefix(0)])
         assert torch.equal(again, logits)
-        assert all(map(torch.equal, prefix.keys + prefix.values, whole.keys + whole.values))
+        both = zip(prefix.keys + prefix.values, whole.keys + whole.values, strict=True)
+        assert all(torch.equal(torch.cat(one, 1), torch.cat(other, 1)) for one, other in both)
+
+
+def held(prefixes: list[Prefix]) -> int:
+    """The bytes of memory behind them, each counted once."""
+    pieces = [piece for prefix in prefixes for layer in prefix.keys + prefix.values for piece in layer]
+    return sum({(memory := piece.untyped_storage()).data_ptr(): memory.nbytes() for piece in pieces}.values())
+
+
+def test_prompts_that_begin_alike_hold_that_once() -> None:
+    engine = make().engine
+    preamble = [i % 200 for i in range(150)]
+    first = engine.prefill([[*preamble, 3, 4]])[0][0]
+    others = [[*preamble, 5, i] for i in range(20)]
+    prefixes = [prefix for prefix, _ in engine.prefill(others, [first.first(150)] * len(others))]
+    assert held([first, *prefixes]) == held([first]) * (152 + 2 * len(others)) // 152
+    short = first.first(40)
+    assert held([short]) == held([first]) * 40 // 152, "most of what it is cut from can go"
+    assert torch.equal(torch.cat(short.keys[0], 1), torch.cat(first.keys[0], 1)[:, :40])
+
+
+def test_a_generator_that_samples_nothing_holds_no_rows() -> None:
+    generator = make()
+
+    async def body() -> None:
+        await generator.sample([1, 2, 3], SamplingParams(4, seed=1), "")
+        cache = generator._decoder.cache
+        assert isinstance(cache, DecodeCache)
+        assert cache.keys == cache.values == []
+        assert cache.tiles == {}
+        again = await asyncio.gather(*(generator.sample([1, 2, 3], SamplingParams(4, seed=1), "") for _ in "ab"))
+        assert again[0].tokens == again[1].tokens
+
+    run_one(generator, body)
 
 
 def test_prompts_that_begin_alike_compute_that_once_also_when_they_come_together() -> None:

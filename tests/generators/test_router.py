@@ -13,7 +13,7 @@ from tests.weights.test_in_process import learn_something
 from whet.build import build_generator, build_learner, build_renderer, build_sync
 from whet.errors import RefitError, WhetError
 from whet.generators.base import Completion, SamplingParams
-from whet.generators.router import Router
+from whet.generators.router import Router, _Places
 from whet.generators.torch_config import TorchGeneratorConfig
 
 
@@ -52,6 +52,19 @@ def test_an_episode_stays_with_its_replica_and_a_later_one_finds_the_prompt() ->
         await router.sample(OTHER + other.tokens + [9], SamplingParams(4), "session 1")
         assert (await router.sample(OTHER, SamplingParams(2), "another")).cached == len(OTHER)
         assert prompt_tokens(router) == [len(PROMPT) + 5, len(OTHER) + 5]
+
+    run(router, body)
+
+
+def test_what_is_remembered_is_bounded_where_the_weights_never_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Places, "most", 10)
+    router = routed()
+
+    async def body() -> None:
+        for i in range(30):
+            await router.sample([*PROMPT, i % 200], SamplingParams(1), f"s{i}")
+        kept = [len(router._prompts), len(router._sessions)]
+        assert kept == [10, 10]
 
     run(router, body)
 
@@ -123,7 +136,7 @@ def test_every_replica_gets_the_weights_and_proves_it(
 
             monkeypatch.setattr(learner, "begin_weights", counted)
             await sync.publish(learner, router, 3)
-            assert len(gathered) == 1  # not once for each replica
+            assert len(gathered) == 2  # to write them and to prove them, not once for each replica
             assert [one.version for one in router.replicas] == [3, 3]
             one, two = (dict(each.named_weights()) for each in router.replicas)
             assert all(one[name].equal(two[name]) for name in one)

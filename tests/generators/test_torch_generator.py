@@ -272,14 +272,24 @@ def test_an_engine_without_progress_raises_at_its_deadline() -> None:
 
 
 def test_cancelled_requests_give_up_their_rows() -> None:
-    generator = make(max_batch=1)
+    generator, given_up, passes = make(max_batch=1), threading.Event(), []
+
+    def count(*_: object) -> None:
+        passes.append(1)
+        if len(passes) > 5:
+            given_up.wait(60)
+
+    generator.engine.model.register_forward_pre_hook(count)
 
     async def body() -> None:
         long = asyncio.create_task(generator.sample(OTHER, SamplingParams(400), "s"))
         queued = asyncio.create_task(generator.sample(OTHER, SamplingParams(400), "s"))
-        await asyncio.sleep(0.02)
+        while len(passes) <= 5:
+            await asyncio.sleep(0.01)
         long.cancel()
         queued.cancel()
+        await asyncio.sleep(0)  # they are told
+        given_up.set()
         await generator.sample(PROMPT, SamplingParams(2), "s")
         assert generator.counters.sampled_tokens < 300
 

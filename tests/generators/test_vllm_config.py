@@ -226,13 +226,18 @@ def test_what_can_not_work_together_is_refused_with_the_recipe(settings: str, wo
 
 def test_guesses_and_min_p_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match=r"generator\.speculative\) with sampling\.min_p"):
-        load(Recipe, "quickstart", ["generator={type: vllm, speculative: ngram}", "sampling.min_p=0.1"])
+        load(Recipe, "quickstart", ["generator={type: vllm, speculative: ngram, devices: '1'}", "sampling.min_p=0.1"])
 
 
 def test_an_adapter_needs_the_weights_that_level_2_drops() -> None:
     overrides = ["generator={type: vllm, sleep_level: 2}", "model.lora={rank: 8}", "weights.lora=adapter"]
     with pytest.raises(ConfigError, match=r"sleep_level = 2 drops the frozen weights"):
         load(Recipe, "quickstart", overrides)
+
+
+def test_guesses_on_cpus_are_refused_when_the_recipe_is_read() -> None:
+    with pytest.raises(ConfigError, match=r"generator\.speculative needs GPUs"):
+        load(Recipe, "quickstart", ["generator={type: vllm, speculative: ngram}"])
 
 
 def test_guesses_on_cpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

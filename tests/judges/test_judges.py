@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from tests.groups import episode
 from whet.environments.arithmetic import Arithmetic
@@ -82,6 +83,42 @@ def test_a_request_that_is_refused_stops_the_run() -> None:
         ask(lambda _: httpx.Response(404, text="no such model"))
 
 
+def only_short(body: dict[str, Any]) -> httpx.Response | str:
+    """A judge whose context is short."""
+    said = " ".join(message["content"] for message in body["messages"])
+    if "long" * 50 in said:
+        return httpx.Response(400, json={"error": {"code": "context_length_exceeded"}})
+    return '{"score_1": 2, "score_2": 4, "ranking": 5} [[A=B]]\nGrade: 4'
+
+
+@pytest.mark.parametrize("by", ["rubric", "reference"])
+def test_an_answer_that_the_judge_refuses_gets_the_worst_grade_and_ends_nothing(by: str) -> None:
+    environments, seen = judged(only_short, by=by)
+    scores = grade(environments, "long" * 50)
+    assert (scores["reward"], scores["correct"], scores["judge_refused"]) == (0.0, 0.0, 1.0)
+    assert len(seen) == 2, "the answer, and whether it takes any request at all"
+    assert grade(environments, "short")["reward"] > 0
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_judge_that_refuses_every_request_stops_the_run(status: int) -> None:
+    with pytest.raises(ConfigError, match=f"HTTP {status}: temperature is not supported"):
+        ask(lambda _: httpx.Response(status, text="temperature is not supported"))
+
+
+def test_an_answer_that_can_not_be_compared_loses() -> None:
+    group, _ = compared(only_short, ["long" * 50, "fine"], roles=True)
+    assert [one.reward for one in group.episodes] == [1.0, 3.0]
+    group, _ = compared(only_short, ["long" * 50, "long" * 60], roles=True)
+    assert [one.reward for one in group.episodes] == [1.0, 1.0]
+
+    def together(body: dict[str, Any]) -> httpx.Response | str:
+        return httpx.Response(413) if sum(len(m["content"]) for m in body["messages"]) > 300 else only_short(body)
+
+    group, _ = compared(together, ["x" * 140, "x" * 100], roles=True)
+    assert [one.reward for one in group.episodes] == [1.0, 3.0], "only together they are too long: the longer one loses"
+
+
 def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY", raising=False)
     with pytest.raises(ConfigError, match="JUDGE_KEY is not set"):
@@ -104,8 +141,8 @@ def test_a_judge_is_first_taught_the_verdicts_themselves() -> None:
 
 
 def test_a_judge_of_single_answers_refuses_task_sets_with_episodes_of_their_own() -> None:
-    with pytest.raises(ConfigError, match=r"data\.taskset: Guessing has episodes of its own"):
-        Judged(taskset=Guessing(), judge=JUDGE).open()
+    with pytest.raises(ValidationError, match="Guessing has episodes of several turns"):
+        Judged(taskset=Guessing(), judge=JUDGE)
 
 
 def grade(environments: JudgedEnvironments, answer: str) -> dict[str, float]:
@@ -117,6 +154,22 @@ def grade(environments: JudgedEnvironments, answer: str) -> dict[str, float]:
 )
 def test_a_grade_becomes_a_reward(said: str, reward: float) -> None:
     assert grade(judged(lambda _: said)[0], "an answer")["reward"] == reward
+
+
+@pytest.mark.parametrize(
+    ("said", "value"),
+    [("-5", -5), ("−5", -5), ("**-1**", -1), ("-0.5", -0.5), ("+3", 3), ("<-2>", -2), ("`4`.", 4), ("\n-3", -3)],
+)
+def test_a_grade_keeps_its_sign(said: str, value: float) -> None:
+    for text in (f"Grade: {said}", f"**Grade:** {said}"):
+        scores = grade(judged(lambda _, text=text: text, low=-5, high=5)[0], "an answer")
+        assert scores["reward"] == pytest.approx((value + 5) / 10), text
+
+
+@pytest.mark.parametrize("said", ["Grade: .5", "Grade: - 3", "Grade: --3", "Grade: 3-", "Grade: 2/5", "Grade: 1,5"])
+def test_a_number_that_is_written_in_another_way_is_no_grade(said: str) -> None:
+    with pytest.raises(JudgeError):
+        grade(judged(lambda _: said, low=-5, high=5)[0], "an answer")
 
 
 @pytest.mark.parametrize("said", ["Grade: 9", "Grade: five", "I grade: 4 stars", ""])

@@ -34,7 +34,7 @@ def test_without_torchao_it_is_said_what_to_install(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"learner": {"float8": True}}, r"learner\.float8 = true needs precision = bfloat16"),
+        ({"learner": {"float8": True, "precision": "float32"}}, r"learner\.float8 = true needs precision = bfloat16"),
         ({"learner": {"float8": True, "precision": "bfloat16"}, "model": {"lora": {}}}, "and no LoRA"),
         (
             {"optimizer": {"moments": "8bit"}, "parallel": {"fsdp": 2}, "cluster": {"type": "processes"}},

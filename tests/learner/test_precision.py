@@ -44,7 +44,7 @@ def test_measuring_is_real_and_leaves_the_setting_as_it_was():
     assert torch.get_float32_matmul_precision() == before
     seconds, error = precision._measure("highest", 64, 128)
     torch.set_float32_matmul_precision(before)
-    assert 0 < seconds < 1
+    assert seconds > 0
     assert 0 < error < 1e-6
 
 

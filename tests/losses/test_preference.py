@@ -15,7 +15,7 @@ from tests.reference.plain import plain, said
 from whet.batch import Batch, ModelOutput
 from whet.errors import DataError
 from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
-from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
+from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, Pairs, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
 from whet.losses.value import ValueLoss, explained_variance
 from whet.types import Group, Span, Task
@@ -155,11 +155,12 @@ def check_pair_metrics(metrics: dict[str, float], chosen: list[float], rejected:
     )
 
 
-def test_a_tie_is_no_success() -> None:
+def test_a_tie_is_half_a_success() -> None:
+    """A model that prefers nothing, as DPO's before its first step, is right by half: else each change is progress."""
     batch, output = pairs()
     equal = replace(output, logprobs=batch.reference_logprobs)
     metrics = DPOLoss()(equal, batch)[1].result()
-    assert (metrics["preference/accuracy"], metrics["preference/margin"]) == (0.0, 0.0)
+    assert (metrics["preference/accuracy"], metrics["preference/margin"]) == (0.5, 0.0)
     assert DPOLoss()(equal, batch)[0].item() == pytest.approx(math.log(2))
 
 
@@ -227,7 +228,7 @@ def test_kto_is_right_where_the_implicit_reward_has_the_sign_of_the_label() -> N
         shares.append(sum(right) / len(right))
         assert KTOLoss()(output, batch)[1].result()["preference/accuracy"] == pytest.approx(shares[-1])
         equal = replace(output, logprobs=batch.reference_logprobs)
-        assert KTOLoss()(equal, batch)[1].result()["preference/accuracy"] == 0, "a reward of 0 has no sign"
+        assert KTOLoss()(equal, batch)[1].result()["preference/accuracy"] == 0.5, "a reward of 0 has no sign"
     assert any(0 < share < 1 for share in shares)
 
 
@@ -371,3 +372,10 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
     assert KTOLoss(beta=0.01, desirable_weight=0.0, undesirable_weight=0.0).desirable_weight == 0.0
     assert BradleyTerry(centre_coefficient=0.0).centre_coefficient == 0.0
     assert ValueLoss(clip=0.5).clip == 0.5
+
+
+def test_an_answer_of_several_branches_is_refused_by_name() -> None:
+    groups = pair_groups(0)
+    groups[1].episodes[0].branches *= 2
+    with pytest.raises(DataError, match=r"'pair-1' has an episode of several branches"):
+        Pairs.of(Batch.from_groups(groups))

@@ -114,6 +114,22 @@ def test_metrics_that_are_gone_when_a_run_goes_on_are_missed(tmp_path, caplog):
     JSONLSink().open(tmp_path, {}, resume_step=4).close()
     assert f"{tmp_path / FILE} is gone: the report will begin at step 5" in caplog.text
     caplog.clear()
-    JSONLSink().open(tmp_path, {}, resume_step=4).close()
+    write(tmp_path, [5], resume_step=4)
+    caplog.clear()
+    JSONLSink().open(tmp_path, {}, resume_step=5).close()
     JSONLSink().open(tmp_path / "began again", {}, resume_step=-1).close()
     assert not caplog.text
+
+
+def test_a_file_that_was_cut_is_said_when_the_run_is_resumed(tmp_path, caplog):
+    path = write(tmp_path, range(1, 4))
+    JSONLSink().open(tmp_path, {}, resume_step=3).close()
+    assert not caplog.messages
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:1]))
+    JSONLSink().open(tmp_path, {}, resume_step=3).close()
+    path.write_bytes(b"")
+    JSONLSink().open(tmp_path, {}, resume_step=3).close()
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "it ends at step 1, and the report will begin again at step 4",
+        "it ends at step 0, and the report will begin again at step 4",
+    ]

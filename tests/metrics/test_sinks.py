@@ -1,6 +1,7 @@
 import builtins
 import importlib
 import io
+import re
 import socket
 
 import pytest
@@ -123,9 +124,9 @@ def test_without_a_real_terminal_a_step_is_one_plain_line(tmp_path, monkeypatch,
     writer.close()
     facts, first, second = out.getvalue().splitlines()
     assert facts == f"{tmp_path.name}: cpu"
-    assert first.startswith("step 1/20  reward 0.1  accuracy 10.0%")
+    assert re.match(r"\d\d:\d\d:\d\d step 1/20  reward 0.1  accuracy 10.0%", first)
     assert "800 tokens/s" in first
-    assert second.startswith("step 1/20  evaluation: accuracy 25.0% (n=200, 95% 20.0 to 30.0%)")
+    assert "step 1/20  evaluation: accuracy 25.0% (n=200, 95% 20.0 to 30.0%)" in second
     assert "\x1b" not in out.getvalue()
 
 

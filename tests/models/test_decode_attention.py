@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from whet.models.decode_attention import BLOCK, DecodeCache, Prefill, Prefix, size_class
+from whet.models.decode_attention import BLOCK, DecodeCache, Prefill, size_class
 from whet.models.dense_attention import AttentionSettings
+from whet.models.prefix import Prefix
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, settings: AttentionSettings) -> torch.Tensor:

@@ -12,9 +12,10 @@ from torch import Tensor
 from tests.tiny import tiny_llama
 from whet.errors import ConfigError
 from whet.models import decode_attention, device, forest_attention
-from whet.models.decode_attention import BLOCK, DecodeCache, Prefix
+from whet.models.decode_attention import BLOCK, DecodeCache
 from whet.models.dense_attention import AttentionSettings, fused_attention
 from whet.models.forest_attention import NAME, ForestLayout, use_forest_attention
+from whet.models.prefix import Prefix
 from whet.models.tiled_logprobs import tiles_on
 
 META = torch.device("meta")
@@ -110,7 +111,7 @@ def test_a_gpus_cache_grows_by_doubling(where: str, sizes: int) -> None:
     """Its allocator keeps every size that it was once asked for."""
     place = torch.device(where)
     cache = DecodeCache(1, place)
-    one = [torch.empty(1, 4, 2, device=place)]
+    one = [(torch.empty(1, 4, 2, device=place),)]
     cache.prefixes, seen = [Prefix(4, one, one)], []
     for needed in range(1, 32 * BLOCK + 1):
         cache._fit_span(needed)

@@ -4,7 +4,6 @@ Processes are forked from a server that has imported torch and transformers alre
 second. What a function returns comes back by rank; what it raises fails the test with its rank's traceback.
 """
 
-import multiprocessing
 import os
 import pickle
 import socket
@@ -15,10 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.forks import PROCESSES
 from whet.cluster.base import RankInfo
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["tests.parallel.cases"])
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 240.0) -> list[Any]:
@@ -28,7 +25,7 @@ def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: flo
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch) / str(rank) for rank in range(ranks)]
         work = [(file, function, rendezvous, rank, args) for rank, file in enumerate(files)]
-        processes = [_context.Process(target=_one, args=one, daemon=True) for one in work]
+        processes = [PROCESSES.Process(target=_one, args=one, daemon=True) for one in work]
         try:
             for process in processes:
                 process.start()

@@ -46,9 +46,11 @@ def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
 
 def test_ranks_divide_what_is_trained():
     size = model_size(tiny_llama().config)
-    alone = learner_memory(size, LearnerConfig(), ParallelConfig(), Held(4000, 1000), activations=1000)
+    alone = learner_memory(
+        size, LearnerConfig(precision="float32"), ParallelConfig(), Held(4000, 1000), activations=1000
+    )
     shared = ParallelConfig(fsdp=2, context=2)
-    four = learner_memory(size, LearnerConfig(), shared, Held(1000, 250), activations=1000)
+    four = learner_memory(size, LearnerConfig(precision="float32"), shared, Held(1000, 250), activations=1000)
     assert four.always["weights"] == alone.always["weights"] // 4
     assert four.always["optimizer"] == alone.always["optimizer"] // 4 == 2000
     assert four.phases["learn"]["activations"] == 500
@@ -56,7 +58,7 @@ def test_ranks_divide_what_is_trained():
 
 def test_a_model_that_only_scores_has_no_gradients_and_no_optimizer():
     size = model_size(tiny_llama().config)
-    frozen = learner_memory(size, LearnerConfig(), ParallelConfig(), Held(4000, 0), activations=1000)
+    frozen = learner_memory(size, LearnerConfig(precision="float32"), ParallelConfig(), Held(4000, 0), activations=1000)
     assert frozen == Memory({"weights": 4000})
 
 

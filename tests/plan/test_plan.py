@@ -87,7 +87,7 @@ def test_a_layout_that_will_be_refused_is_said(tmp_path):
 def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder):
     ppo = {"type": "ppo", "minibatches": 1}
     recipe = toy_recipe(folder, cluster={"type": "processes"}, algorithm=ppo)
-    recipe = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0)})
+    recipe = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0, dtype="bfloat16")})
     plan = make_plan(recipe, runtime=1000)
     ranks = [f"each rank of the {role}" for role in ("policy", "critic")]
     assert list(plan.processes) == ["this process", *ranks, "each engine"]
@@ -134,7 +134,7 @@ def test_an_adapter_that_travels_alone_is_planned_apart_from_the_first_refit(fol
 
 def test_the_ranks_of_an_engine_share_weights_and_cache(folder):
     recipe = toy_recipe(folder)
-    shared = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0, tensor=2)})
+    shared = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0, tensor=2, dtype="bfloat16")})
     plan = make_plan(shared, runtime=1000)
     held = plan.processes["each rank of an engine"].always
     assert held["KV cache"] == 1024**3

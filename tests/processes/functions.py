@@ -27,6 +27,16 @@ def die(_value=None):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
+def meet(folder, name, other):
+    """Return once the other call has begun, too."""
+    open(os.path.join(folder, name), "w").close()
+    ends = time.monotonic() + 100
+    while not os.path.exists(os.path.join(folder, other)):
+        assert time.monotonic() < ends, "the other call doesn't run"
+        time.sleep(0.01)
+    return name
+
+
 def die_once(path):
     if os.path.exists(path):
         return "survived"
@@ -62,6 +72,11 @@ def broken_prepare():
 
 def exit_in_prepare():
     os._exit(5)
+
+
+def exit_in_prepare_where_asked():
+    if "WHET_TEST_BROKEN" in os.environ:
+        os._exit(5)
 
 
 def slow_prepare():

@@ -21,7 +21,7 @@ HERE = "tests.processes.test_child"
 
 def acting() -> Answer:
     """What children of these tests do: they run the request as an expression."""
-    return lambda request: str(eval(request)).encode()
+    return lambda request: str(eval(request, {"os": os, "time": time})).encode()
 
 
 @pytest.fixture
@@ -49,15 +49,13 @@ def test_a_child_that_dies_says_how(child: Child, request_: bytes, how: str) -> 
         child.exchange(b"1", 60)
 
 
-@pytest.mark.parametrize("request_", [b"time.sleep(60)", b"x" * 5_000_000], ids=["late", "does not even read"])
+@pytest.mark.parametrize("request_", [b"time.sleep(600)", b"x" * 5_000_000], ids=["late", "does not even read"])
 def test_a_child_that_is_late_is_killed(child: Child, request_: bytes) -> None:
     child.exchange(b"1")
     if len(request_) > 100:
         os.kill(child.process.pid, signal.SIGSTOP)
-    begun = time.monotonic()
     with pytest.raises(DeadlineError, match=r"no reply within 0\.2 s"):
         child.exchange(request_, 0.2)
-    assert time.monotonic() - begun < 5
     assert not child.alive
 
 

@@ -4,19 +4,20 @@ import asyncio
 import os
 import subprocess
 import sys
-import time
 
+import psutil
 import pytest
 
+from tests.contracts.fault_contract import eventually
 from tests.processes import functions
 from whet.environments.grading import GradingPool
-from whet.errors import WhetError
+from whet.errors import CallError, WhetError
 from whet.processes.pool import CallCrash, CallTimeout, WorkerLimits
 
 
 def run(calls, prepare=None, **limits):
     """The result of ``calls(pool)`` and the pool, closed."""
-    settings = {"workers": 1, "cpu_s": 1, "deadline_s": 20.0, "memory_gib": 2.0, **limits}
+    settings = {"workers": 1, "cpu_s": 1, "deadline_s": 60.0, "memory_gib": 2.0, **limits}
     pool = GradingPool(prepare, WorkerLimits(**settings))
     try:
         return asyncio.run(calls(pool)), pool
@@ -25,13 +26,7 @@ def run(calls, prepare=None, **limits):
 
 
 def gone(pid):
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
+    return eventually(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_worker_is_reused_and_its_printing_does_not_reach_the_protocol():
@@ -96,7 +91,7 @@ def test_a_worker_that_dies_once_costs_nobody_a_reward(tmp_path):
 
 def test_a_bug_of_the_grader_is_an_error_with_its_traceback_and_no_reward():
     async def calls(pool):
-        with pytest.raises(WhetError, match="a bug of the function") as caught:
+        with pytest.raises(CallError, match="a bug of the function") as caught:
             await pool.scores(functions.raise_bug)
         assert not isinstance(caught.value, CallCrash)
         return await pool.call(functions.echo, 2)
@@ -116,19 +111,37 @@ def test_a_worker_that_cannot_start_is_an_infrastructure_failure(prepare, says):
     async def calls(pool):
         with pytest.raises(WhetError, match=says) as caught:
             await pool.scores(functions.echo, 1)
-        assert not isinstance(caught.value, CallTimeout | CallCrash)
+        assert not isinstance(caught.value, CallError)
 
     run(calls, prepare=prepare, start_s=2.0 if prepare is functions.slow_prepare else 60.0)
 
 
-def test_calls_run_side_by_side():
+def test_a_worker_that_can_not_start_after_others_did_costs_a_call_and_not_the_run():
     async def calls(pool):
-        await asyncio.gather(*[pool.call(functions.echo, 0) for _ in range(2)])
-        started = time.monotonic()
-        await asyncio.gather(*[pool.call(functions.sleep, 1.5) for _ in range(2)])
-        return time.monotonic() - started
+        assert await pool.call(functions.echo, 1) == 1
+        with pytest.raises(CallCrash):
+            await pool.call(functions.die)
+        os.environ["WHET_TEST_BROKEN"] = "1"
+        try:
+            for child in list(pool.children):
+                child.kill()
+            with pytest.raises(CallError, match=r"could not start: .*exited with status 5"):
+                await pool.call(functions.echo, 1)
+        finally:
+            del os.environ["WHET_TEST_BROKEN"]
+        assert await pool.call(functions.echo, 2) == 2
 
-    assert run(calls, workers=2)[0] < 2.9
+    run(calls, prepare=functions.exit_in_prepare_where_asked)
+
+
+def test_calls_run_side_by_side(tmp_path):
+    def meet(pool, *names):
+        return pool.call(functions.meet, str(tmp_path), *names)
+
+    async def calls(pool):
+        return await asyncio.gather(meet(pool, "one", "two"), meet(pool, "two", "one"))
+
+    assert run(calls, workers=2, deadline_s=120.0)[0] == ["one", "two"]
 
 
 def test_closing_ends_calls_under_way_and_leaves_no_process():

@@ -78,14 +78,15 @@ def forest_of(groups: Sequence[Group], share_prompts: bool) -> Forest:
         lines = []
         for trajectory in group.trajectories:
             leading = takewhile(lambda span: not span.trained, trajectory.spans)
-            lines.append(Line(count, trajectory, [token for span in leading for token in span.tokens]))
+            if trajectory.spans:
+                lines.append(Line(count, trajectory, [token for span in leading for token in span.tokens]))
             count += 1
-        members.append(lines)
+        members += [lines] if lines else []
     if not share_prompts:
         for line in (line for lines in members for line in lines):
             forest.own(line, -1, 0)
         return forest
-    common = same_start([same_start([line.leading for line in lines]) for lines in members]) if len(groups) > 1 else []
+    common = same_start([same_start([line.leading for line in lines]) for lines in members]) if len(members) > 1 else []
     depth = len(common) if len(common) >= MIN_COMMON_PREFIX else 0
     root = forest.shared(common, -1) if depth else -1
     for lines in members:

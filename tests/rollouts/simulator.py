@@ -179,13 +179,16 @@ class Renderer:
 
     stop_token_ids = (0,)
 
+    def longer_than(self, limit: int, messages: Sequence[Message], tools: Any = None) -> bool:
+        return len(messages) > limit
+
     def render_prompt(self, messages: Sequence[Message], tools: Any = None) -> list[int]:
         return [1] * len(messages)
 
     def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
         return [2] * len(messages)
 
-    def parse_reply(self, tokens: Sequence[int]) -> Message:
+    def parse_reply(self, tokens: Sequence[int], tools: Any = None) -> Message:
         return {"role": "assistant", "content": "!"}
 
 

@@ -19,7 +19,7 @@ from whet.errors import ConfigError
 from whet.rollouts.blend import Blend, BlendDraws, Part
 from whet.rollouts.by_environment import ByEnvironment
 from whet.rollouts.curriculum import PassRateCurriculum
-from whet.rollouts.filters import DynamicSampling
+from whet.rollouts.filters import BestAndWorst, DynamicSampling
 from whet.rollouts.rewards import Score
 from whet.rollouts.sampling import Limits
 from whet.types import Group, Task
@@ -55,6 +55,21 @@ def drawn(draws: BlendDraws, count: int, tasks: list[Task]) -> list[str]:
 def begun(wanted: Blend, seed: int = 0) -> tuple[BlendDraws, list[Task]]:
     tasks = list(wanted.tasks("train"))
     return wanted.over(tasks, seed), tasks
+
+
+def test_an_environments_own_filters_do_not_replace_what_the_algorithm_needs(tiny_model: Path) -> None:
+    async def go() -> None:
+        wanted = Blend(of={"a": Part(taskset=Lowercase(), filters=())})
+        async with source(tiny_model, wanted, [DynamicSampling()], pairing=[BestAndWorst()]) as rollouts:
+            assert rollouts._filters(rollouts.tasks[0]) == (BestAndWorst(),)
+
+    asyncio.run(go())
+
+
+def test_limits_that_leave_no_room_for_a_reply_are_refused(tmp_path: Path) -> None:
+    part = {"taskset": "tests.toy:Lowercase", "sampling": {"max_episode_tokens": 100}}
+    with pytest.raises(RecipeError, match=r"data\.of\.a\.sampling: max_episode_tokens = 100 leaves no room"):
+        read_settings(toy_settings(tmp_path, data={"type": "blend", "of": {"a": part}}))
 
 
 def test_every_step_has_the_shares_exactly() -> None:

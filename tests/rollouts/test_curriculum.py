@@ -3,8 +3,9 @@
 import asyncio
 import json
 import random
+import sys
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,37 @@ def test_the_running_pass_rate_forgets_old_visits() -> None:
     for right in (8, 4, 0):
         even.measured(0, answered(right), 0)
     assert even.metrics().result()["curriculum/pass_rate"] == pytest.approx(0.5), "at least an even share"
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """How many lines of Python it takes."""
+    count = 0
+
+    def trace(*_: Any) -> Any:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("chance", [0.5, 1.0])
+def test_a_draw_costs_the_same_for_few_and_for_many_tasks(chance: float) -> None:
+    costs = []
+    for count in (64, 4096):
+        draws = PassRateCurriculum(recheck_after=10**6).over(tasks(count), 0)
+        for step in range(2):
+            for task in [draws.draw(step, NOBODY) for _ in range(count)]:
+                draws.measured(task, answered(round(8 * chance)), step)
+        draws.draw(2, NOBODY)  # takes in what was measured
+        costs.append(lines_run(lambda draws=draws: [draws.draw(3, NOBODY) for _ in range(20)]))
+    assert costs[1] < 2.5 * costs[0]
 
 
 @pytest.mark.parametrize("chance", [0.0, 1.0, 0.5])

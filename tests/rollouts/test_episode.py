@@ -1,6 +1,7 @@
 """Episodes of several turns: what they may add up to is known before the run starts, and kept to."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from whet.environments.base import Observation, Step
 from whet.errors import DataError
 from whet.generators.base import Completion, SamplingParams
 from whet.rollouts.episode import run_episode
+from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
 from whet.types import Episode, Message, Status
@@ -80,6 +82,34 @@ def test_a_long_observation_loses_its_middle_and_says_so(texts: list[str]) -> No
             assert seen.endswith(text[-20:])
             assert "characters left out]" in seen
     assert "".join(shown) in RENDERER.decode(episode.branches[0].tokens).replace("<|im_end|>\n<|im_start|>tool\n", "")
+
+
+def test_more_results_than_have_room_end_the_episode_at_its_budget() -> None:
+    episode, asked = play(Echo(*["r" * 60] * 100), max_observation_tokens=300)
+    assert (episode.status, episode.limit, len(asked)) == (Status.TRUNCATED, "tokens", 1)
+    assert episode.trained_tokens > 0, "the reply that asked for so much is learned from"
+
+
+def test_shortening_renders_little_and_not_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = list[int]()
+
+    def counted(history: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        rendered.append(sum(len(message["content"]) for message in messages))
+        return render(history, messages)
+
+    render = RENDERER.render_next
+    monkeypatch.setattr(RENDERER, "render_next", counted)
+    results: list[Message] = [{"role": "tool", "content": "x y " * 1000} for _ in range(128)]
+    fitting = shorten(results, [], RENDERER, 8000)
+    assert fitting is not None
+    tokens, _ = fitting
+    assert 6000 < len(tokens) <= 8000
+    assert len(rendered) <= 12
+    assert max(rendered) < 100_000
+    short: list[Message] = [{"role": "tool", "content": "short"}, {"role": "tool", "content": "z" * 5000}]
+    fitting = shorten(short, [], RENDERER, 300)
+    assert fitting is not None
+    assert fitting[1][0]["content"] == "short", "a mark would be longer"
 
 
 def test_a_limit_below_what_the_template_writes_is_an_error() -> None:

@@ -49,6 +49,18 @@ def test_the_best_and_the_worst_answer_become_a_pair_of_which_the_first_is_bette
     assert BestAndWorst()(group("g", [1], [[2], [3], [4]], [0.5, 0.5, 0.5])) is None
 
 
+def test_an_episode_without_an_answer_is_in_no_pair() -> None:
+    made = group("g", [1], [[2], [3], [4]], [0.5, 1.0, 0.0])
+    made.episodes[2].branches = []
+    pair = BestAndWorst()(made)
+    assert pair is not None
+    assert [episode.reward for episode in pair.episodes] == [1.0, 0.5]
+    made.episodes[1].branches = []
+    assert BestAndWorst()(made) is None
+    made.episodes[0].branches = []
+    assert BestAndWorst()(made) is None
+
+
 @pytest.mark.parametrize(("right", "kept"), [(0, False), (1, True), (2, True), (4, True), (5, False)])
 def test_the_pass_rate_filter_keeps_tasks_of_medium_difficulty(right: int, kept: bool) -> None:
     made = group("g", [1], [[2]] * 5, [1.0] * right + [0.0] * (5 - right))

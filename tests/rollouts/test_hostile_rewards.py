@@ -30,7 +30,6 @@ NO_NUMBERS: dict[str, Any] = {
     "minus infinity": -math.inf,
     "None": None,
     "text": "1",
-    "bool": True,
     "list": [1.0],
     "whole number beyond floats": 10**400,
     "complex": 1j,
@@ -87,7 +86,7 @@ def check_lost_and_counted(folder: Path, kind: type[Says], scores: Any, says: st
 @each_wrong
 def test_a_grade_that_is_no_finite_number_loses_its_group_and_says_which(tiny_model: Path, value: Any) -> None:
     check_lost_and_counted(
-        tiny_model, Says, {"reward": value}, r"the reward returned by Says.grade of task .*finite number"
+        tiny_model, Says, {"reward": value}, r"the reward returned by Says\.grade \(.*\) of task .*finite number"
     )
 
 
@@ -97,9 +96,10 @@ def test_so_does_a_score_beside_the_reward(tiny_model: Path, value: Any) -> None
     check_lost_and_counted(tiny_model, Says, scores, r"the score style returned by .*finite number")
 
 
-@pytest.mark.parametrize("scores", [None, 1.0, {}, {"correct": 1.0}, [("reward", 1.0)]])
+@pytest.mark.parametrize("scores", [{}, {"correct": 1.0}])
 def test_so_does_a_grade_without_a_reward(tiny_model: Path, scores: Any) -> None:
-    check_lost_and_counted(tiny_model, Says, scores, "must return a dict with the key 'reward'")
+    says = r"Says\.grade \(.*test_hostile_rewards\.py:\d+\) of task .* must return the reward, or a dict with"
+    check_lost_and_counted(tiny_model, Says, scores, says)
 
 
 @each_wrong
@@ -123,7 +123,7 @@ def test_whole_numbers_and_those_of_numpy_are_rewards(tiny_model: Path, value: A
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -3e300])
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, -3e11])
 def test_rewards_that_are_all_equal_move_nothing(tiny_model: Path, reward: float) -> None:
     async def go() -> None:
         async with source(tiny_model, Says(scores={"reward": reward})) as rollouts:

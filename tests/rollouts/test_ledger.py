@@ -176,3 +176,19 @@ def test_the_command_says_so_and_its_exit_code_too(
 def test_a_run_without_a_checkpoint_proves_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no checkpoint yet"):
         audit(tmp_path)
+
+
+def test_a_file_that_lacks_ends_which_the_checkpoint_knows_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger()
+    ledger.compare(tmp_path)
+    for ticket in range(3):
+        ledger.dispatched(ticket)
+        ledger.ended(Entry(1, ticket, 0, f"t{ticket}", 0, "trained"))
+    ledger.write(tmp_path)
+    ledger.compare(tmp_path)
+    assert not caplog.messages
+    (tmp_path / "ledger.jsonl").unlink()
+    ledger.compare(tmp_path)
+    assert "tells what became of 0 prompts, and the checkpoint of 3" in caplog.text

@@ -176,13 +176,13 @@ class Slow:
         self.closed = True
 
 
-@pytest.mark.parametrize(("environment", "generator"), [(0.3, 0.0), (0.0, 30.0)])
+@pytest.mark.parametrize(("environment", "generator"), [(0.3, 0.0), (0.0, 600.0)])
 def test_the_clock_ends_an_episode_at_its_next_reply_or_in_it(environment: float, generator: float) -> None:
     slow = Slow(environment)
     episode = run(run_episode(slow, recording(Counting(generator), max_seconds=0.2)))
     assert (episode.status, episode.limit) == (Status.TRUNCATED, "seconds")
     assert slow.closed
-    assert 0.2 <= episode.usage.seconds < 10
+    assert 0.2 <= episode.usage.seconds < 60
 
 
 def test_each_reply_keeps_what_it_earned_and_the_episode_the_sum() -> None:

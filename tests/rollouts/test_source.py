@@ -15,6 +15,7 @@ from whet.build import build_generator, build_renderer, trained_weights
 from whet.environments.base import Observation, Step, TaskSet
 from whet.environments.hosted import HostedEnvironments
 from whet.errors import DataError, DeadlineError, WhetError
+from whet.processes.pool import Pool
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import DynamicSampling
@@ -29,7 +30,11 @@ class Constant(Lowercase):
 
 @asynccontextmanager
 async def source(
-    folder: Path, taskset: TaskSet | None = None, filters: Sequence[Any] = (), **changes: Any
+    folder: Path,
+    taskset: TaskSet | None = None,
+    filters: Sequence[Any] = (),
+    pairing: Sequence[Any] = (),
+    **changes: Any,
 ) -> AsyncIterator[RolloutSource]:
     recipe = toy_recipe(folder)
     renderer = build_renderer(recipe)
@@ -47,6 +52,7 @@ async def source(
         renderer,
         group_size=2,
         filters=filters,
+        pairing=pairing,
         blend=taskset if isinstance(taskset, Blend) else None,
         seed=7,
     )
@@ -121,6 +127,46 @@ def test_a_group_lost_to_failures_is_replaced_and_counted_and_is_no_zero_reward(
     asyncio.run(go())
 
 
+def test_a_failure_without_words_is_a_failed_group_like_any_other(tiny_model: Path) -> None:
+    class Mute(Lowercase):
+        async def grade(self, task: Task, answer: str) -> dict[str, float]:
+            raise DataError("")
+
+    async def go() -> None:
+        async with source(tiny_model, Mute(), max_failed=0.5) as rollouts:
+            with pytest.raises(WhetError, match=r"groups of this step were lost to failures"):
+                await rollouts.next_groups()
+
+    asyncio.run(go())
+
+
+def test_the_siblings_of_an_episode_that_ends_the_run_are_stopped(tiny_model: Path) -> None:
+    class Broken(Lowercase):
+        ended: list[str]
+
+        async def grade(self, task: Task, answer: str) -> dict[str, float]:
+            if not self.ended:
+                self.ended.append("the first one")
+                while len(self.ended) < 2:
+                    await asyncio.sleep(0.01)
+                raise WhetError("the recipe is wrong")
+            self.ended.append("waits")
+            try:
+                await asyncio.sleep(60)
+            finally:
+                self.ended.append("cancelled")
+            return {"reward": 0.0}
+
+    async def go() -> None:
+        taskset = Broken(ended=[])
+        async with source(tiny_model, taskset, prompts_per_step=1) as rollouts:
+            with pytest.raises(WhetError, match="the recipe is wrong"):
+                await rollouts.next_groups()
+            assert taskset.ended == ["the first one", "waits", "cancelled"]
+
+    asyncio.run(go())
+
+
 class Opinionated(Lowercase):
     """Half of the answers get a score for style."""
 
@@ -152,6 +198,40 @@ def test_too_many_failures_stop_the_run_and_say_why(tiny_model: Path) -> None:
     asyncio.run(go())
 
 
+class Broken(Lowercase):
+    """Its grader raises for some tasks, in a worker process."""
+
+    victims: frozenset[str]
+    pool: Any
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        if task.uid in self.victims:
+            await self.pool.call("tests.processes.functions:raise_bug")
+        return await super().grade(task, answer)
+
+
+def test_a_grader_that_raises_in_its_worker_costs_the_episode_and_only_many_of_them_the_run(tiny_model: Path) -> None:
+    async def go() -> None:
+        pool = Pool()
+        try:
+            async with source(tiny_model) as peek:
+                victim = (await peek.next_groups())[1].task.uid
+            few = Broken(victims=frozenset([victim]), pool=pool)
+            async with source(tiny_model, few, max_failed=0.5, retries=1) as rollouts:
+                assert len(await rollouts.next_groups()) == 3
+                metrics = rollouts.tally()[0].result()
+                assert (metrics["groups/failed"], metrics["failures/CallError"]) == (1, 4)
+                assert [group.task.uid for group in rollouts.lost] == [victim]
+            many = Broken(victims=frozenset(f"toy/train/{i}" for i in range(12)), pool=pool)
+            async with source(tiny_model, many, retries=0) as rollouts:
+                with pytest.raises(WhetError, match=r"rollouts\.max_failed(.*\n)*.*KeyError: 'a bug of the grader'"):
+                    await rollouts.next_groups()
+        finally:
+            pool.close()
+
+    asyncio.run(go())
+
+
 def test_an_environment_that_hangs_meets_a_deadline(tiny_model: Path) -> None:
     async def go() -> None:
         async with source(tiny_model, Hanging(), deadline=0.5) as rollouts:
@@ -169,7 +249,7 @@ def test_an_attempt_that_takes_too_long_has_failed_and_is_tried_again(tiny_model
             return await super().grade(task, answer)
 
     async def go() -> None:
-        async with source(tiny_model, SlowOnce(failures={}, met={}), episode_deadline=1.0) as rollouts:
+        async with source(tiny_model, SlowOnce(failures={}, met={}), episode_deadline=3.0) as rollouts:
             assert len(await rollouts.next_groups()) == 3
             assert rollouts.tally()[0].result()["failures/TimeoutError"] == 3
         async with source(tiny_model, Hanging(), episode_deadline=0.1, retries=1) as hopeless:
@@ -346,7 +426,7 @@ class OwnSet(Lowercase):
         return Own(task, self.reward)
 
 
-@pytest.mark.parametrize("reward", [None, True, "1", [1.0]])
+@pytest.mark.parametrize("reward", [None, "1", [1.0]])
 def test_a_reward_that_is_no_finite_number_never_counts(tiny_model: Path, reward: Any) -> None:
     async def go() -> None:
         async with source(tiny_model, OwnSet(reward=reward)) as rollouts:

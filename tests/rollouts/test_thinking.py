@@ -67,6 +67,12 @@ def test_thoughts_that_end_in_time_are_left_alone() -> None:
     assert [trained for _, trained in written(session)] == [True, True], "nothing is written into an answer"
 
 
+def test_a_stop_text_that_begins_in_the_last_token_of_the_budget_ends_the_reply() -> None:
+    session, message = said(Scripted("4" * 19 + "EN", "D and more"), thinking_budget=21, stop=("END",))
+    assert message["content"] == "4" * 19 + "END"
+    assert len(session.spans[-1].tokens) == len(session.spans[-1].logprobs or ()) == 1
+
+
 def test_without_thoughts_a_budget_ends_nothing() -> None:
     session, message = said(Scripted("4" * 50, "5"), thinking_budget=20)
     assert message["content"] == "4" * 20 + "5"

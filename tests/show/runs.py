@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from whet.metrics.rollout_file import RolloutRecord, write_rollouts
+from whet.metrics.rollout_file import RolloutRecord, Turn, write_rollouts
 from whet.metrics.sinks.jsonl import JSONLSink
 
 RECIPE = """\
@@ -33,7 +33,13 @@ def record(step: int, sample: int, correct: bool = True, pieces: list[str] | Non
         sample=sample,
         prompt="How many legs has <b>a cat</b>?",
         answer="".join(pieces),
-        messages=[{"role": "user", "content": "How many legs has <b>a cat</b>?"}],
+        data={"answer": "4", "question": "How many legs has <b>a cat</b>?"},
+        messages=[
+            {"role": "system", "content": "Count <i>legs</i>."},
+            {"role": "user", "content": "How many legs has <b>a cat</b>?"},
+            {"role": "assistant", "content": "".join(pieces)},
+        ],
+        turns=[Turn(len(pieces))],
         reward=float(correct),
         advantage=1.0 if correct else -1.0,
         scores={"correct": float(correct)},
@@ -48,7 +54,7 @@ def record(step: int, sample: int, correct: bool = True, pieces: list[str] | Non
 def train_values(step: int) -> dict[str, float | int | str]:
     return {
         "reward/mean": 0.1 * step, "accuracy": 0.1 * step, "answer/length_mean": 30.0, "loss": 0.1 / step, "kl": 0.001,
-        "entropy": 0.5, "clip/high": 0.01, "clip/low": 0.02, "gradient_norm": 0.4,
+        "entropy/approximate": 0.5, "clip/high": 0.01, "clip/low": 0.02, "gradient_norm": 0.4,
         "mismatch/token_mult_prob_error": 1.01, "time/generate": 2.0, "time/learn": 3.0, "time/step": 5.5,
         "time/tokens_per_second": 800.0,
     }  # fmt: skip

@@ -6,6 +6,8 @@ import pytest
 from rich.console import Console
 
 from tests.show.runs import evaluation_values, train_values
+from whet.metrics.sinks.jsonl import JSONLSink
+from whet.progress import Progress
 from whet.show.console import ConsoleSink, ConsoleWriter, plain_line
 from whet.show.curves import Curve, plot
 from whet.show.dashboard import Dashboard
@@ -21,7 +23,9 @@ def drawn(dashboard, width, height):
 
 
 def dashboard_after(tmp_path, steps, **values):
-    dashboard = Dashboard(tmp_path / "tiny", {"steps": 20, "model": {"name": "someone/Tiny-1M"}}, now=lambda: 0.0)
+    dashboard = Dashboard(
+        tmp_path / "tiny", {"steps": 20, "model": {"name": "someone/Tiny-1M"}}, progress=Progress(lambda: 0.0)
+    )
     for step in range(1, steps + 1):
         dashboard.add(step, {**train_values(step), **values})
     return dashboard
@@ -56,7 +60,7 @@ def test_a_number_that_is_not_finite_is_shown_as_such_until_it_is_finite_again(t
 
 
 def test_a_run_without_rewards_shows_the_curves_it_has(tmp_path):
-    dashboard = Dashboard(tmp_path / "sft", {}, now=lambda: 0.0)
+    dashboard = Dashboard(tmp_path / "sft", {}, progress=Progress(lambda: 0.0))
     dashboard.add(1, {"loss": 2.0, "gradient_norm": 1.0})
     text = "\n".join(drawn(dashboard, 80, 24))
     assert "loss" in text
@@ -111,6 +115,17 @@ def test_the_summary_gives_accuracy_with_its_interval_and_commands_that_can_be_p
     assert f"--out '{spaced}/export'" in text
 
 
+def test_the_summary_of_a_run_that_learns_from_rows_gives_its_held_out_loss(tmp_path):
+    sink = JSONLSink().open(tmp_path, {})
+    for step, loss in ((0, 5.0), (1, 2.5)):
+        sink.write(step, {"evaluation/loss": loss, "evaluation/n": 8.0}, "evaluation")
+    sink.close()
+    console = Console(file=io.StringIO(), width=100)
+    print_summary(tmp_path, console)
+    assert "held-out loss   5.000 → 2.500   over 8 rows" in console.file.getvalue()
+    assert plain_line(0, 2, {"evaluation/loss": 5.0}, "evaluation") == "step 0/2  evaluation: loss 5.000"
+
+
 def test_the_summary_of_a_run_that_did_nothing_can_be_printed(tmp_path):
     console = Console(file=io.StringIO(), width=100)
     print_summary(tmp_path, console)
@@ -130,7 +145,7 @@ def test_a_phase_has_one_colour_in_the_terminal_and_in_a_dark_report():
 
 def test_names_of_models_and_scores_can_not_act_in_the_terminal(tmp_path):
     hostile = "\x1b[2J\u202e"
-    dashboard = Dashboard(tmp_path, {"model": {"path": f"some/{hostile}"}}, now=lambda: 0.0)
+    dashboard = Dashboard(tmp_path, {"model": {"path": f"some/{hostile}"}}, progress=Progress(lambda: 0.0))
     line = plain_line(1, None, {"evaluation/accuracy": 0.5, f"evaluation/{hostile}": 1.0}, "evaluation")
     for text in ("\n".join(drawn(dashboard, 80, 24)), line):
         assert "\x1b[2J" not in text

@@ -125,9 +125,66 @@ def test_metrics_alone_make_a_report(tmp_path):
     sink = JSONLSink().open(tmp_path, {})
     sink.write(1, {"loss": 2.0})
     sink.close()
-    text = " ".join(Page(write_report(tmp_path).read_text()).text)
+    text = write_report(tmp_path).read_text()
     assert "Nothing was evaluated" not in text
-    assert "No rollouts were recorded" in text
+    assert "loss, last step" in text, "one step has no first and last"
+    assert "<h2>Rollouts" not in text, "such a run samples none"
+
+
+def write_lines(folder, *lines):
+    sink = JSONLSink().open(folder, {})
+    for step, values, kind in lines:
+        sink.write(step, values, kind)
+    sink.close()
+
+
+def titles(html):
+    """Return the names of the charts."""
+    return re.findall(r"<h3>([^<]*)<", html)
+
+
+def test_a_run_that_learns_from_rows_shows_its_held_out_loss(tmp_path):
+    held_out = [(step, {"evaluation/loss": 5.0 - step, "evaluation/n": 8.0}, "evaluation") for step in (0, 1, 2)]
+    train = [(step, {"loss": 4.5 - step, "gradient_norm": 1.0}, "train") for step in (1, 2)]
+    write_lines(tmp_path, held_out[0], train[0], held_out[1], train[1], held_out[2])
+    html = write_report(tmp_path).read_text()
+    text = " ".join(Page(html).text)
+    for words in ("loss on held-out rows", "before (step 0)", "5.000", "after (step 2)", "3.000"):
+        assert words in text
+    assert 'data-name="evaluation" data-colour="c2" data-x="0,1,2" data-y="5.000|4.000|3.000"' in html
+    assert titles(html) == ["loss", "gradient norm"]
+
+
+def test_a_run_on_pairs_shows_how_often_the_chosen_answer_wins(tmp_path):
+    held_out = {"evaluation/loss": 0.7, "evaluation/n": 8.0, "evaluation/accuracy": 0.5, "evaluation/margin": 0.0}
+    train = {"loss": 0.7, "preference/accuracy": 0.5, "preference/margin": 0.1}
+    write_lines(tmp_path, (0, held_out, "evaluation"), (1, train, "train"))
+    html = write_report(tmp_path).read_text()
+    assert "accuracy on held-out rows" in html
+    assert titles(html) == ["preference accuracy", "loss", "margin"], "held-out values stand beside those of training"
+
+
+def test_charts_in_which_nothing_happens_are_named_and_not_drawn(tmp_path):
+    quiet = {
+        "loss": 0.1,
+        "clip/high": 0.0,
+        "clip/low": 0.0,
+        "mismatch/token_mult_prob_error": 1.0,
+        "mismatch/max": 1e-6,
+    }
+    write_lines(tmp_path, (1, quiet, "train"), (2, quiet | {"clip/low": 0.1}, "train"))
+    html = write_report(tmp_path).read_text()
+    assert titles(html) == ["loss", "clipped low"]
+    assert "nothing happens there: mismatch 1.000, clipped high 0.0%, largest mismatch 1.0e-06." in html
+    (tmp_path / "metrics.jsonl").unlink()
+    write_lines(tmp_path, (1, quiet, "train"), (2, quiet | {"clip/high": float("nan")}, "train"))
+    assert "clipped high" in titles(write_report(tmp_path).read_text()), "a number that is not finite is news"
+
+
+def test_the_times_on_an_axis_can_be_told_apart(tmp_path):
+    write_lines(tmp_path, *((step, {"time/step": 0.12, "time/learn": 0.1}, "train") for step in (1, 2)))
+    marks = re.findall(r'<text class="tick"[^>]*>([^<]* s)<', write_report(tmp_path).read_text())
+    assert len(marks) == len(set(marks)) > 2
 
 
 def test_lines_without_known_metrics_make_a_report(tmp_path):

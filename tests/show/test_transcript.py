@@ -1,7 +1,9 @@
 """A rollout of several turns is read turn by turn."""
 
+from rich.console import Console
+
 from whet.metrics.rollout_file import RolloutRecord, Turn
-from whet.show.transcript import transcript
+from whet.show.transcript import task_data, transcript
 from whet.show.view import ending, number, render
 
 TEXTS = ["add", "(1,2)", "3", "."]
@@ -35,15 +37,37 @@ def test_what_a_branch_took_over_is_context() -> None:
     assert [part.tokens for part in parts] == [None, None, None, range(2)]
 
 
-def test_one_reply_is_a_prompt_and_an_answer() -> None:
+def test_what_stands_before_the_question_is_folded() -> None:
     record = agent(turns=1)
-    record.messages = record.messages[:2]
+    before = [("system", "Calculate."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "1 + 2?"), ("assistant", "3.")]
+    record.messages = [{"role": role, "content": content} for role, content in before]
+    record.data = {"answer": "3", "question": "1 + 2?"}
+    parts = list(transcript(record))
+    assert [(part.label, part.folded) for part in parts] == [
+        ("system", True), ("user", True), ("assistant", True), ("user", False), ("assistant", False),
+    ]  # fmt: skip
+    assert parts[-1].tokens == range(2)
+    assert task_data(record) == [("answer", "3")]
+    console = Console(record=True, width=80)
+    console.print(render(record))
+    text = console.export_text()
+    assert "3 earlier messages, 17 characters" in text
+    assert "task data  answer: 3" in text
+    assert "Calculate" not in text
+
+
+def test_a_record_without_its_replies_is_a_prompt_and_an_answer() -> None:
+    record = agent(turns=1)
+    record.turns = []
     assert [part.label for part in transcript(record)] == ["prompt", "answer"]
 
 
-def test_the_terminal_shows_all_of_it() -> None:
-    from rich.console import Console
+def test_an_episode_without_a_reply_shows_what_was_asked() -> None:
+    record = RolloutRecord(1, messages=[{"role": "user", "content": "1 + 2?"}], status="failed", error="gone")
+    assert [(part.label, part.text) for part in transcript(record)] == [("user", "1 + 2?")]
 
+
+def test_the_terminal_shows_all_of_it() -> None:
     console = Console(record=True, width=80)
     console.print(render(agent(branch=1)))
     text = console.export_text()

@@ -18,7 +18,7 @@ from whet.types import ToolCall
 pytest.importorskip("mcp")
 
 
-def server(fault: str = "", answers_in_s: float = 20.0) -> MCPServer:
+def server(fault: str = "", answers_in_s: float = 100.0) -> MCPServer:
     command = (sys.executable, str(Path(__file__).with_name("server.py")), fault)
     return MCPServer(command=command, answers_in_s=answers_in_s)
 
@@ -35,7 +35,7 @@ def run(use: Callable[[MCPConnection], Awaitable[None]], settings: MCPServer) ->
     asyncio.run(opened())
 
 
-async def answer(tools: Sequence[Tool], name: str, deadline_s: float = 20.0, **arguments: Any) -> str:
+async def answer(tools: Sequence[Tool], name: str, deadline_s: float = 100.0, **arguments: Any) -> str:
     call: ToolCall = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
     box = Toolbox(tools, ToolLimits(deadline_s=deadline_s, max_result_chars=100))
     return (await box.answer([call]))[0]["content"]
@@ -65,12 +65,16 @@ def test_a_servers_tools_are_called_and_its_errors_told() -> None:
 def test_a_server_that_dies_freezes_or_floods_is_raised_and_started_again(kind: str) -> None:
     async def use(connection: MCPConnection) -> None:
         tools = await connection.tools()
+        settings = connection.settings
+        if kind == "freeze":
+            connection.settings = settings.model_copy(update={"answers_in_s": 1.0})
         with pytest.raises(ConnectionError):
-            await answer(tools, "do_act", kind=kind, deadline_s=0.5 if kind == "freeze" else 20.0)
+            await answer(tools, "do_act", kind=kind, deadline_s=0.5 if kind == "freeze" else 100.0)
+        connection.settings = settings
         again = await connection.tools()
         assert await answer(again, "add", a=2, b=3) == "5"
 
-    run(use, server(answers_in_s=3.0))
+    run(use, server())
     assert psutil.Process(os.getpid()).memory_info().rss < 4 * 2**30
 
 
@@ -82,7 +86,7 @@ def test_a_server_that_does_not_start_is_named_with_its_reason(fault: str, why: 
         with pytest.raises(ConnectionError, match=why):
             await connection.tools()
 
-    run(use, server(fault, answers_in_s=1.0 if fault != "ends" else 20.0))
+    run(use, server(fault, answers_in_s=1.0 if fault != "ends" else 100.0))
 
 
 def test_a_command_that_is_not_there_is_named() -> None:

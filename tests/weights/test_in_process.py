@@ -103,6 +103,25 @@ def test_the_digest_names_the_tensors_that_did_not_arrive(
     asyncio.run(go())
 
 
+def test_what_is_overwritten_after_it_arrived_is_noticed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        async with parts(tiny_model, tmp_path) as (learner, generator, sync):
+            honest = OpenEngine.check_complete
+            tensor = dict(generator.named_weights())["model.layers.0.self_attn.q_proj.weight"]
+
+            def spoilt(model: OpenEngine) -> None:
+                honest(model)
+                tensor[0, 0] += 1e-3
+
+            monkeypatch.setattr(OpenEngine, "check_complete", spoilt)
+            with pytest.raises(RefitError, match=r"layers\.0\.self_attn\.q_proj"):
+                await sync.publish(learner, generator, 1)
+
+    asyncio.run(go())
+
+
 def test_a_tensor_that_is_not_sent_at_all_is_named(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,10 +177,12 @@ def test_the_proofs_can_be_turned_off(tiny_model: Path, tmp_path: Path) -> None:
     asyncio.run(go())
 
 
-@pytest.mark.parametrize("setting", ["transport=disk", "folder=/elsewhere", "deadline=5.0", "columns=3"])
-def test_what_only_an_engine_in_other_processes_reads_is_refused(setting: str) -> None:
-    key = "weights." + setting.partition("=")[0]
+@pytest.mark.parametrize(
+    "settings", ["transport=disk", "transport=disk folder=/elsewhere", "transport=collective deadline=5.0", "columns=3"]
+)
+def test_what_only_an_engine_in_other_processes_reads_is_refused(settings: str) -> None:
+    overrides = [f"weights.{setting}" for setting in settings.split()]
+    key = overrides[-1].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key} = .* needs generator = vllm"):
-        load(Recipe, "quickstart", [f"weights.{setting}"])
-    load(Recipe, "quickstart", [f"weights.{setting}", "generator=vllm"])
-    load(Recipe, "quickstart", ["weights.bucket_mb=1", "weights.probe_tokens=3"])
+        load(Recipe, "quickstart", overrides)
+    load(Recipe, "quickstart", [*overrides, "generator=vllm"])

@@ -10,6 +10,7 @@ Suffixes: N tokens, S sequences, T steps (trained tokens of a sequence, the last
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +47,14 @@ class Advantage(Config, ABC):
     def compares(self) -> bool:
         """Return whether an answer is compared with the others to its task, of which there must be some then."""
         return False
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        """Yield each setting that isn't its default and that nothing reads beside the others, and when it is read."""
+        yield from ()
+
+    def _unused(self, names: str, when: str) -> Iterator[tuple[str, str]]:
+        fields = type(self).model_fields
+        yield from ((name, when) for name in names.split() if getattr(self, name) != fields[name].default)
 
     @abstractmethod
     def __call__(self, batch: Batch) -> Credit: ...

@@ -170,5 +170,7 @@ class OnlineAlgorithm(Algorithm):
     """What happens to groups between grading and learning."""
 
     @property
-    def group_filters(self) -> tuple[Filter, ...]:
-        return self.filters
+    def pairing(self) -> tuple[Filter, ...]:
+        """What its loss needs done to every group after all other filters, which an environment of a blend can't
+        replace."""
+        return ()

@@ -8,6 +8,7 @@ answers to the same task, and the policy moves towards the better ones. No criti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -32,6 +33,10 @@ class GroupAdvantage(Advantage):
     @property
     def compares(self) -> bool:
         return True
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if not self.divide_by_std:
+            yield from self._unused("std eps", "divide_by_std = true")
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""

@@ -32,5 +32,5 @@ class OnlineDPO(OnlineAlgorithm):
         return {"policy": Role(loss=self.loss, fills=POLICY)}
 
     @property
-    def group_filters(self) -> tuple[Filter, ...]:
-        return (*self.filters, BestAndWorst())
+    def pairing(self) -> tuple[Filter, ...]:
+        return (BestAndWorst(),)

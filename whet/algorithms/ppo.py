@@ -9,7 +9,7 @@ are how much better it went (GAE, arXiv 1506.02438). Several epochs and minibatc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field
@@ -60,6 +60,12 @@ class GAE(Advantage):
     @property
     def fills(self) -> frozenset[str]:
         return frozenset({"advantages", "returns"})
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if not self.whiten:
+            yield from self._unused("std eps", "whiten = true")
+        if self.length_adaptive is not None:
+            yield from self._unused("policy_lambda", "length_adaptive is not set")
 
     def __call__(self, batch: Batch) -> Credit:
         """Returns = advantages under the critic's lambda + values. Raises DataError for a reward that isn't finite."""

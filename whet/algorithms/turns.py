@@ -7,6 +7,8 @@ in the group's other episodes (turn-level advantages, arXiv 2505.11821). What wa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import Field
 
 from whet.algorithms.advantage import Advantage, Credit, Std, Steps, divided, finite_rewards
@@ -15,9 +17,10 @@ from whet.lazy import torch
 
 
 class TurnAdvantage(Advantage):
-    """A_k at all tokens of reply k. The replies of each branch are counted by themselves. Where nobody else in the
-    group has a k-th reply the advantage is 0. With one reply each this is ``GroupAdvantage``. What follows
-    thoughts that were cut at a budget counts as a reply of its own: the words that end them are not the model's."""
+    """A_k at all tokens of reply k. A branch counts on from the replies that it inherits as context. Where no other
+    episode of the group has a k-th reply the advantage is 0. An episode without a trained token counts as one reply,
+    worth its reward. With one reply each this is ``GroupAdvantage``. What follows thoughts that were cut at a budget
+    counts as a further reply: the words that end them are not the model's."""
 
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount of the rewards of later turns."""
@@ -28,6 +31,10 @@ class TurnAdvantage(Advantage):
     @property
     def compares(self) -> bool:
         return True
+
+    def idle(self) -> Iterator[tuple[str, str]]:
+        if not self.divide_by_std:
+            yield from self._unused("std eps", "divide_by_std = true")
 
     def __call__(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
@@ -41,11 +48,15 @@ class TurnAdvantage(Advantage):
             running_S = rewards_S + (1 - (1 - self.gamma) * ended_S) * running_S
             to_go_TS[step] = running_S
         turn_TS = starts_TS.flip(0).cumsum(0).flip(0)  # 1 for the first reply
+        if batch.replies_before is not None:
+            turn_TS = turn_TS + batch.replies_before
 
         to_go_N, turn_N = steps.tokens(to_go_TS), steps.tokens(turn_TS).long()
         turns = max([1, *turn_N.tolist()]) + 1
         place_N = batch.group[batch.sequence.clamp(min=0)] * turns + turn_N if len(batch) else turn_N
-        first_G, at_G = to_go_N[starts_N], place_N[starts_N]  # of each reply, of the group's replies of its number
+        silent_S = (batch.per_episode(batch.trained_per_sequence) == 0) & batch.first_branch
+        first_G = torch.cat([to_go_N[starts_N], batch.reward[silent_S]])  # of each reply
+        at_G = torch.cat([place_N[starts_N], batch.group[silent_S] * turns + 1])  # the group's replies of its number
         zeros = to_go_N.new_zeros(len(batch.group_uids) * turns)
         count = zeros.index_add(0, at_G, torch.ones_like(first_G))
         mean = zeros.index_add(0, at_G, first_G) / count.clamp(min=1)

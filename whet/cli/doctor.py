@@ -1,13 +1,16 @@
 """``whet doctor``: checks the installation, the machine, and whether a recipe's generator and learner agree."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whet.cli import doctor_checks as checks
 from whet.cli.words import AsJson, Overrides, print_json
+
+if TYPE_CHECKING:
+    from whet.recipe import Recipe
 
 
 def doctor(
@@ -22,41 +25,59 @@ def doctor(
     from whet.config import list_recipes
 
     found: list[checks.Finding] = []
+    wanted, name = _loaded(recipe, overrides or []), recipe or "quickstart"
+    usual = wanted or (_loaded(name, []) if recipe is None else None)
     for check in (
         checks.packages(),
         checks.machine(),
+        checks.memory(name, usual),
         checks.threads(),
-        checks.matmul_speed(),
+        checks.products(wanted),
         checks.sandbox(),
-        checks.model_cache(),
+        checks.model_cache(wanted),
         checks.recipes_validate([recipe] if recipe else list(list_recipes()), overrides or []),
-        _agreement(recipe, overrides or []),
+        _agreement(wanted),
     ):
         for finding in check:
             found.append(finding)
             if not as_json:
                 _print(finding)
-    broken = [finding for finding in found if finding.state == "broken"]
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in found])
     else:
-        names = ", ".join(finding.subject for finding in broken)
-        print(f"\nbroken: {names}" if broken else "\nnothing that a run needs is broken")
-    if broken:
+        print("\n" + summary(found))
+    if any(finding.state == "broken" for finding in found):
         raise typer.Exit(1)
 
 
-def _agreement(recipe: str | None, overrides: list[str]) -> Iterator[checks.Finding]:
-    """Sample a few answers and have the learner score them, if there is a recipe and it samples."""
-    from whet.algorithms.base import OnlineAlgorithm
+def summary(found: Sequence[checks.Finding]) -> str:
+    """Return what is wrong, once more and the worst first, with what to do."""
+    listed = []
+    for state, word in (("broken", "broken"), ("unsafe", "unsafe"), ("advice", "advice")):
+        some = [finding for finding in found if finding.state == state]
+        listed += [f"{word}: {one.subject}" + (f" -> {one.advice}" if one.advice else "") for one in some]
+    if not any(finding.state == "broken" for finding in found):
+        listed.append("nothing that every run needs is broken" if listed else "nothing that a run needs is broken")
+    return "\n".join(listed)
+
+
+def _loaded(recipe: str | None, overrides: list[str]) -> "Recipe | None":
+    """Return the recipe; None where it does not load, which ``recipes_validate`` reports."""
     from whet.config import load
-    from whet.errors import ConfigError, WhetError
+    from whet.errors import ConfigError
     from whet.recipe import Recipe
 
     try:
-        wanted = load(Recipe, recipe, overrides).value if recipe else None
+        return load(Recipe, recipe, overrides).value if recipe else None
     except ConfigError:
-        return  # reported by ``recipes_validate``
+        return None
+
+
+def _agreement(wanted: "Recipe | None") -> Iterator[checks.Finding]:
+    """Sample a few answers and have the learner score them, if there is a recipe and it samples."""
+    from whet.algorithms.base import OnlineAlgorithm
+    from whet.errors import WhetError
+
     if wanted is None or not isinstance(wanted.algorithm, OnlineAlgorithm):
         return
     from whet.agreement import measure_agreement

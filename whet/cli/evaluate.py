@@ -1,5 +1,6 @@
 """``whet eval``: the score of a run's model, or of any model on a recipe's tasks."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -38,29 +39,33 @@ def evaluate(
     from whet.config import load
     from whet.environments.base import TaskSet
     from whet.recipe import Recipe
+    from whet.show.heartbeat import Heartbeat
 
     settings = load(Recipe, target, overrides or []).value
     wanted = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     asked: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
     if not isinstance(settings.data, TaskSet):
         refused = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
-        values = _rows(settings, asked, [name for name, value in refused.items() if value is not None], run_of(target))
+        with Heartbeat(f"evaluating {target}", sys.stderr):
+            unfit = [name for name, value in refused.items() if value is not None]
+            values = _rows(settings, asked, unfit, run_of(target))
         where = asked.get("split", settings.evaluation.split)
         _show(f"{target}: {values['n']:.0f} rows of the {where} split", values, [], as_json)
         return
 
-    from whet.evaluate import evaluate as score
-
     def measured(name: str) -> "Report":
+        from whet.evaluate import evaluate as score
+
         run = run_of(name)
         own = settings if run is None or name == target else with_model_of(settings, run)
         return score(own, model=None if run or name == target else name, run=run, **asked)
 
-    report = measured(model or target)
+    with Heartbeat(f"evaluating {model or target}", sys.stderr):
+        report = measured(model or target)
+        other = measured(against) if against is not None else None
     measures = _measures(report.metrics())
     lines = [f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"]
-    if against is not None:
-        other = measured(against)
+    if other is not None:
         difference = report.compare(other)
         measures |= {f"against/{name}": value for name, value in _measures(other.metrics()).items()} | difference
         points, low, high = (100 * difference[name] for name in ("difference", "difference_low", "difference_high"))

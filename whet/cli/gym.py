@@ -1,5 +1,6 @@
 """``whet gym``: a task set for those who train with NeMo Gym."""
 
+import asyncio
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -21,13 +22,19 @@ def gym(
 ) -> None:
     """Serve a task set's grader as a resources server of NeMo Gym, or write its tasks as Gym's rows."""
     from whet.cli.targets import recipe_of
-    from whet.gym.serve import application, write_rows
+    from whet.endpoint.gym import check_single_turn, serve
+    from whet.gym.rows import write_rows
 
     tasks = recipe_of(target, overrides or []).taskset
     if rows is not None:
+        asyncio.run(check_single_turn(tasks))
         print(f"{write_rows(tasks, split, agent, rows)} rows in {rows}")
         return
-    import uvicorn
 
-    print(f"resources server on http://{host}:{port} (seed_session, verify); end it with Ctrl-C")
-    uvicorn.run(application(tasks), host=host, port=port, log_level="warning")
+    def ready(address: str) -> None:
+        print(f"resources server on {address} (seed_session, verify); end it with Ctrl-C", flush=True)
+
+    try:
+        asyncio.run(serve(tasks, host, port, ready))
+    except KeyboardInterrupt:
+        print("ended")

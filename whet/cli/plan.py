@@ -23,11 +23,13 @@ def plan(
 ) -> None:
     """Print what a recipe needs: its ranks, the memory of each, and what a refit moves. Starts nothing."""
     from whet.config import load
+    from whet.models.config import check_models
     from whet.plan.memory import resident
     from whet.plan.plan import make_plan
     from whet.recipe import Recipe
 
     wanted = load(Recipe, recipe, overrides or []).value
+    check_models(wanted)
     gpu = wanted.learner.device == "cuda" or (wanted.learner.device == "auto" and _gpu_memory() is not None)
     available = memory or (_gpu_memory() if gpu else None) or memory_gib()[0]
     made = make_plan(wanted, resident(), int(available * 1024**3), gpu=gpu)
@@ -56,7 +58,9 @@ def _print(plan: "Plan") -> None:
     print(f"learner: {plan.ranks} rank{'s' * (plan.ranks > 1)}{each}")
     for line in plan.layout:
         print(f"  {line}")
-    print(f"  fullest micro-batch: {plan.tokens:,} tokens")
+    print(f"  computes in {plan.precision}")
+    print(f"  a step learns from {plan.batch}")
+    print(f"  fullest micro-batch: {plan.tokens:,} tokens, into which a step is split by itself (learner.max_tokens)")
     for process, memory in plan.processes.items():
         print(f"\nmemory of {process}, at most")
         for phase, kinds in {"always": memory.always, **memory.phases}.items():

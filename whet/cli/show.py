@@ -1,11 +1,16 @@
 """``whet show``: a recipe after parents and overrides, with the origin of each value."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whet.cli.words import AsJson, Overrides, RecipeArgument
+
+if TYPE_CHECKING:
+    from whet.recipe import Recipe
+
+PRECISIONS = ("learner.precision", "generator.dtype")
 
 
 def show(
@@ -25,14 +30,30 @@ def show(
     loaded = load(Recipe, recipe, overrides or [])
     if explain is not None:
         print(explained(loaded, explain), end="")
+        if explain in PRECISIONS:
+            _print_choice(loaded.value)
     elif as_json:
         print(loaded.value.model_dump_json(indent=2))
     elif sys.stdout.isatty():
         from rich.console import Console
         from rich.syntax import Syntax
 
-        text = annotated_yaml(loaded)
+        text = annotated_yaml(loaded, _notes(loaded.value))
         coloured = Syntax("", "yaml", theme="ansi_dark", background_color="default").highlight(text)
         Console().print(coloured, soft_wrap=True, end="")
     else:
-        print(annotated_yaml(loaded), end="")
+        print(annotated_yaml(loaded, _notes(loaded.value)), end="")
+
+
+def _notes(recipe: "Recipe") -> dict[str, str]:
+    """Return what is to be said about values beside their origins. What the machine decides takes torch to measure."""
+    text = "bfloat16 or float32, measured when a run starts; --explain learner.precision measures now"
+    values = (recipe.learner.precision, recipe.generator.dtype)
+    return {key: text for key, value in zip(PRECISIONS, values, strict=True) if value == "auto"}
+
+
+def _print_choice(recipe: "Recipe") -> None:
+    """Measure."""
+    from whet.machine import decide
+
+    print(f"  here     {decide(recipe, starts=False)[1]}")

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from whet.cli.words import Overrides, RecipeArgument, RunArgument, run_folder
+from whet.stop_signals import StopRequest
 
 
 def train(
@@ -19,24 +20,34 @@ def train(
     """Train a model as a recipe says. For example: whet train quickstart steps=5"""
     from whet.api import finished
     from whet.config import load
+    from whet.models.config import check_models
     from whet.recipe import Recipe
-    from whet.run_folder import check_free
+    from whet.run_folder import check_free, new_folder
 
     loaded = load(Recipe, recipe, overrides or [])
+    check_models(loaded.value)
     if folder is not None:
         check_free(folder)
+    context.obj.run = folder or new_folder(name=loaded.path.stem)
 
-    from whet import run
+    def begin(stop: StopRequest) -> Path:
+        from whet import run  # takes seconds
 
-    context.obj.run = folder or run.new_folder(name=loaded.path.stem)
-    print(f"finished: {finished(lambda: run.start(loaded.value, context.obj.run))}")
+        return run.start(loaded.value, context.obj.run, stop)
+
+    title = f"{loaded.path.stem}, {loaded.value.steps} steps, into {context.obj.run}"
+    print(f"finished: {finished(title, context.obj.run, begin)}")
 
 
 def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None) -> None:
     """Go on with a run from its newest complete checkpoint."""
-    context.obj.run = run_folder(run)
-
-    from whet import run as runs
     from whet.api import finished
 
-    print(f"finished: {finished(lambda: runs.resume(context.obj.run, overrides or []))}")
+    context.obj.run = run_folder(run)
+
+    def begin(stop: StopRequest) -> Path:
+        from whet import run as runs  # takes seconds
+
+        return runs.resume(context.obj.run, overrides or [], stop)
+
+    print(f"finished: {finished(f'resuming {context.obj.run}', context.obj.run, begin)}")

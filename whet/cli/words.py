@@ -35,12 +35,13 @@ def print_json(value: Any) -> None:
 
 def run_folder(run: Path) -> Path:
     """Return the folder if it holds a run. Raises ConfigError naming the nearest run otherwise."""
+    from whet.config.loading import runs_in
     from whet.config.nearest import did_you_mean
     from whet.errors import ConfigError
 
     if (run / "recipe.yaml").is_file():
         return run
-    runs = [folder.parent.name for folder in run.parent.glob("*/recipe.yaml")] if run.parent.is_dir() else []
+    runs = runs_in(run.parent)
     what = "holds no recipe.yaml, so it is not a run" if run.is_dir() else "there is no such run folder"
-    listed = f" Runs in {run.parent}: {', '.join(sorted(runs)[:10])}." if runs else ""
+    listed = f" Runs in {run.parent}: {', '.join(runs[:10])}." if runs else ""
     raise ConfigError(f"{run}: {what}.{did_you_mean(run.name, runs)}{listed}")

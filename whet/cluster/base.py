@@ -44,6 +44,7 @@ class RankInfo:
     shards: int = 1
     rendezvous: str = ""  # host:port where the ranks of this group can meet: rank 0 may listen there, nobody else does
     remote: bool = False  # in another process than its caller
+    store: str = ""  # a file where the ranks of one machine meet instead, private to this user
 
 
 class WorkerGroup(Protocol):

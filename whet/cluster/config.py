@@ -33,6 +33,10 @@ class ClusterConfig(Config, ABC):
         """The cluster. Nothing is started before the first launch. ``cores``: the numbers of those on this machine that
         its workers are bound to; None: to none. ``models``: how many will be launched."""
 
+    def on_gpus(self) -> bool | None:
+        """Return whether workers compute on GPUs where they may; None: they do where this machine has any."""
+        return None
+
     def serve(self, service: type, config: Config, devices: int, deadline: float) -> Service:
         """An object on a node of its own choice that takes so many devices. Nothing is started before the first call.
         ``deadline``: seconds after which a process that says nothing hangs."""
@@ -98,6 +102,15 @@ class RayClusterConfig(ClusterConfig):
         from whet.cluster.ray_cluster import RayCluster
 
         return RayCluster(self, cores, models)
+
+    def on_gpus(self) -> bool | None:
+        if self.gpus_per_rank is not None:
+            return self.gpus_per_rank > 0
+        if self.address is None:
+            return None
+        from whet.cluster.ray_connection import has_gpus
+
+        return has_gpus(self.address)
 
     def serve(self, service: type, config: Config, devices: int, deadline: float) -> Service:
         from whet.cluster.ray_service import ActorService

@@ -2,12 +2,14 @@
 that came: neither side has a copy of a batch beside the batch."""
 
 import io
+import os
 import pickle
 import struct
 from typing import Any
 
 import numpy as np
 
+from whet.config.component import component_path, import_path
 from whet.lazy import Tensor, torch
 
 _ALIGNED = 64  # bytes; each part begins at a multiple of it
@@ -15,6 +17,8 @@ _ALIGNED = 64  # bytes; each part begins at a multiple of it
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type) and (value.__module__ == "__main__" or os.sep in value.__module__):
+            return import_path, (component_path(value),)  # of a script, which other processes know by its path
         if type(value) is not torch.Tensor:
             return NotImplemented
         try:

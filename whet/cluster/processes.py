@@ -10,11 +10,13 @@ from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup
 from whet.cluster.host import Host, Reply
 from whet.cluster.message import packed
-from whet.cluster.rendezvous import LOOPBACK, Reservation, rank_infos
+from whet.cluster.rendezvous import LOOPBACK, PrivateFile, Reservation, rank_infos
 from whet.config import Config
 from whet.errors import WhetError, WorkerError
 from whet.processes.child import Child, ChildDied, Message
-from whet.processes.cores import divided_cores, part
+from whet.processes.cores import cores, divided_cores, part
+
+_FEWEST, _PER_CORE = 64, 8  # processes that any machine may start, and for each of its cores
 
 
 class ProcessCluster:
@@ -29,12 +31,19 @@ class ProcessCluster:
                 f"another process can't import {worker.__qualname__}: it must be a top-level class of a module, not "
                 "one of a function or of the script that was started"
             )
-        meeting = Reservation(LOOPBACK)
+        most = max(_FEWEST, _PER_CORE * cores())
+        if placement.ranks > most:
+            raise WhetError(
+                f"{placement.ranks} ranks of {worker.__name__} need a process each, and this machine, with "
+                f"{cores()} cores, gets at most {most}; lower the sizes of parallel, or use cluster=ray over "
+                "more machines"
+            )
+        meeting, file = Reservation(LOOPBACK), PrivateFile()
         links = []
-        for info in rank_infos(placement, meeting.address):
+        for info in rank_infos(placement, meeting.address, file.path):
             own = None if self.cores is None else part(self.cores, info.rank, placement.ranks)
             child = Child(f"{Host.__module__}:Host", environment=_threads(own, placement.ranks), cores=own)
-            links.append(_Process(child, (worker, config, info), meeting))
+            links.append(_Process(child, (worker, config, info), (meeting, file)))
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:
@@ -46,9 +55,9 @@ class _Process:
 
     thread = None
 
-    def __init__(self, child: Child, start: tuple[type, Config, RankInfo], meeting: Reservation) -> None:
+    def __init__(self, child: Child, start: tuple[type, Config, RankInfo], meeting: object) -> None:
         self._child, self._start, self._rank = child, packed(start), start[2].rank
-        self._meeting = meeting  # reserved while the worker lives
+        self._meeting = meeting  # kept while the worker lives
         self.where = f"pid {child.process.pid} on this machine"
 
     def build(self) -> None:

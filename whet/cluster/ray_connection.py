@@ -2,7 +2,11 @@
 
 import os
 import secrets
+import shutil
+import signal
 import socket
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +16,9 @@ from whet.processes.environment import environment
 
 _users = 0  # of the connection, which is the process's
 _ours = False
+_folder: str | None = None  # of sockets and logs of a cluster that was started here
+
+_LONGEST_FOLDER = 40  # characters; below it Ray makes sockets, whose names the system allows 107
 
 
 def connect(address: str | None) -> None:
@@ -20,11 +27,16 @@ def connect(address: str | None) -> None:
 
     Raises ``WhetError`` where there is no Ray, no such cluster, or no permission.
     """
-    global _users, _ours
+    global _users, _ours, _folder
     try:
         if address is None:
+            folder = _private_folder()
             with environment(_private()):  # other children of this process, such as graders, must not know the token
-                _ours |= _init("local", include_dashboard=False)
+                started = _init("local", include_dashboard=False, _temp_dir=f"{folder}/ray")
+            if started:
+                _ours, _folder = True, folder
+            else:
+                shutil.rmtree(folder)
         else:
             _ours |= _init(address)
     except ImportError as error:
@@ -36,11 +48,31 @@ def leave() -> None:
     """The last one ends the connection, unless somebody else made it; a cluster that was started here ends with it."""
     import ray
 
-    global _users, _ours
+    global _users, _ours, _folder
     _users -= 1
     if _ours and not _users:
         _ours = False
         ray.shutdown()
+        if _folder is not None:
+            shutil.rmtree(_folder, ignore_errors=True)
+            _folder = None
+
+
+def _private_folder() -> str:
+    """Make a folder that only this user can enter. Ray opens its part of it to everybody, who could replace sockets."""
+    there = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="whet-ray-", dir=there if len(there) <= _LONGEST_FOLDER else "/tmp")
+
+
+def has_gpus(address: str) -> bool:
+    """Return whether any node of the cluster at ``address`` has a GPU. Raises as ``connect`` does."""
+    connect(address)
+    import ray
+
+    try:
+        return ray.cluster_resources().get("GPU", 0.0) > 0
+    finally:
+        leave()
 
 
 def _private() -> dict[str, str]:
@@ -60,7 +92,7 @@ def _init(address: str, **settings: Any) -> bool:
         return False
     try:
         _check_listens(address)
-        with _settings_read_again():
+        with _settings_read_again(), _handlers_kept():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", **settings)
     except Exception as error:  # ConnectionError, RuntimeError, AuthenticationError and others
         problem = f"no Ray cluster was reached at cluster.address={address}"
@@ -69,7 +101,7 @@ def _init(address: str, **settings: Any) -> bool:
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in this process too"
         )
         if address == "local":
-            problem, hint = "Ray could not start here", "see its logs, by default in /tmp/ray/session_latest/logs"
+            problem, hint = "Ray could not start here", f"see the logs in {settings['_temp_dir']}/session_latest/logs"
         text = str(error).strip().partition("\n")[0]
         raise WhetError(f"{problem} ({type(error).__name__}: {text}); {hint}") from error
     return True
@@ -96,3 +128,18 @@ def _settings_read_again() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = many_nodes
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Keep this process's handlers of signals: Ray's own would end it in the middle of a step, without a save."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    kept = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for one, handler in kept.items():
+            if handler is not None:  # None: not Python's
+                signal.signal(one, handler)

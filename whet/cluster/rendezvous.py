@@ -1,6 +1,8 @@
 """Where the ranks of a group meet: a port that nobody else takes before rank 0 listens there."""
 
 import socket
+import tempfile
+from pathlib import Path
 
 from whet.cluster.base import Placement, RankInfo
 
@@ -32,9 +34,18 @@ class Reservation:
         self._socket.close()
 
 
-def rank_infos(placement: Placement, rendezvous: str) -> list[RankInfo]:
+class PrivateFile:
+    """A file where the ranks of one machine meet. Only this user can open it, while everybody on the machine could
+    connect to a port. It lives as long as this object."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="whet-ranks-")  # mode 0700
+        self.path = str(Path(self._folder.name) / "store")
+
+
+def rank_infos(placement: Placement, rendezvous: str, store: str = "") -> list[RankInfo]:
     """Return the info of each rank."""
     return [
-        RankInfo(rank, placement.ranks, rank // placement.ranks_per_shard, placement.shards, rendezvous)
+        RankInfo(rank, placement.ranks, rank // placement.ranks_per_shard, placement.shards, rendezvous, store=store)
         for rank in range(placement.ranks)
     ]

@@ -1,10 +1,24 @@
 """The base class of everything that can be configured."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 from pydantic_core import to_json
+
+
+def within(value: object) -> "Iterator[Config]":
+    """Return the configs in a value, itself and those at any depth."""
+    parts: Iterable[object] = ()
+    if isinstance(value, Config):
+        yield value
+        parts = [part for _, part in value]
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        yield from within(part)
 
 
 class Config(BaseModel):
@@ -22,6 +36,9 @@ class Config(BaseModel):
         use_attribute_docstrings=True,
     )
 
+    bare: ClassVar[str | None] = None
+    """The setting that a text or number in the place of the whole stands for."""
+
     _preset: str = PrivateAttr("")  # the name of the preset that a recipe chose it by
 
     @classmethod
@@ -34,6 +51,11 @@ class Config(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Return the settings that need not be given, in JSON values."""
         return cls.model_construct().model_dump(mode="json", warnings=False)
+
+    @classmethod
+    def other_name(cls, key: str) -> str | None:
+        """Return where an unknown key, which other libraries have, is set here."""
+        return None
 
     def unread(self) -> dict[str, str]:
         """Return the settings, by dotted key, that differ from their defaults and that nothing reads, and why."""

@@ -7,13 +7,15 @@ Only the chosen class is imported. Knows no YAML and no files.
 """
 
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo, ValidationError, ValidationInfo
@@ -21,6 +23,10 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from whet.config.base import Config
 from whet.config.nearest import did_you_mean
+from whet.processes.user_code import own_frames
+
+DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst")
+"""What the names of files of rows end in."""
 
 
 class ComponentError(ValueError):
@@ -49,6 +55,10 @@ class Component:
         if name in self.gone:
             raise ComponentError(f"there is no type {name} any more: {self.gone[name]}")
         dotted = self.registry.get(name, name)
+        if dotted == name and name.lower().endswith(DATA_FILES):
+            readers = self.having("path")
+            how = f"; name the type that reads it, as in {{type: {readers[-1]}, path: {name}}}" if readers else ""
+            raise ComponentError(f"{name!r} is a file, not a type{how}. With a path: {', '.join(readers) or 'none'}")
         if dotted == name and "." not in name and ":" not in name:
             raise ComponentError(
                 f"unknown type {name!r}.{did_you_mean(name, self.registry)} Known: {self.names}; "
@@ -64,6 +74,14 @@ class Component:
         if inspect.isabstract(found):
             raise ComponentError(f"{component_path(found)} must define {', '.join(sorted(found.__abstractmethods__))}")
         return found, preset
+
+    def having(self, key: str) -> list[str]:
+        """Return the names of the types that have a setting ``key``."""
+        found = []
+        for name in self.registry:
+            with suppress(ComponentError):
+                found += [name] if key in self.resolve(name)[0].model_fields else []
+        return found
 
     def name_of(self, cls: type) -> str:
         """Return the ``type`` of a class: its built-in name, or its path."""
@@ -108,8 +126,19 @@ class Component:
 
 
 def component_path(cls: type) -> str:
-    """Return ``"module:Class"``, from which the class can be imported again."""
-    return f"{cls.__module__}:{cls.__qualname__}"
+    """Return ``"module:Class"``, from which the class can be imported again; of a class of the script that runs,
+    ``"/path/to/script.py:Class"``."""
+    module = cls.__module__
+    if module == "__main__":
+        script = getattr(sys.modules[module], "__file__", None)
+        module = os.path.abspath(script) if script and script.endswith(".py") else module
+    return f"{module}:{cls.__qualname__}"
+
+
+def cannot_be_found(cls: type) -> bool:
+    """Return whether no other process can import the class: it stands in a notebook, or inside of a function."""
+    path = component_path(cls)
+    return path.startswith("__main__:") or "<locals>" in path
 
 
 def import_path(path: str) -> Any:
@@ -117,6 +146,8 @@ def import_path(path: str) -> Any:
 
     Raises ComponentError with the file and line when the module itself fails.
     """
+    if ".py:" in path:
+        return _found(*_import_file(path.rpartition(":")[0]), path.rpartition(":")[2])
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute or module_name.startswith("."):
         raise ComponentError(f"{path!r} is not a dotted path such as my_module:MyClass")
@@ -126,24 +157,58 @@ def import_path(path: str) -> Any:
         sys.path.append(here)
         importlib.invalidate_caches()
     try:
-        found = module = importlib.import_module(module_name)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise ComponentError(_failure(module_name, error)) from error
+    return _found(f"{module_name} ({getattr(module, '__file__', None)})", module, attribute)
+
+
+_importing = list[str]()
+
+
+def importing() -> bool:
+    """Return whether a script is being imported for what it defines."""
+    return bool(_importing)
+
+
+def _found(where: str, module: ModuleType, attribute: str) -> Any:
+    found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
             public = [name for name in vars(found) if not name.startswith("_")]
-            raise ComponentError(f"{module_name} ({module.__file__}) has no {part!r}.{did_you_mean(part, public)}")
+            raise ComponentError(f"{where} has no {part!r}.{did_you_mean(part, public)}")
         found = getattr(found, part)
     return found
 
 
+def _import_file(file: str) -> tuple[str, ModuleType]:
+    """Import a file as a module of that name, or return the script that runs, if it is that."""
+    full = os.path.abspath(os.path.expanduser(file))
+    main = sys.modules.get("__main__")
+    if main is not None and os.path.abspath(getattr(main, "__file__", None) or os.sep) == full:
+        return full, main
+    if full not in sys.modules:
+        if not os.path.isfile(full):
+            raise ComponentError(f"there is no file {full}")
+        spec = importlib.util.spec_from_file_location(full, full)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[full] = importlib.util.module_from_spec(spec)
+        sys.path.append(os.path.dirname(full))  # where a script finds the modules beside it
+        _importing.append(full)
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:
+            del sys.modules[full]
+            raise ComponentError(_failure(full, error)) from error
+        finally:
+            _importing.remove(full)
+    return full, sys.modules[full]
+
+
 def _failure(module: str, error: BaseException) -> str:
     """Say why a module can't be imported, and where: in the last frame outside the import machinery and this file."""
-    frames = [
-        (frame.filename, frame.lineno)
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen") and frame.filename not in {__file__, importlib.__file__}
-    ]
+    frames = [(frame.filename, frame.lineno) for frame in own_frames(error)]
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         frames, reason = [(str(error.filename), error.lineno)], error.msg

@@ -1,6 +1,7 @@
 """The text of ``whet show``: a recipe's YAML with the origin of each value, or everything known about one key."""
 
 import textwrap
+from collections.abc import Mapping
 
 from whet.config.base import Config
 from whet.config.loading import Loaded
@@ -14,14 +15,18 @@ from whet.config.yaml_text import dump_yaml, parse_yaml
 _COLUMN = 44  # where the origin comments start, unless a line is longer
 
 
-def annotated_yaml(loaded: Loaded[Config]) -> str:
-    """Return the resolved recipe as YAML with the origin of each leaf as a comment. It loads to the same recipe."""
+def annotated_yaml(loaded: Loaded[Config], notes: Mapping[str, str] | None = None) -> str:
+    """Return the resolved recipe as YAML with the origin of each leaf, and its note, as a comment. It loads to the same
+    recipe."""
+    notes = notes or {}
     text = dump_yaml(loaded.value)
     lines, tree = text.splitlines(), parse_yaml(text, "line", [])
     assert tree is not None
     for path in tree.leaves():
         number = int(tree.find(path)[0].where.removeprefix("line:")) - 1
         lines[number] = f"{lines[number]:<{_COLUMN}}  # {loaded.origins[dotted(path)]}"
+        if note := notes.get(dotted(path)):
+            lines[number] += f": {note}"
     return "\n".join(lines) + "\n"
 
 

@@ -5,6 +5,7 @@ Everything wrong is collected and raised together. It knows nothing about what t
 """
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 import whet
 from whet.config.base import Config
+from whet.config.component import DATA_FILES
 from whet.config.nearest import did_you_mean
 from whet.config.problems import Problem, RecipeError
 from whet.config.schema import UNRULED, Place, lay
@@ -29,6 +31,7 @@ C_co = TypeVar("C_co", bound=Config, covariant=True)
 RECIPES = Path(whet.__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
 
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # as of the Hugging Face Hub
 _MOST_BYTES = 1_000_000
 
 
@@ -100,14 +103,33 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
         if path.is_file():
             return path
         near = [file.name for file in path.parent.glob("*.y*ml") if file.is_file()] if path.parent.is_dir() else []
-        what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file"
+        near += runs_in(path.parent)
+        if path.stem in recipe_names(search) and not path.is_dir() and str(path.parent) == ".":
+            message = f"there is no such file; the recipe of the package is called {path.stem}, without an ending"
+            raise RecipeError([Problem("", str(source), message)])
+        if _MODEL_ID.fullmatch(str(source)) and not path.parent.is_dir():
+            message = f"there is no such file or run folder. A model is a setting of a recipe: RECIPE model={source}"
+            raise RecipeError([Problem("", str(source), message)])
+        what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file or run folder"
         raise RecipeError([Problem("", str(source), f"{what}.{did_you_mean(path.name, near)}")])
     names = recipe_names(search)
     if str(source) in names:
         return search / f"{source}.yaml"
-    hint = did_you_mean(str(source), names) or " whet recipes lists them."
-    message = f"there is no recipe of this name.{hint} A file's name ends in .yaml."
+    if str(source).lower().endswith(DATA_FILES):
+        message = (
+            "is not a recipe, whose name ends in .yaml. Rows are a setting of a recipe that reads them: "
+            f"RECIPE data.path={source}, as in sft-gsm8k data.path={source} data.test_path=null data.columns={{}}"
+        )
+        raise RecipeError([Problem("", repr(str(source)), message)])
+    near = [*names, *runs_in(Path()), *(f"runs/{name}" for name in runs_in(Path("runs")))]
+    hint = did_you_mean(str(source), near) or " whet recipes lists the recipes."
+    message = f"there is no recipe or run folder of this name.{hint} A file's name ends in .yaml."
     raise RecipeError([Problem("", repr(str(source)), message)])
+
+
+def runs_in(folder: Path) -> list[str]:
+    """Return the names of the runs in a folder, sorted."""
+    return sorted(file.parent.name for file in folder.glob("*/recipe.yaml"))
 
 
 def recipe_names(search: Path = RECIPES) -> list[str]:

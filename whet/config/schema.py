@@ -63,14 +63,18 @@ class Place:
                 return Place(args[0])
         return None
 
+    def opened(self, node: Node) -> Node:
+        """Return the mapping that a text or number stands for, where the class has a setting for it."""
+        if isinstance(node.value, str | int | float) and not isinstance(node.value, bool):
+            for model in self.models(node):
+                if model.bare is not None:
+                    return Node({model.bare: node}, node.where)
+        return node
+
     def having(self, key: str) -> list[str]:
         """Return the names of the component's types that have a setting ``key``."""
-        found = []
-        for component in (member for member in _members(self.annotation) if isinstance(member, Component)):
-            for name in component.registry:
-                with suppress(ComponentError):
-                    found += [name] if key in component.resolve(name)[0].model_fields else []
-        return found
+        components = (member for member in _members(self.annotation) if isinstance(member, Component))
+        return [name for component in components for name in component.having(key)]
 
     def known_keys(self, node: Node) -> list[str]:
         return ["type"] * self.is_component + [name for model in self.models(node) for name in model.model_fields]
@@ -97,6 +101,8 @@ def lay(place: Place, below: Node | None, above: Node, problems: list[Problem]) 
     A mapping with another ``type`` replaces the whole, because the keys below belong to another class. Keys 0, 1, ...
     over a list change its items.
     """
+
+    above = place.opened(above)
 
     def child(around: Node, key: str, old: Node | None, item: Node) -> Node:
         return lay(place.child(around, key) or UNRULED, old, item, problems)

@@ -50,16 +50,30 @@ def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
     around = find_place(root, tree, path[:-1])
     known = around.known_keys(tree.find(path[:-1])[0]) if around else []
     below = (dotted(leaf) for leaf in tree.leaves() if leaf[-1] == path[-1] and leaf != path)
-    hint = did_you_mean(path[-1], known) or next((f" Did you mean {name!r}?" for name in below), "")
-    hint = hint or _of_another_type(around, tree, path, known)
+    elsewhere = _elsewhere(root, tree, path)
+    if elsewhere and (len(path) == 1 or not did_you_mean(path[-1], known)):
+        return f"unknown key. Here that is {elsewhere}"
+    hint = did_you_mean(path[-1], known) or _of_another_type(around, tree, path, known)
+    hint = hint or next((f" Did you mean {name!r}?" for name in below), "")
     if path[-1] == "extends":
         hint = " 'extends' stands only at the top of a file."
     return f"unknown key.{hint} Known: {', '.join(known) or 'none'}"
 
 
+def _elsewhere(root: type[Config], tree: Node, path: Path) -> str:
+    """Return what the settings of other libraries, at the path or below it, are called here."""
+    node, rest = tree.find(path)
+    leaves = [(*path, *leaf) for leaf in ([()] if rest else node.leaves())]
+    return "; ".join(dict.fromkeys(answer for leaf in leaves if (answer := root.other_name(dotted(leaf)))))
+
+
 def _of_another_type(around: Place | None, tree: Node, path: Path, known: list[str]) -> str:
-    """Return which type of a component right below has the key, where the chosen one hasn't."""
+    """Return which type of this component, or of one right below, has the key, where the chosen one hasn't."""
     node = tree.find(path[:-1])[0]
+    if around is not None and path[:-1] and (types := around.having(path[-1])):
+        more = f" (also of {', '.join(types[1:])})" if types[1:] else ""
+        section = dotted(path[:-1])
+        return f" {section} = {node.kind} has none; it is a setting of {section} = {types[0]}{more}."
     for name in (name for name in known if name != "type"):
         if around is not None and (below := around.child(node, name)) is not None and (types := below.having(path[-1])):
             chosen = f"{{type: {types[0]}, {path[-1]}: ...}}"
@@ -73,11 +87,19 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
     if kind == "extra_forbidden":
         return unknown_key(root, tree, path)
     if kind == "missing":
-        about = f" ({place.field.description})" if place and place.field and place.field.description else ""
+        about = (
+            f" ({place.field.description.replace('``', '`')})"
+            if place and place.field and place.field.description
+            else ""
+        )
         return f"is missing; expected {describe(place.annotation)}{about}" if place else "is missing"
     if kind in ("value_error", "assertion_error"):
         return str(details[0]["ctx"]["error"])
     if place is not None and all(_WRONG_TYPE.search(detail["type"]) for detail in details):
+        if isinstance(node.value, str) and details[0]["type"] in ("tuple_type", "list_type"):
+            usual = [one.kind for one in place.default.children().values()] if place.default else []
+            items = ",".join(dict.fromkeys([*filter(None, usual), node.value]))
+            return f"expected a list, got {_got(node.value)}; write {path[-1]}=[{items}]"
         return f"expected {describe(place.annotation)}, got {_got(node.value)}{_cure(node.value, place.annotation)}"
     if place is not None and any(_LIMIT.search(detail["type"]) for detail in details):
         wanted = " and ".join(limits(place.annotation)) or describe(place.annotation)

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 _HIDDEN, _WRITTEN = 0x40000, 0x50000  # planes without characters: of hidden text, of what the template wrote
 _UNASSIGNED = re.compile("[\U00040000-\U0005ffff]")
+NO_TEXT = re.compile("[\ud800-\udfff\U00040000-\U0005ffff]")
+"""What no renderer takes: those planes, and halves of surrogate pairs."""
 _ROLES = {"system", "user", "assistant", "tool", "developer"}  # a template may write <|user|> for a user's message
 
 

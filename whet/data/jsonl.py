@@ -21,6 +21,9 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
     path = Path(path)
     rows = []
     try:
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "a device or a pipe"
+            raise DataError(f"can't read {path}: it is {kind}, and a JSONL file is needed")
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:

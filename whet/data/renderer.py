@@ -10,14 +10,17 @@ Knows no model and no environment.
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from whet.config.nearest import did_you_mean
-from whet.data.calls import SAMPLE, ReplyFormat, ResponseTemplate, format_of
-from whet.data.control_tokens import ControlTokens
+from whet.data.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
+from whet.data.control_tokens import NO_TEXT, ControlTokens
+from whet.data.length import longer_than
+from whet.data.replies import ReplyFormat, ResponseTemplate
 from whet.data.tools_as_text import THINK, THOUGHT, as_text, with_thought
 from whet.errors import ConfigError, DataError
-from whet.types import Message
+from whet.types import Message, ToolCall
 
 PLAIN = (
     "{% for message in messages %}### {{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
@@ -118,6 +121,12 @@ class Renderer:
             return tokens[1:]
         return tokens
 
+    def longer_than(self, limit: int, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> bool:
+        """Whether a conversation surely has more than ``limit`` tokens, found in a time that doesn't grow with it."""
+        return longer_than(
+            limit, messages, tools, lambda text: len(self.tokenizer.encode(text, add_special_tokens=False))
+        )
+
     def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
         """What the template doesn't write although it is there: the tools, a reply's tool calls, a message of a role
         other than system, user and assistant. None where nothing is lost."""
@@ -146,32 +155,65 @@ class Renderer:
         """The text of the tokens, special ones included."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
-    def parse_reply(self, tokens: Sequence[int]) -> Message:
-        """The assistant's message in sampled tokens, without the token that ended it."""
+    def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, Any]] | None = None) -> Message:
+        """The assistant's message in sampled tokens, without the token that ended it. What a model has written that is
+        not a character of Unicode is read as U+FFFD."""
         end = len(tokens)
         while end and tokens[end - 1] in self.stop_token_ids:
             end -= 1
-        return self.replies.parse(self.decode(tokens[:end]))
+        return self.replies.parse(NO_TEXT.sub("\ufffd", self.decode(tokens[:end])), tools)
 
-    def check_tools(self, tools: list[dict[str, Any]]) -> None:
-        """Raise ``ConfigError`` unless the model is shown the tools, and its calls of them can be read."""
-        advice = "set tools_as_text: true, or give a chat_template that writes them"
-        if self.left_out([{"role": "user", "content": _QUESTION}], tools):
-            raise ConfigError(f"the chat template leaves out the tools; {advice}")
-        if isinstance(self.replies, ReplyFormat) and self.replies.calls == "none":
-            raise ConfigError(f"the chat template writes calls of tools in no form that whet reads; {advice}")
+    def check_tools(self) -> None:
+        """Raise ``ConfigError`` unless the model is shown tools, and its calls of them can be read."""
+        if self._unread is not None:
+            advice = "set tools_as_text: true, or give a chat_template that writes them"
+            raise ConfigError(f"the chat template {self._unread}; {advice}")
+
+    @cached_property
+    def _unread(self) -> str | None:
+        """What is wrong with how the template writes tools and calls."""
+        if self.left_out([{"role": "user", "content": _QUESTION}], [SAMPLE_TOOL]):
+            return "leaves out the tools"
+        unread = "writes calls of tools in no form that whet reads"
+        if isinstance(self.replies, ReplyFormat):
+            return unread if self.replies.calls is None else None
+        try:
+            written = self._as_sampled(SAMPLES[:1])
+        except DataError:
+            return unread
+        calls = self.replies.parse(written).get("tool_calls", [])
+        return None if [call["function"] for call in calls] == [SAMPLES[0]["function"]] else unread
 
     def _question(self) -> str:
         """A question as the template writes it, up to where the reply begins."""
         return self._apply([{"role": "user", "content": _QUESTION}], generate=True)
 
     def _reply_format(self) -> ReplyFormat:
+        return ReplyFormat(self._call_format(), THOUGHT in self.template, self._opens_thought())
+
+    def _call_format(self) -> CallFormat | None:
+        """How the template writes calls. None for a form in which one that is known isn't read back."""
+        try:
+            found = format_of(self._as_sampled(SAMPLES[:1]))
+        except DataError:  # a template that has no place for calls
+            return None
+        with contextlib.suppress(DataError):  # it takes one call at once
+            both, closing = self._as_sampled(SAMPLES), self._closing.strip()
+            several_turns = bool(closing) and closing in both
+            if found is not None and not several_turns and not reads_back(found, both):
+                return None
+        return found
+
+    def _as_sampled(self, calls: list[ToolCall]) -> str:
+        """What the model samples to make calls, by the template."""
         asked: Message = {"role": "user", "content": _QUESTION}
-        calls = format_of("")
-        with contextlib.suppress(DataError):  # a template that has no place for calls
-            written, _ = self._written([asked, {"role": "assistant", "content": "", "tool_calls": [SAMPLE]}], None)
-            calls = format_of(self._apply(written))
-        return ReplyFormat(calls, THOUGHT in self.template, self._opens_thought())
+        written, _ = self._written([asked, {"role": "assistant", "content": "", "tool_calls": calls}], None)
+        whole, question = self._apply(written), self._question()
+        if not whole.startswith(question):  # the prompt opens thoughts, or writes empty ones
+            question = question.rpartition(THINK)[0] or question
+        if not whole.startswith(question):
+            return ""
+        return whole[len(question) :].removesuffix(self._closing).rpartition(THOUGHT)[2].strip()
 
     def _written(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
@@ -247,6 +289,14 @@ class Renderer:
                 tokenize=False,
                 **self.arguments,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as problem:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as problem:
             roles = ", ".join(message["role"] for message in messages)
             raise DataError(f"the chat template can't render messages of the roles {roles}: {problem}") from problem

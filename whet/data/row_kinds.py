@@ -8,12 +8,14 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from whet.data.content import text_of
+from whet.data.jsonl import STRICT
 from whet.data.row import Row, missing, unicode
 from whet.types import Message
 
 
 def _message(value: dict[str, Any]) -> dict[str, Any]:
-    calls, content = value.get("tool_calls"), value.get("content")
+    calls, content = value.get("tool_calls"), text_of(value.get("content"))
     if not isinstance(value.get("role"), str):
         raise ValueError("must be a message with a 'role' and a 'content'")
     if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
@@ -58,10 +60,22 @@ class Answer:
     reward: float = 0.0
 
 
+def _of_json(tools: Any) -> Any:
+    """Tables hold lists of objects that differ as JSON text."""
+    if not isinstance(tools, str):
+        return tools
+    try:
+        return STRICT.decode(tools)
+    except (ValueError, RecursionError) as problem:
+        raise ValueError(f"must be a list of tools, or its JSON: {problem}") from None
+
+
 class Example(Row, ABC):
     """A row of one or more answers to one question, and the ``tools`` that may be called."""
 
-    tools: Annotated[list[dict[str, Any]] | None, AfterValidator(lambda tools: tools or None)] = None
+    tools: Annotated[
+        list[dict[str, Any]] | None, BeforeValidator(_of_json), AfterValidator(lambda tools: tools or None)
+    ] = None
 
     @property
     @abstractmethod
@@ -80,6 +94,10 @@ class Example(Row, ABC):
         return self
 
 
+_MORE_OF_THE_QUESTION = ("input", "context")  # of Alpaca and Dolly
+_WHICH_IS_BETTER = ("overall_preference", "preference_strength", "labels", "winner")  # of HelpSteer, SHP, Arena
+
+
 class Conversation(Example):
     """``messages``, or ``prompt`` and ``completion``, each a text or a list of messages."""
 
@@ -94,6 +112,10 @@ class Conversation(Example):
         for name in ("prompt", "completion"):
             if name not in self.model_fields_set:
                 raise ValueError(missing(name, sorted(self.model_fields_set)))
+        for name in _MORE_OF_THE_QUESTION:
+            more = (self.model_extra or {}).get(name)
+            if isinstance(more, str) and more.strip():
+                raise ValueError(f"field {name!r} belongs to the question, and is not read: append it to the prompt")
         return [Answer("completion", _typed(self.prompt + self.completion))]
 
 
@@ -132,6 +154,12 @@ class Preference(Example):
 
     @property
     def answers(self) -> list[Answer]:
+        for name in _WHICH_IS_BETTER:
+            if name in (self.model_extra or {}):
+                raise ValueError(
+                    f"field {name!r} says which of two answers is better, and is not read: put the better one into "
+                    f"'chosen', the other one into 'rejected', and leave {name!r} out"
+                )
         prompt, size = self.question, len(self.question)
         chosen, rejected = _typed(self.chosen), _typed(self.rejected)
         if chosen[:size] == prompt == rejected[:size]:  # both repeat it

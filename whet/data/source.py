@@ -81,22 +81,26 @@ class DatasetSource:
         """Nothing is held."""
 
     async def next_groups(self) -> list[Group]:
-        """Return the next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when a whole pass
-        over the rows doesn't fill a batch."""
+        """Return the next batch; a group's uid says in which epoch it was drawn. Raises ``DataError`` when all
+        rows together don't fill a batch."""
         batch: list[Group] = []
-        for _ in range(len(self.groups)):
-            group = self.groups[self.order.next()]
+        usable, left_out = set[int](), dict[int, str]()  # rows, over the end of an epoch, too
+        while len(usable) + len(left_out) < len(self.groups) or len(usable) >= self.batch_size:
+            index = self.order.next()
+            group = self.groups[index]
             if isinstance(group, str):
+                left_out[index] = group
                 self.dropped[group] += 1
                 self._metrics.sum("data/dropped", 1)
                 continue
+            usable.add(index)
             batch.append(replace(group, uid=f"{group.uid}@{self.order.epoch}"))
             if len(batch) == self.batch_size:
                 self._metrics.max("data/epoch", self.order.epoch + self.order.cursor / self.order.count)
                 return batch
         raise DataError(
-            f"only {len(batch)} of {len(self.groups)} rows can be used, fewer than a batch of {self.batch_size}; "
-            f"left out: {dict(self.dropped)}"
+            f"only {len(usable)} of {len(self.groups)} rows can be used, fewer than a batch of "
+            f"{self.batch_size}; left out: {dict(Counter(left_out.values()))}"
         )
 
     async def published(self, version: int) -> None:

@@ -100,7 +100,7 @@ async def _through_text(batch: Batch, groups: Sequence[Group], teacher: LoadedTe
         log.warning("teacher %s can't write %d replies as they are; each is scored as a whole", teacher.name, unlike)
     there = Batch.from_groups(
         [
-            replace(group, episodes=[Episode([row.trajectory]) for row in several])
+            replace(group, episodes=[Episode([row.trajectory] if row.trajectory.spans else []) for row in several])
             for group, several in zip(groups, made, strict=True)
         ],
         share_prompts=teacher.learner.facts.forest,

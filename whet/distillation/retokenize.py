@@ -6,6 +6,7 @@ begin and end where both have a token begin and end. Tokens are compared by what
     theirs  |naive| ca|fé|      spans of theirs  0 1 1
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from whet.data.renderer import Renderer
 from whet.errors import DataError
 from whet.types import Span, Trajectory
 
+_OPENED = re.compile(r"<think>\s*(</think>\s*)?$")
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -33,26 +35,54 @@ def retokenize(trajectory: Trajectory, tokenizer: Any, renderer: Renderer, where
     """Render ``trajectory``, made with ``tokenizer``, for the model of ``renderer``.
 
     The text of a reply and the tokens that end it are apart: what ends a turn here stands for what ends it there,
-    whatever the two write for it. Raises ``DataError``, naming ``where``, unless the messages are known.
+    whatever the two write for it. Raises ``DataError``, naming ``where``, unless the messages are known, and prompts
+    and replies take turns.
     """
-    replies, messages = trajectory.spans[1::2], trajectory.messages
+    write = _decode(tokenizer)
+    turns, messages = _turns(trajectory.spans, write, where), trajectory.messages
     places = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    places = places[len(places) - len(replies) :] if len(replies) <= len(places) else []
-    if len(places) != len(replies):
+    places = places[len(places) - len(turns) :] if len(turns) <= len(places) else []
+    if len(places) != len(turns):
         raise DataError(f"{where}: a teacher with another tokenizer needs the messages of the whole conversation")
     result, history, done = Retokenized(Trajectory([], messages=messages)), list[int](), 0
-    for place, reply in zip(places, replies, strict=True):
+    for place, (given, *reply) in zip(places, turns, strict=True):
         new = messages[done:place]
-        given = renderer.render_next(history, new) if history else renderer.render_prompt(new)
-        written = _add_reply(result, reply, tokenizer, renderer)
-        result.trajectory.spans += [Span(given, trained=False), Span(written, trained=reply.trained)]
-        history += given + written
+        asked = renderer.render_next(history, new) if history else renderer.render_prompt(new)
+        asked += _opening(write(given.tokens), renderer.decode(asked), renderer)
+        result.trajectory.spans.append(Span(asked, trained=False))
+        for part in reply:
+            written = _add_part(result, part, tokenizer, renderer)
+            result.trajectory.spans.append(Span(written, trained=part.trained))
+        history = result.trajectory.tokens
         done = place + 1
     return result
 
 
-def _add_reply(result: Retokenized, reply: Span, tokenizer: Any, renderer: Renderer) -> list[int]:
-    """Return our reply in the other model's tokens. Where it is trained, add its spans to ``result``."""
+def _turns(spans: Sequence[Span], write: Decode, where: str) -> list[list[Span]]:
+    """Return what is given before each reply and the reply: a span, or three where a budget has ended its thoughts,
+    which ``</think>`` parts from the answer. Raises ``DataError`` where it is otherwise."""
+    turns = list[list[Span]]()
+    for given, reply in zip(spans[::2], spans[1::2], strict=False):
+        if given.trained or given.logprobs is not None:
+            raise DataError(
+                f"{where}: a teacher with another tokenizer scores replies alone, and here the prompt is learned from, "
+                "too; set data.train_on=assistant, or choose a teacher with the student's tokenizer"
+            )
+        if turns and write(given.tokens).strip() == "</think>":
+            turns[-1] += [given, reply]
+        else:
+            turns.append([given, reply])
+    return turns
+
+
+def _opening(ours: str, theirs: str, renderer: Renderer) -> list[int]:
+    """Return the beginning of thoughts, or the empty thoughts, that stand before our reply and not yet in theirs."""
+    found = _OPENED.search(ours)
+    return renderer.encode_text(found[0]) if found and not _OPENED.search(theirs) else []
+
+
+def _add_part(result: Retokenized, reply: Span, tokenizer: Any, renderer: Renderer) -> list[int]:
+    """Return a part of our reply in the other model's tokens. Where it is trained, add its spans to ``result``."""
     ending = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ending |= set(tokenizer.all_special_ids)
     end = len(reply.tokens)

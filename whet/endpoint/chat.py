@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, JsonValue
+from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator
 
 from whet.endpoint.request import (
     Answer,
@@ -16,8 +16,10 @@ from whet.endpoint.request import (
     Wanted,
     incoming,
     name_results,
+    only,
     outgoing,
     pieces,
+    strict_of,
 )
 from whet.types import Message
 
@@ -42,9 +44,18 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text = ""
+    name: str | None = None
+    """Of the tool, in its result."""
     reasoning_content: str | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _of_a_tool(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name is not None and info.data.get("role") != "tool":
+            raise ValueError("names of participants are not supported; leave it out")
+        return name
 
     def message(self) -> Message:
         """Return it in our form."""
@@ -56,6 +67,8 @@ class ChatMessage(BaseModel):
             message["tool_calls"] = [incoming(id, function.name, function.arguments) for id, function in calls]
         if self.role == "tool" and self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            message["name"] = self.name
         return message
 
 
@@ -64,12 +77,6 @@ class Tool(BaseModel):
 
     type: Literal["function"]
     function: Function
-
-
-class OnlyText(BaseModel):
-    """The one format of answers that is supported."""
-
-    type: Literal["text"]
 
 
 class StreamOptions(BaseModel):
@@ -85,28 +92,30 @@ class ChatRequest(Request):
     tools: list[Tool] = Field(default_factory=list)
     max_tokens: int | None = Field(None, gt=0)
     max_completion_tokens: int | None = Field(None, gt=0)
-    seed: int | None = None
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: str | tuple[str, ...] = ()
-    n: Literal[1] = 1
+    n: Annotated[JsonValue, only(1)] = 1
     logprobs: bool = False
-    top_logprobs: Literal[0] = 0
+    top_logprobs: Annotated[JsonValue, only(0)] = 0
     return_tokens_as_token_ids: bool = False
     """In the log-probs, name tokens by their id (``token_id:57``), as vLLM does."""
     stream_options: StreamOptions = StreamOptions()
-    response_format: OnlyText | None = None
-    frequency_penalty: float = Field(0, ge=0, le=0)
-    presence_penalty: float = Field(0, ge=0, le=0)
+    response_format: Annotated[JsonValue, only({"type": "text"})] = None
+    frequency_penalty: Annotated[JsonValue, only(0)] = 0
+    presence_penalty: Annotated[JsonValue, only(0)] = 0
+    logit_bias: Annotated[JsonValue, only({})] = None
     modalities: JsonValue = None
 
     def question(self) -> Question:
         tools = [tool.function.schema_for_template() for tool in self.tools] if self.tool_choice == "auto" else []
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         limits = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        strict = strict_of(tool.function for tool in self.tools)
         return Question(
             name_results([message.message() for message in self.messages]),
             tools or None,
             min(limits, default=None),
-            Wanted(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop),
+            Wanted(self.temperature, self.top_p, self.top_k, self.min_p, self.seed, stop, strict),
         )
 
     def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:

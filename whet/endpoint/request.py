@@ -7,13 +7,24 @@ settings than it believes. Knows no HTTP.
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
+from whet.data.calls import checked_arguments
+from whet.data.content import text_of
 from whet.types import Message, ToolCall
 
 R = TypeVar("R", bound=BaseModel)
@@ -41,6 +52,7 @@ class Wanted:
     min_p: float | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
+    strict: bool | None = None  # arguments of calls by their schemas
 
 
 @dataclass(slots=True)
@@ -75,36 +87,33 @@ class Answer:
         }
 
 
-def _text(content: object) -> object:
-    """The text of a message's content: a string, or parts that are texts."""
-    if content is None:
-        return ""
-    if not isinstance(content, list):
-        return content
-    texts = []
-    for part in content:
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise ValueError(f"this model reads text only, not a part of type {kind!r}")
-        texts.append(text)
-    return "".join(texts)
+def only(*supported: Any) -> AfterValidator:
+    """Refuse all other values of a parameter."""
+
+    def check(value: Any) -> Any:
+        if value not in supported:
+            shown = " or ".join(json.dumps(one) for one in supported)
+            raise ValueError(f"{json.dumps(value)[:40]} is not supported, only {shown}")
+        return value
+
+    return AfterValidator(check)
 
 
-def _object(arguments: object) -> object:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-
-Text = Annotated[str, BeforeValidator(_text)]
-Arguments = Annotated[dict[str, Any], BeforeValidator(_object)]
+Text = Annotated[str, BeforeValidator(lambda content: "" if content is None else text_of(content))]
+Arguments = Annotated[dict[str, Any], BeforeValidator(checked_arguments)]
+Parameters = Annotated[
+    dict[str, Any], BeforeValidator(lambda schema: checked_arguments({} if schema is None else schema))
+]
 
 
 class Function(BaseModel):
     """A function that the model may call."""
 
     name: str = Field(pattern=r"^[\w.-]{1,64}$")
-    description: str = ""
-    parameters: dict[str, JsonValue] = Field(default_factory=dict)
+    description: Annotated[str, BeforeValidator(lambda text: "" if text is None else text)] = ""
+    parameters: Parameters = {}
+    strict: bool | None = None
+    """Arguments are never constrained while they are sampled."""
 
     def schema_for_template(self) -> dict[str, Any]:
         """Return it in the form that chat templates expect."""
@@ -114,7 +123,7 @@ class Function(BaseModel):
 class Request(BaseModel, ABC):
     """Base of the requests of both APIs. An unknown parameter is refused; one that is null is as good as absent."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str
     stream: bool = False
@@ -122,8 +131,8 @@ class Request(BaseModel, ABC):
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
-    tool_choice: Literal["auto", "none"] = "auto"
-    parallel_tool_calls: Literal[True] = True
+    tool_choice: Annotated[JsonValue, only("auto", "none")] = "auto"
+    parallel_tool_calls: Annotated[JsonValue, only(True)] = True
     return_token_ids: bool = False
     """Show ids and log-probs of prompt and reply on the message."""
     metadata: JsonValue = None  # from here on: known, and of no influence on the answer
@@ -161,7 +170,8 @@ def read(kind: type[R], body: bytes) -> R:
         param = ".".join(map(str, first["loc"])) or None
         if first["type"] == "extra_forbidden":
             raise ApiError(400, f"{param} is not supported", param=param, code="unsupported_parameter") from None
-        raise ApiError(400, f"{param or 'the body'}: {first['msg']}", param=param) from None
+        why = first["msg"].removeprefix("Value error, ")
+        raise ApiError(400, f"{param or 'the body'}: {why}", param=param) from None
 
 
 def outgoing(call: ToolCall) -> tuple[str, str, str]:
@@ -185,6 +195,11 @@ def name_results(messages: list[Message]) -> list[Message]:
     if not messages or messages[-1]["role"] == "assistant":
         raise ApiError(400, "messages: the last one must not be the assistant's", param="messages")
     return messages
+
+
+def strict_of(tools: Iterable[Function]) -> bool | None:
+    """Whether a client wants the arguments of a call to follow their schema."""
+    return True if any(tool.strict for tool in tools) else None
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -17,8 +17,10 @@ from whet.endpoint.request import (
     Wanted,
     incoming,
     name_results,
+    only,
     outgoing,
     pieces,
+    strict_of,
 )
 from whet.types import Message
 
@@ -70,12 +72,6 @@ class FlatTool(Function):
     type: Literal["function"]
 
 
-class OnlyTextFormat(BaseModel):
-    """The one format of answers that is supported."""
-
-    format: dict[Literal["type"], Literal["text"]] | None = None
-
-
 class ResponsesRequest(Request):
     """See OpenAI's reference of responses."""
 
@@ -83,10 +79,10 @@ class ResponsesRequest(Request):
     instructions: str | None = None
     tools: list[FlatTool] = Field(default_factory=list)
     max_output_tokens: int | None = Field(None, gt=0)
-    top_logprobs: Literal[0] = 0
-    text: OnlyTextFormat | None = None
-    truncation: Literal["disabled"] = "disabled"
-    background: Literal[False] = False
+    top_logprobs: Annotated[JsonValue, only(0)] = 0
+    text: Annotated[JsonValue, only({}, {"format": {"type": "text"}}, {"format": None})] = None
+    truncation: Annotated[JsonValue, only("disabled")] = "disabled"
+    background: Annotated[JsonValue, only(False)] = False
     include: JsonValue = None
     stream_options: JsonValue = None
 
@@ -95,7 +91,7 @@ class ResponsesRequest(Request):
         messages = _messages(self.input) if isinstance(self.input, list) else [_said("user", self.input)]
         if self.instructions:
             messages.insert(0, _said("system", self.instructions))
-        wanted = Wanted(self.temperature, self.top_p, self.top_k, self.min_p)
+        wanted = Wanted(self.temperature, self.top_p, self.top_k, self.min_p, strict=strict_of(self.tools))
         return Question(name_results(messages), tools or None, self.max_output_tokens, wanted)
 
     def body(self, answer: Answer, decode: Callable[[list[int]], str]) -> dict[str, Any]:

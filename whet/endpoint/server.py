@@ -27,19 +27,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from whet.data.renderer import Renderer
+from whet.endpoint.body import read_body
 from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
+from whet.endpoint.connections import Connections, Server
 from whet.endpoint.conversations import Answers
 from whet.endpoint.request import ApiError, Request, read
 from whet.endpoint.responses import ResponsesRequest
 from whet.environments.base import Address
 from whet.errors import ConfigError, DataError, WhetError
+from whet.types import Message
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_LARGEST = 16 * 2**20  # bytes of a request
-_UPLOAD = 60.0  # seconds that sending one may take
 _CLOSING = 5  # seconds that answers under way may take when it closes
 _REMEMBERED = 10_000  # tokens of episodes that have ended
 
@@ -59,7 +60,8 @@ class Endpoint:
         self.renderer, self.model, self.host, self.port = renderer, model, host, port
         self._open: dict[str, Answers] = {}
         self._ended: deque[str] = deque(maxlen=_REMEMBERED)
-        self._server: _Server | None = None
+        self._server: Server | None = None
+        self._connections = Connections()
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -75,13 +77,12 @@ class Endpoint:
             return
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:
-            listener = socket.create_server((self.host, self.port), family=family, backlog=1024)
+            listener = socket.create_server((self.host, self.port), family=family)
         except OSError as error:
             raise ConfigError(f"can't listen on {self.host}:{self.port}: {error.strerror or error}") from None
         self.port = listener.getsockname()[1]
         settings = uvicorn.Config(
             self._application(),
-            http="h11",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -90,7 +91,7 @@ class Endpoint:
             server_header=False,
             timeout_graceful_shutdown=_CLOSING,
         )
-        self._server = _Server(settings)
+        self._server = Server(settings, self._connections)
         self._serving = asyncio.create_task(self._server.serve([listener]))
 
     @contextlib.contextmanager
@@ -120,16 +121,16 @@ class Endpoint:
             Route("/v1/chat/completions", _guarded(partial(self._ask, ChatRequest)), methods=["POST"]),
             Route("/v1/responses", _guarded(partial(self._ask, ResponsesRequest)), methods=["POST"]),
             Route("/v1/models", _guarded(self._models)),
+            Route("/v1/models/{name:path}", _guarded(self._models)),
             Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
         ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
         answers = self._answers(request)
-        asked = read(kind, await _body(request))
+        asked = read(kind, await read_body(request))
         if self.model is not None and asked.model != self.model:
-            what = f"the model {asked.model!r} does not exist; known: {self.model}"
-            raise ApiError(404, what, code="model_not_found", param="model")
+            raise self._unknown(asked.model)
         repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
         answer = await _while_connected(request, answers.answer(asked.question(), repeated))
         body = asked.body(answer, self.renderer.decode)
@@ -139,18 +140,31 @@ class Endpoint:
 
     async def _models(self, request: HttpRequest) -> Response:
         self._answers(request)
-        model = {"id": self.model or "policy", "object": "model", "created": 0, "owned_by": "whet"}
+        wanted = request.path_params.get("name")
+        if self.model is not None and wanted not in (None, self.model):
+            raise self._unknown(wanted)
+        model = {"id": self.model or wanted or "policy", "object": "model", "created": 0, "owned_by": "whet"}
+        if wanted is not None:
+            return JSONResponse(model)
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _tokenize(self, request: HttpRequest) -> Response:
-        self._answers(request)
-        asked = read(Tokenize, await _body(request))
+        longest = self._answers(request).longest
+        asked = read(Tokenize, await read_body(request))
+        tools = [tool.function.schema_for_template() for tool in asked.tools]
+        text: Message = {"role": "user", "content": asked.prompt or ""}
+        messages = [one.message() for one in asked.messages] if asked.prompt is None else [text]
+        if self.renderer.longer_than(longest, messages, tools):
+            raise ApiError(400, f"that has more than {longest} tokens, the most that the model can be shown")
         if asked.prompt is not None:
             tokens = self.renderer.encode_text(asked.prompt)
         else:
-            tools = [tool.function.schema_for_template() for tool in asked.tools]
-            tokens = self.renderer.render_prompt([one.message() for one in asked.messages], tools or None)
+            tokens = self.renderer.render_prompt(messages, tools or None)
         return JSONResponse({"count": len(tokens), "tokens": tokens})
+
+    def _unknown(self, wanted: str) -> ApiError:
+        what = f"the model {wanted!r} does not exist; known: {self.model}"
+        return ApiError(404, what, code="model_not_found", param="model")
 
     def _answers(self, request: HttpRequest) -> Answers:
         """Find who answers, by the token."""
@@ -159,33 +173,8 @@ class Endpoint:
             raise ApiError(401, "a valid token is needed: Authorization: Bearer TOKEN", code="invalid_api_key")
         if token not in self._open:
             raise ApiError(410, "the episode of this token has ended", code="episode_ended")
+        self._connections.works(request.client)
         return self._open[token]
-
-
-class _Server(uvicorn.Server):
-    """Signals are the run's business."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-async def _body(request: HttpRequest) -> bytes:
-    """Read the body, no further than it may be long."""
-    too_large = ApiError(413, f"the request has more than {_LARGEST:,} bytes")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:20]) > _LARGEST:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_UPLOAD):
-            async for part in request.stream():
-                body += part
-                if len(body) > _LARGEST:
-                    raise too_large
-    except TimeoutError:
-        raise ApiError(408, f"the request took more than {_UPLOAD:g} s to arrive") from None
-    return bytes(body)
 
 
 async def _while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T:

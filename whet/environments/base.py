@@ -5,17 +5,24 @@ Environments speak messages. They know no tokens, no model and no torch.
 """
 
 import contextlib
+import inspect
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, TypeVarTuple, overload, runtime_checkable
 
 from whet.data.base import Data
 from whet.environments.cases import Answer, Case
 from whet.errors import ConfigError, DataError
 from whet.types import Group, Message, Task
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Grade = Mapping[str, float] | float
+"""Scores with ``"reward"`` among them, or the reward alone; a bool says whether the answer is right."""
 
 
 @dataclass(slots=True)
@@ -74,10 +81,27 @@ class Program(Protocol):
         ...
 
 
+@overload
+async def called(call: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T: ...
+@overload
+async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T: ...
+async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
+    """Return ``call(*args)`` of a user's function, awaited where the function is ``async``."""
+    result = call(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
+def place_of(kind: type, method: str) -> str:
+    """Return ``"Mine.grade (FILE:LINE)"`` of a method, to tell a user what to look at."""
+    function = inspect.unwrap(getattr(kind, method))
+    code = getattr(function, "__code__", None)
+    return f"{kind.__name__}.{method}" + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
+
+
 def finite(value: Any, what: str) -> float:
-    """Return the value as a float. Raises ``DataError`` for anything that is no finite number: a broken grader is never
-    a reward of zero."""
-    if not isinstance(value, bool) and isinstance(value, Real):
+    """Return the value as a float. Raises ``DataError`` for anything that is not a finite number: a broken grader is
+    never a reward of zero."""
+    if isinstance(value, Real) or type(value).__name__ in ("bool", "bool_"):  # numpy's bool is not a Real
         with contextlib.suppress(OverflowError):  # a whole number beyond every float
             number = float(value)
             if math.isfinite(number):
@@ -86,11 +110,16 @@ def finite(value: Any, what: str) -> float:
     raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number")
 
 
+_HIGHEST = 1e12  # beyond, sums and squares of rewards leave the range of the floats that are learned in
+
+
 def checked_score(name: str, value: Any, where: str) -> float:
     """Return the score, or the reward, as a float. ``where`` says whose it is. Raises ``DataError`` for what is not a
-    finite number, and for ``correct`` beyond 0 to 1."""
+    finite number, or too large a one, and for ``correct`` beyond 0 to 1."""
     what = f"the reward {where}" if name == "reward" else f"the score {name} {where}"
     number = finite(value, what)
+    if abs(number) > _HIGHEST:
+        raise DataError(f"{what} is {number:g}; it must be from {-_HIGHEST:g} to {_HIGHEST:g}: scale the rewards down")
     if name == "correct" and not 0 <= number <= 1:
         raise DataError(f"{what} is {number:g}; it must be from 0 to 1, for its mean is the accuracy")
     return number
@@ -110,8 +139,9 @@ class Environments:
         """Return a fresh episode of a task that is done by a program. By default None: ``make`` gives the episode."""
         return None
 
-    async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """Return the scores of one answer, ``"reward"`` among them. Only used by the default ``make``."""
+    def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
+        """Return the scores of one answer, ``"reward"`` among them, or the reward alone. Only used by the default
+        ``make``. Like every method here it may be ``async``, and should be where it waits for something."""
         raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that does without")
 
     async def score_group(self, task: Task, group: Group) -> None:

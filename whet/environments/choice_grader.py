@@ -16,10 +16,29 @@ from whet.errors import DataError
 
 Mode = Literal["boxed", "lenient", "line", "regex"]
 
-_WRAPPER = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|boldsymbol)\s*\{(.*)\}", re.DOTALL)
+_WRAPPER = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textsf|texttt|mathrm|mathbf|mathsf|mathit|mathtt|boldsymbol|bm)\s*\{(.*)\}",
+    re.DOTALL,
+)
+_INNER = re.compile(r"\\(?:text|textbf|textrm|mathrm)\s*\{([^{}]*)\}")
+_SWITCH = re.compile(r"\{?\s*\\(?:bf|it|rm|sf|tt|bfseries|itshape)\b\s*(.*?)\}?", re.DOTALL)
+_CALLED = re.compile(
+    r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?\s*:?\s+(?=\W*[A-Za-z]\b)", re.IGNORECASE
+)
 _LABEL = re.compile(r"[^\w\\]*([A-Za-z])(?:[^\w\\]*|[^\w\\]*?[:).\]\-]\s*(.*))", re.DOTALL)  # B, (B), B: text
-_LINE = re.compile(r"^[\W_]*(?:final\s+)?answer[\W_]*?:(.*)$", re.IGNORECASE | re.MULTILINE)
-_ALTERNATIVE = re.compile(r"\s*(?:[/|,&;+]|\bor\b|\band\b)\s*[A-Za-z]\b", re.IGNORECASE)
+_MARKS = " \t\"'*_`#>-.:$()[]"  # around a letter or the word before it
+_MARKS = " \t\"'*_`#>-.:$()[]"  # around the word before a letter
+_LINE = re.compile(
+    r"(?:(?:so|thus|therefore|hence)\b,?\s+)?(?:the\s+)?(?:(?:final|correct|right|best)\s+)?"
+    r"answer(?:\s+is)?[ \t*_]{0,8}:(.*)",
+    re.IGNORECASE,
+)
+_ALTERNATIVE = re.compile(
+    r"[ )\]}*$\"']{0,8}(?:(?:[/|,&;+]|\b(?:or|and|and/or)\b)\s{0,8}\(?[A-Za-z]\b(?!')|\(?(?-i:[A-HJ-Z])\b)",
+    re.IGNORECASE,
+)
+_A_WORD = re.compile(r"(?:a|I) [a-z]{2}")  # "a guess", "I think"
+_WITH_REASON = re.compile(r"\W*([A-Za-z])\W?,?\s+(?:because|since|as|for)\b", re.IGNORECASE)
 _LONGEST = 20_000  # characters of an answer that are looked at, the last ones
 _SECONDS = 1.0
 
@@ -39,8 +58,7 @@ def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | N
     if mode == "regex":
         found = _last_match(answer, compiled(pattern or ""))
     elif mode == "line":
-        lines = _LINE.findall(answer)
-        found = lines[-1].strip().strip("*_`$ ") if lines else None
+        found = _last_line(answer)
         boxed = last_boxed(found or "")
         found = boxed if boxed is not None else found
     else:
@@ -48,6 +66,10 @@ def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | N
     if found is None:
         return None
     named = _unwrapped(found)
+    if mode != "regex":
+        named = _CALLED.sub("", named, count=1) if _CALLED.match(named) else named
+    if mode in ("line", "regex") and (reason := _WITH_REASON.match(named)):
+        named = reason[1]
     letter = _labelled(named, options, any_case=mode in ("line", "regex"))
     return letter or (_by_text(named, options) if mode != "boxed" else None)
 
@@ -60,13 +82,23 @@ def compiled(pattern: str) -> "regex.Pattern[str]":
         raise DataError(f"the pattern {pattern!r} is no regular expression: {error}") from None
 
 
+def _last_line(answer: str) -> str | None:
+    """What follows the last ``Answer:``, on its line or the next one."""
+    lines = [line for line in answer.splitlines() if line.strip()]
+    for index in reversed(range(len(lines))):
+        if match := _LINE.match(lines[index].replace("*", "").lstrip(_MARKS)):
+            said = match[1].strip().strip("*_`$ ") or (lines[index + 1].strip() if index + 1 < len(lines) else "")
+            return said.strip("*_`$ ")
+    return None
+
+
 def _last_match(answer: str, pattern: "regex.Pattern[str]") -> str | None:
     matches = [*pattern.finditer(answer, timeout=_SECONDS, concurrent=True)]
     if not matches:
         return None
     group = 1 if pattern.groups else 0
     found, rest = (matches[-1][group] or "").strip(), answer[matches[-1].end(group) :]
-    if len(found) == 1 and (rest[:1].isalnum() or _ALTERNATIVE.match(rest)):
+    if len(found) == 1 and (rest[:1].isalnum() or _ALTERNATIVE.match(rest) or _A_WORD.match(found + rest)):
         return None  # the first letter of a word, or of several letters
     return found
 
@@ -92,9 +124,12 @@ def _by_text(text: str, options: Mapping[str, str]) -> str | None:
 
 
 def _unwrapped(text: str) -> str:
-    while match := _WRAPPER.fullmatch(text.strip()):
+    while match := _WRAPPER.fullmatch(text.strip()) or _SWITCH.fullmatch(text.strip()):
         text = match[1]
-    return text.strip()
+    text = " ".join(_INNER.sub(r"\1", text).split()) if "\\" in text else text.strip()
+    if match := re.fullmatch(r"([A-Z]) \((.*)\)", text, re.DOTALL):
+        return f"{match[1]}: {match[2]}"
+    return text
 
 
 def plain(text: str) -> str:

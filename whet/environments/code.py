@@ -1,6 +1,7 @@
-"""Programming: the last block of code of a reply is run against tests, in a sandbox. Rows of HumanEval, MBPP, NeMo Gym
-and LiveCodeBench, or small tasks that are made up."""
+"""Programming: the last block of code of a reply is run against tests, in a sandbox. Rows as they are
+published (``code_rows``), or small tasks that are made up."""
 
+import asyncio
 import operator
 import random
 import re
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -15,12 +17,16 @@ from pydantic import Field
 from whet.data.row import read_rows
 from whet.environments.base import Environments
 from whet.environments.cases import Kind
-from whet.environments.code_rows import CodeRow, Test, called
+from whet.environments.code_rows import CodeRow
+from whet.environments.code_tests import Test, called, foreign_imports
 from whet.environments.task_source import SourcedTasks
+from whet.errors import DataError
 from whet.processes.sandbox import Checks, ProgramLimits, Sandbox
 from whet.types import Task
 
-_BLOCK = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"[ \t]{0,40}(`{3,}|~{3,})(.*)")
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
+_PYTHON = ("python", "python3", "py", "py3")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{0,100})?|\.[0-9]{1,100})")
 # What a function of x is to do, its name, its body and the same here; n is a number of the task.
 _DRAWN: tuple[tuple[str, str, str, Callable[[int, int], int]], ...] = (
@@ -54,8 +60,27 @@ class Code(SourcedTasks):
 
     def read(self, path: str) -> list[Task]:
         rows = read_rows(path, CodeRow, self.columns)
-        tasks = [self._task(row.question or "", row.tests, row.solution, row.preamble) for row in rows]
+        for row in rows:
+            self._check(row)
+        tasks = [self._task(row.question or "", row.checks, row.solution, row.preamble) for row in rows]
         return [replace(task, prompt=row.conversation or task.prompt) for row, task in zip(rows, tasks, strict=True)]
+
+    def _check(self, row: CodeRow) -> None:
+        """Raises ``DataError`` for tests that no program could pass here."""
+        for test in row.checks:
+            if "stdout" in test and len(test["stdout"].encode()) > self.limits.output_kib << 10:
+                raise DataError(
+                    f"{row.where}: a test wants {len(test['stdout'].encode()):,} bytes of output, and "
+                    f"data.limits.output_kib is {self.limits.output_kib}"
+                )
+            for module in foreign_imports(test["source"]) if "source" in test else ():
+                if not any(
+                    Path(folder, module + end).exists() for folder in self.limits.readable for end in ("", ".py")
+                ):
+                    raise DataError(
+                        f"{row.where}: a test needs {module!r}, which is not a part of Python: name the folder "
+                        "that has it in data.limits.readable"
+                    )
 
     def draw(self, rng: random.Random) -> Task:
         (what, name, body, compute), n = rng.choice(_DRAWN), rng.randint(2, self.numbers)
@@ -99,29 +124,58 @@ class CodeGrading(Environments):
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         """Raises ``WhetError`` where the sandbox fails: that is nobody's answer."""
-        blocks, tests = _BLOCK.findall(answer), task.data["tests"]
-        if not blocks:
+        block, tests = program(answer), task.data["tests"]
+        if block is None:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0, "passed": 0.0}
-        source, passed, late = f"{task.data['preamble']}\n{blocks[-1]}", 0, False
+        future = "\n".join(_FUTURE.findall(block))
+        source = f"{future}\n{task.data['preamble']}\n{_FUTURE.sub('', block)}"
+        passed, late, cut = 0, False, False
         end = time.monotonic() + self._config.total_s
         for test in tests:
-            right, test_late = await self._try(source, test)
-            passed, late = passed + right, late or test_late
+            ended = await self._sandbox.run(source, test.get("stdin", ""), None if "stdin" in test else Checks(**test))
+            late, cut = late or ended["late"], cut or ended["cut"]
+            right = ended["status"] == 0 and not ended["late"]
+            if right and "stdin" in test:
+                right = await asyncio.to_thread(same_output, ended["out"], test["stdout"])
+            passed += right
             if time.monotonic() > end or (self._config.reward == "all" and not right):
                 break
         correct, share = float(passed == len(tests)), passed / len(tests)
         reward = share if self._config.reward == "share" else correct
-        return {"reward": reward, "correct": correct, "format": 1.0, "passed": share, "late": float(late)}
-
-    async def _try(self, source: str, test: Test) -> tuple[bool, bool]:
-        """Run one test. Return whether it passes, and whether it took too long."""
-        checks = None if "stdin" in test else Checks(**test)
-        ended = await self._sandbox.run(source, test.get("stdin", ""), checks)
-        right = ended["status"] == 0 and not ended["late"]
-        return right and ("stdin" not in test or same_output(ended["out"], test["stdout"])), ended["late"]
+        return {"reward": reward, "correct": correct, "format": 1.0, "passed": share} | {
+            "late": float(late),
+            "cut": float(cut),
+        }
 
     async def close(self) -> None:
         self._sandbox.close()
+
+
+def program(answer: str) -> str | None:
+    """Return the last block of code that is Python or doesn't say what it is, where one says Python the last of these.
+    A fence ends with as many marks as it began with, not deeper by four columns, so that a docstring may have fences.
+
+    >>> program("```python\\nf()\\n```\\nIt prints:\\n```\\n42\\n```")
+    'f()'
+    """
+    found = dict[bool, str]()
+    mark, kind, indent, lines = "", "", 0, list[str]()
+    for line in answer.replace("\r\n", "\n").split("\n"):
+        fence = _FENCE.fullmatch(line)
+        column = len(line) - len(line.lstrip(" \t"))
+        if not mark:
+            if fence and "`" not in fence[2]:
+                mark, kind, indent, lines = fence[1], fence[2].strip(), column, []
+            continue
+        rest = fence[2].strip() if fence else ""
+        if fence and fence[1].startswith(mark) and column < indent + 4 and (not rest or " " in rest):
+            language = (kind.split() or [""])[0].strip("{}.").lower()
+            if language in ("", *_PYTHON):
+                found[language != ""] = "\n".join(lines)
+            mark = ""
+        else:
+            lines.append(line[indent:] if not line[:indent].strip() else line)
+    return found.get(True, found.get(False))
 
 
 def same_output(got: str, wanted: str) -> bool:

@@ -6,8 +6,8 @@ from pydantic import AfterValidator, Field
 
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
-from whet.environments.math_grader import as_number
 from whet.environments.problems import BoxedProblems, Problem, Split, separate
+from whet.environments.written_numbers import as_number
 
 HUB = "hf:openai/gsm8k:main:"
 

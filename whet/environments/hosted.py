@@ -11,8 +11,11 @@ Knows no episode: who waits, and for how long, is the caller's business.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable
+from typing import cast
 
-from whet.environments.base import Address, Environment, Environments, Observation, Program, Step
+from whet.environments.base import Address, Environment, Environments, Observation, Program, Step, called, place_of
+from whet.errors import DataError
 from whet.processes.loop_thread import LoopThread
 from whet.types import Group, Message, Task
 
@@ -36,7 +39,13 @@ class HostedEnvironments(Environments):
         return None if program is None else HostedProgram(program, self._thread)
 
     async def score_group(self, task: Task, group: Group) -> None:
-        await self._thread.run(self._environments.score_group, task, group)
+        said: object = await self._thread.run(self._scored, task, group)
+        if said is not None:
+            where = place_of(type(self._environments), "score_group")
+            raise DataError(f"{where} must set the reward of each of group.episodes and return nothing, not {said!r}")
+
+    def _scored(self, task: Task, group: Group) -> Awaitable[object]:
+        return self._environments.score_group(task, group)
 
     def blocked_at(self) -> str | None:
         """Where the code is that lets nothing else run, "FILE:LINE in FUNCTION"; None while it waits."""
@@ -77,12 +86,23 @@ class HostedEnvironment:
         return await self._thread.run(self._start)
 
     async def _start(self) -> Observation:
-        self._environment = self._environments.make(self._task)
-        return await self._environment.start()
+        made = await called(lambda: cast(Environment | Awaitable[Environment], self._environments.make(self._task)))
+        if not isinstance(made, Environment):
+            where = place_of(type(self._environments), "make")
+            raise DataError(f"{where} must return an object with start, step and close, not {made!r}")
+        self._environment = made
+        observation = await called(lambda: cast(Observation | Awaitable[Observation], made.start()))
+        if not isinstance(observation, Observation):
+            raise DataError(f"{place_of(type(made), 'start')} must return an Observation, not {observation!r}")
+        return observation
 
     async def step(self, reply: Message) -> Step:
         assert self._environment is not None, "start comes first"
-        return await self._thread.run(self._environment.step, reply)
+        step = await self._thread.run(self._environment.step, reply)
+        if not isinstance(step, Step):
+            where = place_of(type(self._environment), "step")
+            raise DataError(f"{where} must return a Step, as in Step(reward=1.0, done=True), not {step!r}")
+        return step
 
     async def close(self) -> None:
         """Wait for as long as it takes; not for long where nobody waits for the episode any more."""

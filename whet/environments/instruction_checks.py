@@ -4,6 +4,7 @@ Zhou et al., arXiv 2311.07911; Pyatkin et al., arXiv 2507.02833.
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from whet.errors import ConfigError
 
 NEEDS_MODELS = ("ratio:stop_words", "words:start_verb")  # of nltk, which would be downloaded
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
+_TEXT = re.compile(r"\w+(?:[-'’]\w+)*")
 
 
 @cache
@@ -74,10 +76,38 @@ def follow_in_worker(answer: str, instructions: Sequence[tuple[str, Mapping[str,
 
 def _follows(answer: str, name: str, arguments: Mapping[str, Any]) -> float:
     checker = _built(name, arguments)
+    check = _NEWER.get(name)
     try:
-        return float(bool(answer.strip()) and bool(checker.check_following(answer)))
+        return float(
+            bool(answer.strip()) and bool(check(checker, answer) if check else checker.check_following(answer))
+        )
     except Exception:  # the check stands with other answers: it is this one that it can't read
         return 0.0
+
+
+def _keyword_at_its_place(checker: Any, answer: str) -> bool:
+    sentences = sys.modules[type(checker).__module__].instructions_util.split_into_sentences(answer)
+    words = _TEXT.findall(" ".join(sentences[checker._n - 1 : checker._n]))
+    return len(words) >= checker._m and words[checker._m - 1].lower() == checker._keyword.lower()
+
+
+def _second_and_second_to_last(checker: Any, answer: str) -> bool:
+    words = _WORD.findall(answer)
+    words = words if _TEXT.fullmatch(words[-1]) else words[:-1]
+    return len(words) > 1 and words[1].lower() == words[-2].lower() == checker._keyword.lower()
+
+
+def _title_case(_: Any, answer: str) -> bool:
+    words = [word for word in _WORD.findall(answer) if word[0].isalpha()]
+    return not any(word[0].islower() and (word[1:].islower() or word[1:].isupper() or len(word) == 1) for word in words)
+
+
+# As IFBench checks them today; the package has their first versions, which mind letter case and punctuation.
+_NEWER = {
+    "words:keywords_specific_position": _keyword_at_its_place,
+    "words:words_position": _second_and_second_to_last,
+    "format:title_case": _title_case,
+}
 
 
 def _built(name: str, arguments: Mapping[str, Any]) -> Any:

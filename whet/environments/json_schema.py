@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from urllib.parse import unquote
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
@@ -11,6 +12,9 @@ _CLOSED_BY_NAME = ("properties", "patternProperties")
 _SHARED = ("allOf", "then", "else")  # they judge the same object as the schema around them
 _SHARED_BY_NAME = ("dependentSchemas", "$defs", "definitions")
 _JUDGES = ("properties", "patternProperties", "$ref", *_SHARED, "dependentSchemas")
+_PARTS = {*_CLOSED, *_SHARED, "anyOf", "oneOf", "not", "if", "propertyNames", "unevaluatedProperties",
+          "additionalItems", "contentSchema"}  # fmt: skip
+_PARTS_BY_NAME = {*_CLOSED_BY_NAME, *_SHARED_BY_NAME}
 _PROBES: tuple[Any, ...] = (None, "", 0, [], [None], {}, {"": None})
 
 
@@ -24,8 +28,9 @@ def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
         made: dict[str, Any] = closed(schema)
         Draft202012Validator.check_schema(made)
         _check_references(made, made)
+        opened = open_schema(schema)
         for probe in _PROBES:
-            Draft202012Validator(made).is_valid(probe)
+            fits(probe, made, opened)
     except SchemaError as error:
         raise ValueError(f"it is no JSON schema: {error.message[:200]}") from None
     except RecursionError:
@@ -33,8 +38,26 @@ def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def closed(schema: Any, here: bool = True) -> Any:
+def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema with every property required, and otherwise as open or closed as it is given. One that is
+    garbled, as some published ones are, is returned strict."""
+    made: dict[str, Any] = closed(schema, close=False)
+    try:
+        Draft202012Validator.check_schema(made)
+    except SchemaError:
+        made = closed(schema)
+    return made
+
+
+def fits(value: Any, strict: dict[str, Any], opened: dict[str, Any]) -> bool:
+    """Return whether a value fits both forms of a schema. The strict one alone would let pass what fits two branches of
+    a ``oneOf`` of which one is closed, and what ``additionalProperties`` refuses in a place that is not closed."""
+    return all(Draft202012Validator(form).is_valid(value) for form in (strict, opened))
+
+
+def closed(schema: Any, here: bool = True, close: bool = True) -> Any:
     """Return the schema with every property required and, where it stands for a whole value (``here``), no others.
+    ``close`` false: others where it allows them.
 
     What ``allOf`` and ``$ref`` add to an object counts as its own, so that is closed around them and not in them; the
     branches of ``anyOf`` and ``oneOf`` are closed one by one where nothing else describes the object.
@@ -43,7 +66,7 @@ def closed(schema: Any, here: bool = True) -> Any:
     {'anyOf': [{'properties': {'a': {}}, 'required': ['a'], 'unevaluatedProperties': False}]}
     """
     if isinstance(schema, list):
-        return [closed(item, here) for item in schema]
+        return [closed(item, here, close) for item in schema]
     if not isinstance(schema, dict):
         return schema
     made = {name: value for name, value in schema.items() if name not in ("$id", "$schema")}
@@ -51,21 +74,26 @@ def closed(schema: Any, here: bool = True) -> Any:
         made["prefixItems"] = made.pop("items")
         if "additionalItems" in made:
             made["items"] = made.pop("additionalItems")
+    dependencies = made.pop("dependencies", None)  # of earlier drafts, too
+    for name, needed in dependencies.items() if isinstance(dependencies, dict) else ():
+        kind = "dependentRequired" if isinstance(needed, list) else "dependentSchemas"
+        made[kind] = {**made.get(kind, {}), name: needed}
     judged = any(name in made for name in _JUDGES)
     for name, value in made.items():
         if name in _CLOSED:
-            made[name] = closed(value)
+            made[name] = closed(value, True, close)
         elif name in _SHARED or name in ("anyOf", "oneOf"):
-            made[name] = closed(value, here and not judged and name not in _SHARED)
+            made[name] = closed(value, here and not judged and name not in _SHARED, close)
         elif name in (*_CLOSED_BY_NAME, *_SHARED_BY_NAME) and isinstance(value, dict):
-            made[name] = {key: closed(part, name in _CLOSED_BY_NAME) for key, part in value.items()}
+            made[name] = {key: closed(part, name in _CLOSED_BY_NAME, close) for key, part in value.items()}
     for part in made.get("$defs", {}).values() if isinstance(made.get("$defs"), dict) else ():
-        if isinstance(part, dict) and part.keys() <= {"type", "title", "description"}:
+        if close and isinstance(part, dict) and part.keys() <= {"type", "title", "description"}:
             part["additionalProperties"] = True  # an object of any form
     if isinstance(made.get("properties"), dict):
-        made.pop("additionalProperties", None)
+        if close:
+            made.pop("additionalProperties", None)
         made["required"] = list(made["properties"])
-    if here and judged:
+    if here and judged and close:
         made["unevaluatedProperties"] = False
     return made
 
@@ -76,7 +104,7 @@ def referred(reference: Any, root: Any) -> Any:
     if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
         raise ValueError(f"$ref must lead to a place in the schema, as in #/$defs/name, not to {reference!r}")
     for step in reference.split("/")[1:]:
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
         index = int(name) if isinstance(found, list) and name.isdigit() else name
         try:
             found = found[index]
@@ -86,9 +114,18 @@ def referred(reference: Any, root: Any) -> Any:
 
 
 def _check_references(part: Any, root: Any) -> None:
-    for value in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        _check_references(value, root)
-    if isinstance(part, dict) and "$ref" in part and not isinstance(part["$ref"], dict):
+    """Follow each ``$ref`` of a schema; what stands in ``enum``, ``const``, ``default`` and ``examples`` is none."""
+    if isinstance(part, list):
+        for one in part:
+            _check_references(one, root)
+    if not isinstance(part, dict):
+        return
+    if "$ref" in part:
         referred(part["$ref"], root)
-    if isinstance(part, dict) and "$dynamicRef" in part:
+    if "$dynamicRef" in part or "$recursiveRef" in part:
         raise ValueError("$dynamicRef is not read")
+    for name, value in part.items():
+        if name in _PARTS:
+            _check_references(value, root)
+        elif name in _PARTS_BY_NAME and isinstance(value, dict):
+            _check_references([*value.values()], root)

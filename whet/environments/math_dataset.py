@@ -1,12 +1,15 @@
 """MATH: competition problems with LaTeX answers (Hendrycks et al., arXiv 2103.03874), and files of the same form."""
 
+import contextlib
 import json
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
+from whet.environments.math_answers import is_prose
+from whet.environments.math_notation import last_boxed
 from whet.environments.problems import BoxedProblems, Problem, Split, separate
 from whet.errors import DataError
 
@@ -23,27 +26,59 @@ _DAPO = (  # what stands around the questions of DAPO-Math-17k
 )
 
 
+def _one(answer: Any) -> Any:
+    """The answer as a text: numbers as they are written, a list of one as what it lists."""
+    if isinstance(answer, str) and answer.startswith("["):  # Skywork: a list in JSON
+        with contextlib.suppress(ValueError):
+            answer = json.loads(answer)
+    if isinstance(answer, list):
+        if len(answer) != 1:
+            raise ValueError("must be one answer")
+        (answer,) = answer
+    if isinstance(answer, float) and answer.is_integer():
+        answer = int(answer)
+    return str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
+
+
+def _no_solution(answer: str | None) -> str | None:
+    if answer is not None and "####" in answer:
+        raise ValueError("is a worked solution as GSM8K has them; read it with data.type=gsm8k")
+    return answer if answer is None or (boxed := last_boxed(answer)) is None else boxed
+
+
 class Question(Row):
-    """A row of MATH, of DAPO or Skywork (``prompt``, ``reward_model``), or of NeMo Gym (``expected_answer``)."""
+    """A row of MATH, with an ``answer`` or a boxed one in its ``solution``; of DAPO or Skywork (``prompt``,
+    ``reward_model``); or with an ``expected_answer`` (NeMo Gym, OpenMathInstruct)."""
 
     problem: Text
-    answer: str | None  # the published file has rows without one
+    answer: Annotated[str | None, BeforeValidator(_one), AfterValidator(_no_solution)]
     difficulty: Annotated[float | None, BeforeValidator(_rating)] = None
 
     @model_validator(mode="before")
     @classmethod
     def _published(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if "answer" in values:
+            return values
+        found = dict[str, Any]()
         try:
             if "reward_model" in values:
-                asked, answer = values["prompt"][0]["content"], values["reward_model"]["ground_truth"]
-                if answer.startswith("["):  # Skywork: a list in JSON
-                    (answer,) = json.loads(answer)
-                values = {"problem": asked.removeprefix(_DAPO[0]).removesuffix(_DAPO[1]), "answer": answer, **values}
-            elif "expected_answer" in values:
-                values = {"problem": values["question"], "answer": str(values["expected_answer"]), **values}
+                prompt = values["prompt"]
+                asked = prompt if isinstance(prompt, str) else prompt[0]["content"]
+                found = {
+                    "problem": asked.removeprefix(_DAPO[0]).removesuffix(_DAPO[1]),
+                    "answer": _one(values["reward_model"]["ground_truth"]),
+                }
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            raise ValueError("the row is not as DAPO, Skywork or NeMo Gym write it, with one answer") from None
-        return values
+            raise ValueError("the row is not as DAPO or Skywork write it, with one answer") from None
+        if "expected_answer" in values:
+            found = {"answer": values["expected_answer"]}
+            if "question" in values:
+                found["problem"] = values["question"]
+        elif not found and isinstance(values.get("solution"), str):
+            if (boxed := last_boxed(values["solution"])) is None:
+                raise ValueError("field 'answer' is missing, and field 'solution' has no \\boxed{} to take it from")
+            found = {"answer": boxed}
+        return found | values
 
 
 class Math(BoxedProblems):
@@ -80,6 +115,8 @@ class Math(BoxedProblems):
         for index, row in enumerate(rows):
             if not row.answer or not row.answer.strip():
                 tally.drop("without an answer")
+            elif is_prose(row.answer):
+                tally.drop("whose answer is prose or several formulas, which can't be compared")
             elif not self._difficult_enough(row):
                 tally.drop("outside the difficulty range")
             else:

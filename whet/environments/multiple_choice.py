@@ -3,7 +3,7 @@
 import random
 import re
 import string
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from whet.data.row import Text, read_rows
 from whet.data.split import Tally
-from whet.environments.cases import Kind
+from whet.environments.cases import Case, Kind, unearned
 from whet.environments.choice_grader import Mode, chosen, compiled
 from whet.environments.gym_rows import GymRow
 from whet.environments.problems import question_key
@@ -133,6 +133,12 @@ class MultipleChoice(SourcedTasks):
         yield "adversarial", "two letters", _marked(f"{right}, {wrong}", mode), 0.0
         yield "adversarial", "all letters", _marked("/".join(letters), mode), 0.0
         yield "adversarial", "a word that begins so", _marked(f"{right}nyway", mode), 0.0
+
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        task = tasks[0]
+        wrong = next(other for other in task.data["options"] if other != task.data["answer"])
+        constant = _marked(wrong, task.data["mode"])
+        return () if task.data["mode"] == "regex" else unearned(task, self.gold(task), [constant])
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         data = task.data

@@ -2,7 +2,7 @@
 
 What counts is the state of all tables at the end, regardless of the order of calls and rows and of the ids of what is
 new: it has to be the one that the right calls leave. Where those change nothing, doing nothing is not enough: the
-policy has to have looked into the table that the request is about.
+policy has to have looked into a table that the request is about.
 """
 
 import ast
@@ -21,6 +21,7 @@ from whet.environments.problems import Split, messages, question_key
 from whet.environments.tool_tasks import SeededToolTasks, right_or_wrong, solution
 from whet.errors import DataError
 from whet.seeds import derive_seed
+from whet.tools.tool import ToolError
 from whet.tools.toolbox import ToolLimits
 from whet.types import Task
 
@@ -28,6 +29,7 @@ Calls = list[tuple[str, dict[str, Any]]]
 _FILES = ("emails", "calendar_events", "project_tasks", "customer_relationship_manager_data", "analytics_data")
 _LOOKS = ("search_emails", "search_events", "search_tasks", "search_customers", "total_visits_count")
 _QUERIES = "_queries_and_answers.csv"
+_SHORT = {"crm": "customer_relationship_manager"}  # in the column domains
 _PEOPLE = ("aisha.chen", "carlos.rodriguez", "dmitri.ivanov", "fatima.khan", "kofi.mensah", "nia.johnson")
 _TOPICS = ("budget", "launch", "hiring", "website", "training", "roadmap")
 _NAMES = ("Alex Brown", "Jordan Garcia", "Quinn Harris", "Riley Jackson", "Taylor White", "Casey Lopez")
@@ -81,17 +83,18 @@ class OfficeTasks(SeededToolTasks):
         return self._drawn() if self.path is None else self._published(Path(self.path))
 
     def _published(self, folder: Path) -> dict[Split, list[Task]]:
-        rows = {row["query"]: (file, row["answer"]) for file in folder.glob(f"*{_QUERIES}") for row in _read(file)}
+        rows = {
+            row.get("query", ""): (file, row) for file in sorted(folder.glob(f"*{_QUERIES}")) for row in _read(file)
+        }
         if not rows:
             raise DataError(f"{folder} holds no file *{_QUERIES}")
         tasks = []
         for query in sorted(rows, key=question_key):
-            file, answer = rows[query]
-            data = {
-                "office": 0,
-                "table": file.name.removesuffix(_QUERIES),
-                "calls": _parsed(answer, f"{file}: {query!r}"),
-            }
+            file, row = rows[query]
+            where = f"{file}: {query!r}"
+            calls = _parsed(row.get("answer", ""), where)
+            _made(Office(self._offices[0]), calls, where)
+            data = {"office": 0, "tables": _tables(row, file, where), "calls": calls}
             tasks.append(Task(f"office/{query}", messages(self.system, query), data))
         return {"train": tasks[self.test_size :][: self.train_size], "test": tasks[: self.test_size]}
 
@@ -100,7 +103,7 @@ class OfficeTasks(SeededToolTasks):
         if table == "analytics":
             day = _day(-rng.randint(1, 60))
             plot = {"time_min": day, "time_max": NOW[:10], "value_to_plot": "total_visits", "plot_type": "bar"}
-            data = {"office": office, "table": table, "calls": [("analytics_create_plot", plot)]}
+            data = {"office": office, "tables": [table], "calls": [("analytics_create_plot", plot)]}
             return f"Make a bar chart of total visits from {day} to today.", data
         request, about, tool, arguments = _REQUESTS[table]
         values = {"one": one.split(".")[0], "two": two.split(".")[0], "one_at": _address(one), "two_at": _address(two)}
@@ -111,7 +114,7 @@ class OfficeTasks(SeededToolTasks):
                 calls.append(
                     (f"{table}_{tool}", {key: part.format(id=own, **values) for key, part in arguments.items()})
                 )
-        return request.format(**values), {"office": office, "table": table, "calls": calls}
+        return request.format(**values), {"office": office, "tables": [table], "calls": calls}
 
     def state(self, task: Task) -> Office:
         return Office(self._offices[task.data["office"]])
@@ -119,16 +122,14 @@ class OfficeTasks(SeededToolTasks):
     def score(self, task: Task, state: Office, answer: str) -> dict[str, float]:
         expected = self.state(task)
         before = expected._content()
-        for name, arguments in task.data["calls"]:
-            getattr(expected, name)(**arguments)
+        _made(expected, task.data["calls"], task.uid)
         changed = expected._content() != before
-        looked = task.data["table"] in state._looked
+        looked = not state._looked.isdisjoint(task.data["tables"])
         return right_or_wrong(state._content() == expected._content() and (changed or looked))
 
     def gold(self, task: Task) -> Answer:
-        table = task.data["table"]
-        look = f"{table}_{_LOOKS[TABLES.index(table)]}", dict[str, Any]()
-        return solution(look, *map(tuple, task.data["calls"]), answer="Done.")
+        looks = [(f"{table}_{_LOOKS[TABLES.index(table)]}", dict[str, Any]()) for table in task.data["tables"]]
+        return solution(*looks, *map(tuple, task.data["calls"]), answer="Done.")
 
 
 def made_up(rng: random.Random, rows: int) -> Tables:
@@ -181,6 +182,29 @@ def _read(path: Path) -> list[Row]:
             return list(csv.DictReader(file))
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror}") from None
+
+
+def _tables(row: Row, file: Path, where: str) -> list[str]:
+    """Return the tables that a published request is about: those of its column ``domains``, else the one that its file
+    is called by."""
+    given = row.get("domains") or repr([file.name.removesuffix(_QUERIES)])
+    try:
+        named = ast.literal_eval(given)
+        tables = [_SHORT.get(name, name) for name in named]
+    except (SyntaxError, ValueError, TypeError):
+        tables = [given]
+    if not tables or not set(tables) <= set(TABLES):
+        raise DataError(f"{where}: the request must be about some of {', '.join(TABLES)}, not {given}")
+    return tables
+
+
+def _made(office: Office, calls: Calls, where: str) -> None:
+    """Make the right calls. Raises ``DataError`` for one that can't be made."""
+    for name, arguments in calls:
+        try:
+            getattr(office, "" if name.startswith("_") else name)(**arguments)
+        except (AttributeError, TypeError, KeyError, ToolError) as problem:
+            raise DataError(f"{where}: the call of {name} in the answer can't be made: {problem}") from None
 
 
 def _parsed(answer: str, where: str) -> Calls:

@@ -15,8 +15,8 @@ from pydantic import Field, field_validator
 from whet.config import Config
 from whet.data.split import Tally, distinct, hold_out
 from whet.environments.base import Environments, TaskSet
-from whet.environments.cases import Case, Kind
-from whet.environments.math_grader import MathGrader
+from whet.environments.cases import Case, Kind, unearned
+from whet.environments.math_grader import MathGrader, compare_numbers
 from whet.errors import ConfigError, DataError
 from whet.seeds import derive_seed
 from whet.types import Message, Task
@@ -82,7 +82,8 @@ class BoxedProblems(TaskSet, ABC):
 
     def cases(self) -> Sequence[Case]:
         """Answers to the first task, whatever it asks."""
-        task = self._tasks["train"][0]
+        tasks = self._tasks["train"]
+        task = tasks[0]
         gold, box = task.data["answer"], self.gold(task)
         wrong = f"\\boxed{{{gold} + 1}}"
         answers: list[tuple[Kind, str, str, float]] = [
@@ -100,7 +101,9 @@ class BoxedProblems(TaskSet, ABC):
         ]
         if self.grader.require_box:
             answers.append(("boundary", "without a box", f"The answer is {gold}.", 0.0))
-        return [Case(name, task, answer, expected, kind) for kind, name, answer, expected in answers]
+        own = [Case(name, task, answer, expected, kind) for kind, name, answer, expected in answers]
+        others = [self.gold(other) for other in tasks[1:4] if compare_numbers(other.data["answer"], gold) is False]
+        return [*own, *unearned(task, box, others, form=lambda text: f"\\boxed{{{text}}}")]
 
     @cached_property
     def _tasks(self) -> dict[Split, list[Task]]:

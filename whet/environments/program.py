@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic import Field, field_validator
 
 from whet.config.component import import_path
-from whet.environments.base import Address, Environment, Environments, Step, checked_score
+from whet.environments.base import Address, Environment, Environments, Step, called, checked_score
 from whet.environments.cases import Case
 from whet.environments.over import OverTaskSet
 from whet.errors import DataError
@@ -60,10 +60,10 @@ class AgentEnvironments(Environments):
         return self.inner.make(task)
 
     async def score_group(self, task: Task, group: Group) -> None:
-        await self.inner.score_group(task, group)
+        await called(self.inner.score_group, task, group)
 
     async def close(self) -> None:
-        await self.inner.close()
+        await called(self.inner.close)
 
 
 class AgentEpisode:

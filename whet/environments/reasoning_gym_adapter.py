@@ -9,7 +9,8 @@ import inspect
 import pickle
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -57,6 +58,29 @@ TRUSTED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "codeio", "number
 _EVALUATES = re.compile(r"(?<![\w.])(?:\w+\.)?(?:eval|exec|parse_expr|sympify)\(")
 
 
+_NO_NUMBER = re.compile(r"(?=.*(?:nan|inf))(?:nan|inf(?:inity)?|[-+()\s0-9.*]|[ij](?![a-z]))*", re.IGNORECASE)
+
+
+def _uses_its_numbers(answer: str, entry: dict[str, Any]) -> bool:
+    return sorted(map(int, re.findall(r"[0-9]+", answer))) == sorted(entry["metadata"]["numbers"])
+
+
+def _same_word(answer: str, entry: dict[str, Any]) -> bool:
+    return answer.strip().casefold() == str(entry["answer"]).casefold()
+
+
+def _same_probability(answer: str, entry: dict[str, Any]) -> bool:
+    return abs(Fraction(answer.replace(",", "")) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
+
+
+# What their own scorers leave out, so that one constant is right everywhere.
+CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+    "coin_flip": _same_probability,
+    "game_of_life_halting": _same_word,
+    "puzzle24": _uses_its_numbers,
+}
+
+
 class ReasoningGym(TaskSet):
     """One generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
 
@@ -92,6 +116,8 @@ class ReasoningGym(TaskSet):
         """What is no answer: of right and wrong ones only the generator's scorer knows."""
         task = self.tasks("train")[0]
         empty = [Case("nothing", task, "", 0.0, "boundary"), Case("spaces", task, " \n ", 0.0, "boundary")]
+        no_number = {"boxed": "\\boxed{nan}", "tag": "<answer>nan</answer>"}.get(self.answer, "nan")
+        empty.append(Case("a constant that is no number", task, no_number, 0.0, "adversarial"))
         if self.answer in ("tag", "boxed"):
             empty.append(Case("an answer that is not marked", task, "It is 42.", 0.0, "boundary"))
             empty.append(Case("a mark that is not closed", task, "<answer>42 \\boxed{42", 0.0, "adversarial"))
@@ -143,7 +169,7 @@ class GymGrading(Environments):
         dataset = self.taskset.dataset
         entry, settings = self.taskset.entry(task)
         given, screen = extract(answer, self.taskset.answer), SCREENS.get(dataset)
-        if given is None or (screen and not screen.fullmatch(given)):
+        if given is None or _NO_NUMBER.fullmatch(given) or (screen and not screen.fullmatch(given)):
             return {"reward": 0.0, "correct": 0.0, "format": 0.0}
         return await self.pool.scores(score_in_worker, dataset, settings, given, entry)
 
@@ -194,6 +220,8 @@ def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]
     """Return the scores of an answer, by the generator's own scorer."""
     dataset = _cached_dataset(name, config)
     try:
+        if name in CHECKS and not CHECKS[name](answer, entry):
+            return {"reward": 0.0, "correct": 0.0, "format": 1.0}
         score = float(dataset.score_answer(answer=answer, entry=entry))
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # some scorers take only tidy answers
         return {"reward": 0.0, "correct": 0.0, "format": 0.0, "scorer_error": 1.0}

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from whet.environments.base import Environment, Environments, Observation, Step, finite
+from whet.environments.base import Environment, Environments, Observation, Step, called, finite
 from whet.environments.over import Rewarded
-from whet.environments.reward_model_process import RewardModelClient, RewardModelProcess
+from whet.environments.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
 from whet.types import Message, Task
 
 
@@ -62,7 +62,7 @@ class RewardedEnvironments(Environments):
 
     async def close(self) -> None:
         self.model.close()
-        await self.inner.close()
+        await called(self.inner.close)
 
 
 class RewardedEpisode:
@@ -88,7 +88,9 @@ class RewardedEpisode:
         reward = value - self.paid + self.tasks.grade_weight * step.reward
         self.paid = value
         self.graded += step.reward
-        scores = {"reward_model": score, **step.scores}
+        scores = {"reward_model": float(score), **step.scores}
+        if isinstance(score, CutScore):
+            scores["reward_model_cut"] = 1.0
         if self.tasks.taskset.grades:
             scores = {"correct": float(self.graded > 0), **scores, "grade": self.graded}
         return Step(reward, step.done, step.messages, scores)

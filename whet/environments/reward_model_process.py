@@ -19,7 +19,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from whet.config import Config
-from whet.errors import DataError, WhetError
+from whet.errors import CallError, DataError, WhetError
 from whet.processes.pool import CallCrash, CallTimeout, Pool, WorkerLimits
 from whet.types import Message
 
@@ -42,6 +42,10 @@ class RewardModelProcess(Config):
     """Seconds until the model is loaded; a download counts."""
 
 
+class CutScore(float):
+    """The score of a conversation that was too long for the model: of the beginnings of its replies."""
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
     conversation: dict[str, Any]
@@ -54,6 +58,7 @@ class RewardModelClient:
     def __init__(self, model: str, revision: str | None, config: RewardModelProcess) -> None:
         self.model, self.config = model, config
         self.batches = 0  # scored so far
+        self._warned = False  # of conversations that are too long
         self._settings = (model, revision, config.device, config.dtype, config.threads)
         limits = WorkerLimits(
             workers=1, cpu_s=None, memory_gib=None, deadline_s=config.deadline_s, start_s=config.start_s
@@ -64,7 +69,7 @@ class RewardModelClient:
 
     async def score(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> float:
         """Return the score of a finished conversation. Raises ``DataError`` where the model can't read this one,
-        ``WhetError`` where it doesn't work at all."""
+        ``CallError`` where its process failed, ``WhetError`` where it doesn't start."""
         request = _Request({"messages": list(messages), "tools": tools})
         self._waiting.append(request)
         try:
@@ -84,21 +89,28 @@ class RewardModelClient:
         restarts = self.pool.restarts
         try:
             conversations = [request.conversation for request in batch]
-            found = await self.pool.call(f"{MODULE}:scores", self._settings, conversations)
+            given = await self.pool.call(f"{MODULE}:scores", self._settings, conversations)
+            found = [CutScore(*one) if isinstance(one, list) else one for one in given]
             if len(found) != len(batch):
                 raise WhetError(f"it gave {len(found)} scores for {len(batch)} conversations")
         except (CallTimeout, CallCrash) as error:
             problem = f"it failed twice on {len(batch)} conversations; the last time: {error}"
-            found = [self._failure(f"{problem}. Lower its batch_size, or raise its deadline_s")] * len(batch)
+            problem = f"{problem}. Lower its batch_size, or raise its deadline_s"
+            found = [CallError(f"the reward model {self.model}: {problem}")] * len(batch)
         except WhetError as error:
-            found = [self._failure(error)] * len(batch)
+            kind = CallError if isinstance(error, CallError) else WhetError
+            found = [kind(f"the reward model {self.model}: {error}")] * len(batch)
         if lost := self.pool.restarts - restarts:
             log.warning("the process of the reward model %s was lost %d times and started again", self.model, lost)
+        if not self._warned and any(isinstance(one, CutScore) for one in found):
+            self._warned = True
+            log.warning(
+                "a conversation is longer than the reward model %s can read: its replies are cut (score "
+                "reward_model_cut). Lower the limits of sampling, or take a model with a longer context",
+                self.model,
+            )
         for request, one in zip(batch, found, strict=True):
             request.found = one
-
-    def _failure(self, problem: object) -> WhetError:
-        return WhetError(f"the reward model {self.model}: {problem}")
 
     def close(self) -> None:
         """Kill the process. Pending calls raise ``WhetError``."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from whet.environments.base import Environments, Observation, Step, checked_score
+from whet.environments.base import Environments, Grade, Observation, Step, called, checked_score, place_of
 from whet.errors import DataError
 from whet.types import Message, Task
 
@@ -17,19 +17,25 @@ class SingleTurn:
         return Observation(messages=list(self.task.prompt))
 
     async def step(self, reply: Message) -> Step:
-        """Raises ``DataError`` when the grade is no finite number: a broken grader is never a reward of zero."""
-        scores = checked_scores(
-            await self.environments.grade(self.task, reply["content"]), self.task, self.environments
-        )
+        """Raises ``DataError`` when the grade is not a finite number: a broken grader is never a reward of zero."""
+        scores = await graded(self.environments, self.task, reply["content"])
         return Step(reward=scores.pop("reward"), scores=scores, done=True)
 
     async def close(self) -> None:
         """Nothing is held."""
 
 
-def checked_scores(scores: Mapping[str, float], task: Task, environments: Environments) -> dict[str, float]:
+async def graded(environments: Environments, task: Task, answer: str) -> dict[str, float]:
+    """Return what ``environments.grade`` gives to one answer, with ``reward`` among the scores."""
+    return checked_scores(await called(environments.grade, task, answer), task, environments)
+
+
+def checked_scores(scores: Grade, task: Task, environments: Environments) -> dict[str, float]:
     """Return the scores as floats, with ``reward`` among them. Raises ``DataError`` naming the task otherwise."""
-    where = f"{type(environments).__name__}.grade of task {task.uid!r}"
-    if not isinstance(scores, Mapping) or "reward" not in scores:
-        raise DataError(f"{where} must return a dict with the key 'reward', not {scores!r}")
+    where = f"{place_of(type(environments), 'grade')} of task {task.uid!r}"
+    if not isinstance(scores, Mapping):
+        reward = checked_score("reward", scores, f"returned by {where}")
+        return {"reward": reward, "correct": reward} if isinstance(scores, bool) else {"reward": reward}
+    if "reward" not in scores:
+        raise DataError(f"{where} must return the reward, or a dict with the key 'reward', not {scores!r}")
     return {name: checked_score(name, value, f"returned by {where}") for name, value in scores.items()}

@@ -2,8 +2,7 @@
 
 from typing import Any, Literal
 
-from jsonschema import Draft202012Validator
-
+from whet.environments.json_schema import fits
 from whet.environments.structured_text import Format, parse, unfenced
 
 Content = Literal["share", "exact", "filled"]
@@ -11,18 +10,25 @@ WRONG = {"reward": 0.0, "correct": 0.0, "format": 0.0}
 
 
 def grade_in_worker(
-    answer: str, form: Format, fence: bool, schema: dict[str, Any], gold: Any, content: Content
+    answer: str,
+    form: Format,
+    fence: bool,
+    schema: dict[str, Any],
+    opened: dict[str, Any],
+    gold: Any,
+    content: Content,
 ) -> dict[str, float]:
-    """Return the scores of an answer: ``format`` is 1 where it fits the (strict) schema, ``correct`` where it also says
-    what ``gold`` says; the reward is the share of fields that are right, or with ``filled``, not empty."""
+    """Return the scores of an answer: ``format`` is 1 where it fits the schema (strict, and ``opened``), ``correct``
+    where it also says what ``gold`` says; the reward is the share of fields that are right, or with ``filled``, not
+    empty."""
     try:
         value = parse(unfenced(answer) if fence else answer, form, schema)
     except Exception:  # of many parsers, about whatever a model may write
         return WRONG
     try:
-        if not Draft202012Validator(schema).is_valid(value):
+        if not fits(value, schema, opened):
             return WRONG
-    except RecursionError:
+    except (RecursionError, OverflowError):  # the latter of whole numbers beyond floats, by multipleOf
         return WRONG
     share = _filled(value) if content == "filled" else _right(value, gold)
     right = float(share == 1)

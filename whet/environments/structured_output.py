@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 from xml.sax.saxutils import escape
 
-from jsonschema import Draft202012Validator
 from pydantic import AliasChoices, Field
 
 from whet.data.row import read_rows
@@ -16,13 +15,13 @@ from whet.environments.base import Environments
 from whet.environments.cases import Kind
 from whet.environments.grading import GradingPool
 from whet.environments.gym_rows import GymRow
-from whet.environments.json_schema import strict_schema
+from whet.environments.json_schema import fits, open_schema, strict_schema
 from whet.environments.structured_grader import WRONG, Content, grade_in_worker
 from whet.environments.structured_text import Format
 from whet.environments.task_source import SourcedTasks
 from whet.errors import DataError
 from whet.processes.pool import WorkerLimits
-from whet.types import Task
+from whet.types import Message, Task
 
 NAMES = ("Ada", "Ben", "Chen", "Dina", "Emil", "Farah", "Goran", "Hana", "Ivo", "Julia")
 FACTS: dict[str, tuple[str, tuple[Any, ...]]] = {  # field -> sentence, values
@@ -77,12 +76,12 @@ class StructuredOutput(SourcedTasks):
             gold[field] = rng.choice(values)
             told.append(sentence.format(name=gold["name"], value=gold[field]))
         kinds = {name: "integer" if isinstance(value, int) else "string" for name, value in gold.items()}
-        schema = strict_schema({"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}})
+        original = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}}
         shown = "\n".join(f"- {name} ({kind})" for name, kind in kinds.items())
         form = self.format.upper()
         wanted = f"Write this as {form}, with these fields and no others:\n{shown}\nGive the {form} alone."
         asked = f"{' '.join(told)}\n\n{wanted}"
-        return Task("", self.ask(asked), {"schema": schema, "format": self.format, "gold": gold})
+        return self._posed(self.ask(asked), original, self.format, gold)
 
     def _of(self, row: Described) -> Task:
         if row.response_mode == "tool_call":
@@ -92,13 +91,19 @@ class StructuredOutput(SourcedTasks):
                 f"{row.where}: field 'expected' is missing, the object that content={self.content} compares with; "
                 "content=filled rewards any answer that fits the schema and is not empty"
             )
+        given = row.schema_str
         try:
-            schema = strict_schema(row.schema_str)
-        except ValueError as error:
+            original = json.loads(given) if isinstance(given, str) else given
+            task = self._posed(row.shown(self.system), original, row.schema_type, row.expected)
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{row.where}: field 'schema_str' can't be used: {error}") from None
-        if row.expected is not None and not Draft202012Validator(schema).is_valid(row.expected):
+        if row.expected is not None and not fits(row.expected, task.data["schema"], task.data["open"]):
             raise DataError(f"{row.where}: field 'expected' doesn't fit the schema, made strict")
-        return Task("", row.shown(self.system), {"schema": schema, "format": row.schema_type, "gold": row.expected})
+        return task
+
+    def _posed(self, prompt: list[Message], original: Any, form: Format, gold: Any) -> Task:
+        data = {"schema": strict_schema(original), "open": open_schema(original), "format": form, "gold": gold}
+        return Task("", prompt, data)
 
     def gold(self, task: Task) -> str | None:
         gold, form = task.data["gold"], task.data["format"]
@@ -130,9 +135,8 @@ class StructuredGrading(Environments):
         if len(answer) > self.tasks.max_chars:
             return WRONG
         data = task.data
-        return await self.pool.scores(
-            grade_in_worker, answer, data["format"], self.tasks.fence, data["schema"], data["gold"], self.tasks.content
-        )
+        known = (data["schema"], data["open"], data["gold"], self.tasks.content)
+        return await self.pool.scores(grade_in_worker, answer, data["format"], self.tasks.fence, *known)
 
     async def close(self) -> None:
         self.pool.close()

@@ -16,7 +16,7 @@ from whet.environments.json_schema import referred
 
 Format = Literal["json", "yaml", "toml", "xml", "csv"]
 
-_FENCED = re.compile(r"```[A-Za-z]*[ \t]*\n(.*?)\n?```", re.DOTALL)
+_FENCED = re.compile(r"(`{3,}|~{3,})[\w+.-]*[ \t]*\r?\n(.*?)(?:\r?\n)?[ \t]*\1", re.DOTALL)
 
 
 def parse(text: str, form: Format, schema: dict[str, Any]) -> Any:
@@ -35,7 +35,7 @@ def parse(text: str, form: Format, schema: dict[str, Any]) -> Any:
 def unfenced(text: str) -> str:
     """Return what stands in the one fence that the text consists of; without a fence, the text."""
     match = _FENCED.fullmatch(text.strip())
-    return match[1] if match else text
+    return match[2] if match else text
 
 
 def _of_yaml(text: str) -> Any:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from whet.data.split import Tally
 from whet.environments.base import TaskSet
-from whet.environments.cases import Case, Kind
+from whet.environments.cases import Case, Kind, unearned
 from whet.environments.problems import Example, Split, draw_distinct, known_split, messages, question_key, separate
 from whet.seeds import derive_seed
 from whet.types import Message, Task
@@ -60,9 +60,14 @@ class SourcedTasks(TaskSet, ABC):
         """Yield answers to a task whose reward is known: kind, what it tries, answer, reward."""
         return ()
 
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        """Yield answers to the first of some tasks that must earn nothing; by default those of ``cases.unearned``."""
+        return unearned(tasks[0], self.gold(tasks[0]))
+
     def cases(self) -> Sequence[Case]:
-        task = self.tasks("train")[0]
-        return [Case(name, task, answer, expected, kind) for kind, name, answer, expected in self.answers(task)]
+        tasks = self.tasks("train")
+        own = [Case(name, tasks[0], answer, reward, kind) for kind, name, answer, reward in self.answers(tasks[0])]
+        return [*own, *self.unearned(tasks)]
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self._tasks[known_split(split)]

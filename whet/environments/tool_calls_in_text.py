@@ -4,7 +4,8 @@ parser for another model's form would take for a call. Thoughts don't count."""
 import re
 from collections.abc import Collection
 
-from whet.data.calls import ReplyFormat
+from whet.data.call_formats import CallFormat
+from whet.data.replies import ReplyFormat
 from whet.types import Message
 
 _TAGS = re.compile(
@@ -18,11 +19,11 @@ _TOOLS = (
     r"python|run_python|execute_?\w*|run_code|code_interpreter|calculat(?:e|or)|calc"
     r"|wolfram\w*|browser?|fetch|\w*search"
 )
-_LINE = r"^\s*\[?(?:print\()?(?:\w+\.){{0,4}}(?:{names})\([^\n]{{0,2000}}\)+\]?\s*$"
+_LINE = r"^[^\S\n]*\[?(?:print\()?(?:\w+\.){{0,4}}(?:{names})\([^\n]{{0,2000}}\)\]?[^\S\n]*$"
 _NAMED = re.compile(
     r"\[?[A-Za-z_][\w.]{0,80}\(\s*[A-Za-z_]\w{0,80}\s*=[^\n]{0,2000}\)\]?"
 )  # name(key=value), and no more
-_BARE, _MOST = ReplyFormat("json"), 20_000  # characters that are searched
+_BARE, _MOST = ReplyFormat(CallFormat("json")), 20_000  # characters that are searched
 
 
 def invokes_tool(reply: Message, declared: Collection[str] = ()) -> bool:

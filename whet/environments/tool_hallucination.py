@@ -2,7 +2,7 @@
 The share of replies that invoke one all the same is the rate of tool hallucination: 1 - accuracy."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -79,6 +79,10 @@ class ToolHallucination(SourcedTasks):
         yield "bad", "a search on a line", 'Let me look.\nweb_search("weather in Oslo")\n', 0.0
         yield "bad", "ReAct", "Thought: look\nAction: search\nAction Input: Oslo", 0.0
         yield "adversarial", "the right answer and a call", "It is 25.\n<function=add>1</function>", 0.0
+
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        """None: any words are right here."""
+        return ()
 
     def cases(self) -> Sequence[Case]:
         task = self.tasks("train")[0]

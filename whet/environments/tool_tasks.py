@@ -17,7 +17,7 @@ from pydantic import Field
 from whet.config import Component
 from whet.data.calls import checked_call
 from whet.environments.base import Environment, Environments, Observation, Step, TaskSet
-from whet.environments.cases import Answer, Case
+from whet.environments.cases import Answer, Case, unearned
 from whet.environments.problems import Example, Split, known_split, messages, question_key
 from whet.environments.single_turn import checked_scores
 from whet.errors import ConfigError
@@ -55,7 +55,15 @@ class ToolTasks(TaskSet, ABC):
         return ToolEnvironments(self) if self.tools else self
 
     def cases(self) -> Sequence[Case]:
-        return [Case("says nothing and does nothing", task, "", 0.0, "bad") for task in self.tasks("train")[:8]]
+        tasks = self.tasks("train")[:8]
+        nothing = [Case("says nothing and does nothing", task, "", 0.0, "bad") for task in tasks]
+        said = [reply for task in tasks[1:4] if (reply := self._said(task)) and reply != self._said(tasks[0])]
+        return [*nothing, *unearned(tasks[0], self.gold(tasks[0]), said)]
+
+    def _said(self, task: Task) -> str:
+        """What the right answer to a task says in the end."""
+        gold = self.gold(task)
+        return gold if isinstance(gold, str) else gold[-1]["content"] if gold else ""
 
 
 class ToolEnvironments(Environments):

@@ -10,7 +10,7 @@ from pydantic import Field
 from whet.config import Component
 from whet.data.row_kinds import Conversation, Example
 from whet.data.rows import SupervisedRows
-from whet.environments.base import Environments, TaskSet
+from whet.environments.base import Environments, TaskSet, called
 from whet.environments.cases import Answer
 from whet.environments.registry import TASK_SETS
 from whet.errors import DataError
@@ -44,7 +44,7 @@ async def _played(taskset: TaskSet, *splits: Sequence[Task]) -> list[list[Exampl
             [await _conversation(environments, task, gold) for task, gold in _known(taskset, tasks)] for tasks in splits
         ]
     finally:
-        await environments.close()
+        await called(environments.close)
 
 
 def _known(taskset: TaskSet, tasks: Sequence[Task]) -> Iterator[tuple[Task, Answer]]:

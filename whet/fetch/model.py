@@ -20,20 +20,29 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
 
     Raises ``WhetError`` when there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
     """
+    check_model(path)
     if path == smollm2.NAME:
         return smollm2.smollm2_folder()
     folder = Path(path).expanduser()
     if folder.is_dir():
+        return folder
+    code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
+    return _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
+
+
+def check_model(path: str) -> None:
+    """Raise ``WhetError`` where the model can't be had, as far as that is known without a network."""
+    folder = Path(path).expanduser()
+    if path == smollm2.NAME:
+        smollm2.check_installed()
+    elif folder.is_dir():
         if not (folder / "config.json").is_file():
             raise WhetError(f"model folder {folder} has no config.json; name the folder that holds the model's files")
-        return folder
-    if not _HUB_ID.fullmatch(path):
+    elif not _HUB_ID.fullmatch(path):
         raise WhetError(
             f"model {path!r}: there is no such folder. Give {smollm2.NAME!r}, a folder with config.json and "
             "*.safetensors, or a Hugging Face Hub id such as 'Qwen/Qwen3-0.6B'"
         )
-    code, weights = ["*.py"] if with_code else [], ["*.safetensors", "*.txt", "*.model", "*.jinja"]
-    return _download(path, revision, ["*.json", *code, *(weights if with_weights else [])])
 
 
 def _download(path: str, revision: str | None, wanted: list[str]) -> Path:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from whet.errors import ConfigError
 from whet.generators.engine_model import EngineModel, Rows, cannot_sample, keeps_more
-from whet.models.decode_attention import ROWS, Prefix
+from whet.models.decode_attention import ROWS
 from whet.models.experts import experts_of, use_grouped_experts
+from whet.models.prefix import Prefix
 from whet.models.state_forest import fork, new_cache
 
 if TYPE_CHECKING:
@@ -111,6 +112,17 @@ class CachedModel(EngineModel):
             (logits,) = self._run([list(prompt)], state)
             found.append((Snapshot(len(prompt), cache=state), logits))
         return found
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """The same, one token at a time: states can't be cut back."""
+        (prefix, logits), *_ = self.prefill([prompt])
+        rows, feed = self.open_rows(1)
+        rows.join([prefix])
+        scores = []
+        for token in tokens:
+            scores.append(float(torch.log_softmax(logits.double(), dim=-1)[token]))
+            logits = feed([token])[0]
+        return scores
 
     @torch.no_grad()
     def _decode(self, rows: StateRows, tokens: list[int]) -> Tensor:

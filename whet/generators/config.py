@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -47,7 +47,8 @@ class GeneratorConfig(Config, ABC):
     records_experts: ClassVar[bool] = False
     """Whether it can tell which experts tokens went to."""
 
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "bfloat16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    """In which it computes. ``auto``: as ``learner.precision`` chooses."""
     max_batch: int = Field(default=64, ge=1, le=100_000)
     """Completions decoded side by side; more requests wait in a queue."""
     max_context: int = Field(default=4096, ge=2)
@@ -78,6 +79,11 @@ class GeneratorConfig(Config, ABC):
     def gpus(self) -> tuple[str, ...]:
         """The GPUs of all replicas, as CUDA_VISIBLE_DEVICES names them; empty where the settings name none."""
         return ()
+
+    @property
+    def needs_dtype(self) -> Literal["bfloat16"] | None:
+        """What ``dtype=auto`` has to be for its other settings."""
+        return None
 
     @property
     def narrow(self) -> str | None:
@@ -122,6 +128,8 @@ class GeneratorConfig(Config, ABC):
         deployment: Deployment | None = None,
     ) -> "Refittable[Any]":
         """Return a generator for models of a transformers config, whose weights are still to be published."""
+        if self.dtype == "auto":
+            return self.decided(model).build(model, tokenizer, deployment)
         deployment = deployment or Deployment()
         every = visible(self.gpus, "generator.devices")
         each = len(every) // self.replicas
@@ -143,6 +151,18 @@ class GeneratorConfig(Config, ABC):
         from whet.generators.router import Router
 
         return Router(engines, self.slack, replica, self.restarts)
+
+    def decided(self, model: "PretrainedConfig", device: Literal["cpu", "cuda"] | None = None) -> Self:
+        """Return them with the ``dtype`` that ``auto`` is on a device; None: the one that it computes on here."""
+        if self.dtype != "auto":
+            return self
+        import torch
+
+        from whet.models.precision import choose_precision
+
+        device = device or ("cuda" if self.gpus or torch.cuda.is_available() else "cpu")
+        needed = self.needs_dtype or choose_precision(model, device).precision
+        return self.model_copy(update={"dtype": needed})
 
     @abstractmethod
     def build_replica(

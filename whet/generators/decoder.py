@@ -17,7 +17,8 @@ from whet.generators.base import Completion, SamplingParams
 from whet.generators.engine_model import EngineModel
 from whet.generators.prefix_store import Known, PrefixStore, shared
 from whet.generators.sampling import sample_tokens, uniform_stream
-from whet.models.decode_attention import BLOCK, ROWS, Prefix
+from whet.models.decode_attention import BLOCK, ROWS
+from whet.models.prefix import Prefix
 from whet.routes import Ids, unknown
 
 if TYPE_CHECKING:

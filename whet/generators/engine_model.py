@@ -14,9 +14,10 @@ from torch import Tensor
 
 from whet.errors import ConfigError, RefitError
 from whet.models import decode_attention
-from whet.models.decode_attention import ROWS, DecodeCache, Prefill, Prefix
+from whet.models.decode_attention import ROWS, DecodeCache, Prefill
 from whet.models.forest_attention import supports_forest
 from whet.models.packed_linear import pack_linears
+from whet.models.prefix import Prefix
 from whet.models.routing import RouteRecorder, cannot_replay
 from whet.models.state_forest import steps
 from whet.routes import Ids
@@ -210,15 +211,15 @@ class EngineModel:
         return logits
 
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, fed one at a time through the decode path."""
-        (prefix, logits), *_ = self.prefill([prompt])
-        rows, feed = self.open_rows(1)
-        rows.join([prefix])
-        scores = []
-        for token in tokens:
-            scores.append(float(torch.log_softmax(logits.double(), dim=-1)[token]))
-            logits = feed([token])[0]
-        return scores
+        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, through the decode path: in one step, with a row
+        for each token, which is fed the token before it."""
+        text = [*prompt, *tokens]
+        (prefix, _), *_ = self.prefill([text])
+        rows, feed = self.open_rows(len(tokens))
+        fed = range(len(prompt) - 1, len(text) - 1)
+        rows.join(prefix.first(place) for place in fed)
+        logits = feed([text[place] for place in fed])[: len(tokens)].double()
+        return logits.log_softmax(dim=-1)[range(len(tokens)), list(tokens)].tolist()
 
 
 def keeps_more(config: "PretrainedConfig") -> str | None:

@@ -4,6 +4,7 @@ process, and called there. Who waits for what is the cluster's (``whet.cluster.b
     Router -> HostedGenerator ==== cluster ====> HostedEngine -> VllmGenerator -> vLLM in processes of its own
 """
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -70,7 +71,8 @@ class HostedGenerator:
         if deployment.cluster is None:
             raise WhetError("generator.on_cluster needs the run's cluster, and there is none here")
         self.config = config
-        self._open: tuple[Any, ...] | None = (model, tokenizer, replace(deployment, cluster=None, cores=None))
+        self._given = (model, tokenizer, replace(deployment, cluster=None, cores=None))
+        self._built: asyncio.Future[None] | None = None  # the engine, once it was asked for
         self.service = deployment.cluster.serve(HostedEngine, config, config.ranks, config.deadline)
         self._metrics = Metrics()
 
@@ -93,15 +95,15 @@ class HostedGenerator:
 
     async def _ask(self, method: str, *args: Any) -> Any:
         try:
-            if self._open is not None:
-                opening, self._open = self._open, None
-                await self.service.call("open", *opening)
+            if self._built is None:
+                self._built = asyncio.ensure_future(self.service.call("open", *self._given))
+            await asyncio.shield(self._built)  # all calls wait for it, and each says why it failed
             return await self.service.call(method, *args)
         except WorkerError as error:
             raise GeneratorError(f"the engine ({self.service.where}) is gone: {error}") from error
         except GeneratorError as error:
-            error.args = (f"{error} (This engine is {self.service.where}: its messages are in the cluster's logs.)",)
-            raise
+            where = f" (This engine is {self.service.where}: its messages are in the cluster's logs.)"
+            raise type(error)(str(error).removesuffix(where) + where) from error
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
         """See ``Generator``."""
@@ -145,4 +147,6 @@ class HostedGenerator:
 
     async def close(self) -> None:
         """End the engine and its actor."""
+        if self._built is not None:
+            self._built.cancel()
         await self.service.close()

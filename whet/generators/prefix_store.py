@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from whet.models.decode_attention import Prefix
+from whet.models.prefix import Prefix
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,10 @@ are the replicas' own; an error names the replica it comes from. Where none is l
 error."""
 
 import asyncio
+import hashlib
 import logging
+from array import array
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -28,6 +31,35 @@ S = TypeVar("S")
 T = TypeVar("T")
 LOST = (GeneratorError, DeadlineError)
 log = logging.getLogger(__name__)
+
+
+class _Places:
+    """Which replica sampled what, for the newest ones: a server's weights never change, so that nothing else would be
+    forgotten."""
+
+    most = 65_536
+
+    def __init__(self) -> None:
+        self._numbers = OrderedDict[str | bytes, int]()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def of(self, name: str | bytes) -> int | None:
+        return self._numbers.get(name)
+
+    def put(self, name: str | bytes, number: int) -> None:
+        self._numbers[name] = number
+        self._numbers.move_to_end(name)
+        if len(self._numbers) > self.most:
+            self._numbers.popitem(last=False)
+
+    def drop(self, number: int) -> None:
+        """Forget all that a replica sampled."""
+        self._numbers = OrderedDict((name, other) for name, other in self._numbers.items() if other != number)
+
+    def clear(self) -> None:
+        self._numbers.clear()
 
 
 class Router(Generic[M]):
@@ -52,14 +84,14 @@ class Router(Generic[M]):
         self._settled = asyncio.Event()  # no weights are on their way
         self._settled.set()
         self._metrics = Metrics()
-        self._sessions: dict[str, int] = {}  # since the weights last changed: nothing older is cached anywhere
-        self._prompts: dict[tuple[int, ...], int] = {}
+        self._sessions = _Places()  # since the weights last changed: nothing older is cached anywhere
+        self._prompts = _Places()
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
         """See ``Generator``. When its replica is lost, another one samples it."""
         while True:
             await self._settled.wait()
-            number = self._choose(tuple(prompt), session)
+            number = self._choose(prompt, session)
             engine = self.replicas[number]
             task = asyncio.ensure_future(engine.sample(prompt, params, session))
             self.load[number] += 1
@@ -75,19 +107,21 @@ class Router(Generic[M]):
                 self.load[number] -= 1
                 self._under_way[number].discard(task)
 
-    def _choose(self, prompt: tuple[int, ...], session: str) -> int:
+    def _choose(self, prompt: list[int], session: str) -> int:
         """Return the session's replica; else the prompt's, where that is not too busy; else the least busy one."""
         if not self.serving:
             raise GeneratorError(f"all {len(self.replicas)} replicas of the generator are lost")
         idle = min(sorted(self.serving), key=self.load.__getitem__)
-        number = self._sessions.get(session) if session else None
+        number = self._sessions.of(session) if session else None
+        known = hashlib.blake2b(array("q", prompt)).digest()  # prompts are long, and kept for long
+        place = self._prompts.of(known)
         if number is None:
-            number = self._prompts.get(prompt, idle)
+            number = idle if place is None else place
             if self.load[number] - self.load[idle] >= self.slack:
                 number = idle
         if session:
-            self._sessions[session] = number
-        self._prompts.setdefault(prompt, number)
+            self._sessions.put(session, number)
+        self._prompts.put(known, number if place is None else place)
         return number
 
     # Replicas that are lost
@@ -105,8 +139,8 @@ class Router(Generic[M]):
         self._metrics.sum("generator/lost", 1)
         self.serving.discard(number)
         self.ready.discard(number)
-        self._sessions = {session: other for session, other in self._sessions.items() if other != number}
-        self._prompts = {prompt: other for prompt, other in self._prompts.items() if other != number}
+        self._sessions.drop(number)
+        self._prompts.drop(number)
         for task in self._under_way[number]:
             task.cancel()
         restarting = asyncio.ensure_future(self._restart(number))

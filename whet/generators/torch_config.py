@@ -18,7 +18,8 @@ class TorchGeneratorConfig(GeneratorConfig):
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
 
-    dtype: Literal["float32", "bfloat16", "float64"] = "bfloat16"
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """In which it computes. ``auto``: as ``learner.precision`` chooses."""
     prefill_tokens: int = Field(default=4096, ge=1)
     """Most prompt tokens in one forward (a longer prompt runs alone)."""
     prefix_tokens: int = Field(default=8192, ge=0)
@@ -26,7 +27,8 @@ class TorchGeneratorConfig(GeneratorConfig):
     threads: int | None = Field(default=None, ge=1)
     """Of this process's compute thread, which learners of ``cluster=local`` share; None leaves torch's choice."""
     packed_weights: bool = True
-    """On a CPU, keep a second copy of the weights in the order that products read: faster with few rows."""
+    """On a CPU, keep a second copy of weights in the order that products read, which is faster with few rows: in
+    bfloat16 of all matrices, in float32 of the output matrix alone."""
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         from whet.generators.engine_model import cannot_sample

@@ -47,7 +47,7 @@ class TorchGenerator:
         """``cores``: those that the compute thread is bound to with the first step; None: to none. With
         ``record_experts`` completions tell which experts their tokens went to; raises ``ConfigError`` where a model has
         no routers that are known."""
-        if model.dtype != getattr(torch, config.dtype):
+        if config.dtype != "auto" and model.dtype != getattr(torch, config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer

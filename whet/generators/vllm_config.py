@@ -1,6 +1,7 @@
 """The settings of the generator on vLLM. Apart from it, so that a recipe is read without torch or vLLM."""
 
 import importlib.util
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -14,18 +15,24 @@ from whet.types import Distribution
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from whet.cluster.config import ClusterConfig, DevicesConfig
     from whet.generators.vllm_generator import VllmGenerator
 
 CPU_CACHE_GIB = 1.0
 _VOCABULARY = 64  # vLLM fills the vocabulary up to a multiple of it
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """That vLLM has room for."""
+_GUESSES = (
+    "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by a temperature that it never "
+    "wrote where a guess is turned down, and so samples from another distribution"
+)
 
 
 class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in processes of its own."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """In which it computes. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
     max_batch: int = Field(default=256, ge=1, le=100_000)
     """Completions decoded side by side; more requests wait in a queue."""
     prefill_tokens: int | None = Field(default=None, ge=1)
@@ -69,6 +76,10 @@ class VllmGeneratorConfig(GeneratorConfig):
         return tuple(self.devices.split(",")) if self.devices else ()
 
     @property
+    def needs_dtype(self) -> Literal["bfloat16"] | None:
+        return "bfloat16" if self.quantization else None
+
+    @property
     def narrow(self) -> str | None:
         return "quantization" if self.quantization else "kv_dtype" if self.kv_dtype else None
 
@@ -87,6 +98,11 @@ class VllmGeneratorConfig(GeneratorConfig):
                 f"{self.tensor} take {wanted}: one for each rank"
             )
         return self
+
+    def problems(self, cluster: "ClusterConfig", devices: "DevicesConfig") -> Iterator[str]:
+        yield from super().problems(cluster, devices)
+        if self.speculative is not None and not self.gpus and not self.on_cluster:
+            yield _GUESSES
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         """Return what of the model the ranks of an engine can't share evenly."""
@@ -143,10 +159,7 @@ class VllmGeneratorConfig(GeneratorConfig):
                 "devices.placement=colocated they are the learner's own: generator.devices='\"0\"'"
             )
         if self.speculative is not None and not deployment.gpus:
-            raise ConfigError(
-                "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by a temperature that "
-                "it never wrote where a guess is turned down, and so samples from another distribution"
-            )
+            raise ConfigError(_GUESSES)
         from whet.generators.vllm_generator import VllmGenerator
 
         return VllmGenerator(self, model, tokenizer, deployment)

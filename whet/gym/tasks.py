@@ -2,6 +2,7 @@
 seed, sample, call tools, until a reply calls none; then verify."""
 
 import random
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 import httpx
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 
 from whet.data.row import read_rows
 from whet.environments.base import Environment, Environments, Observation, Step, finite
+from whet.environments.cases import Case
 from whet.environments.gym_rows import GymRow
 from whet.environments.task_source import SourcedTasks
 from whet.errors import ConfigError, DataError
@@ -51,6 +53,10 @@ class NemoGym(SourcedTasks):
                 raise DataError(f"{row.where}: field 'responses_create_params' is missing")
             tasks.append(Task("", row.conversation, {"row": row.given, "where": row.where}))
         return tasks
+
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        """None: what an answer earns is the server's."""
+        return ()
 
     def draw(self, rng: random.Random) -> Task:
         raise ConfigError("data.path: rows of NeMo Gym come from a file")

@@ -1,6 +1,6 @@
 """Environments of another task set with a judge beside them."""
 
-from whet.environments.base import Environments, TaskSet
+from whet.environments.base import Environments, TaskSet, called
 from whet.judges.judge import Judge, JudgeClient
 
 
@@ -20,4 +20,4 @@ class JudgeEnvironments(Environments):
     async def close(self) -> None:
         if self._client is not None:
             await self._client.close()
-        await self.inner.close()
+        await called(self.inner.close)

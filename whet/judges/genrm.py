@@ -17,7 +17,7 @@ from whet.judges.comparison import (
     read_comparison,
 )
 from whet.judges.environments import JudgeEnvironments
-from whet.judges.judge import Judge
+from whet.judges.judge import AnswerRefusedError, Judge
 from whet.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
 from whet.types import Episode, Group, Message, Status, Task
 
@@ -75,9 +75,25 @@ class ComparedEnvironments(JudgeEnvironments):
         """An empty answer loses without a question, and two of them are equal."""
         full = [bool(answer.text.strip()) for answer in (first, second)]
         if not all(full):
-            return Comparison(1 + 2 * full[0], 1 + 2 * full[1], 3.5 - 2.5 * (full[0] - full[1]))
-        messages = self._question(task, first.text, second.text)
-        return await self.client.ask(messages, read_comparison, name)
+            return _won(*full)
+        try:
+            return await self._ask(task, first.text, second.text, name)
+        except AnswerRefusedError:
+            taken = [await self._takes(task, answer.text, name) for answer in (first, second)]
+            if all(taken):  # only together they are too long
+                taken = [len(first.text) <= len(second.text), len(second.text) <= len(first.text)]
+            return _won(*taken)
+
+    async def _ask(self, task: Task, first: str, second: str, name: str) -> Comparison:
+        return await self.client.ask(self._question(task, first, second), read_comparison, name)
+
+    async def _takes(self, task: Task, text: str, name: str) -> bool:
+        """Return whether the judge can be shown an answer."""
+        try:
+            await self._ask(task, text, "-", name)
+        except AnswerRefusedError:
+            return False
+        return True
 
     def _question(self, task: Task, first: str, second: str) -> list[Message]:
         if self.tasks.roles:
@@ -91,6 +107,11 @@ class ComparedEnvironments(JudgeEnvironments):
                 second=second,
             )
         )  # fmt: skip
+
+
+def _won(first: bool, second: bool) -> Comparison:
+    """Return the verdict where the judge is not asked."""
+    return Comparison(1 + 2 * first, 1 + 2 * second, 3.5 - 2.5 * (first - second))
 
 
 def _answer(episode: Episode) -> Answer:

@@ -5,13 +5,13 @@ responses and writes a verdict; the reward is how far that is from theirs (Nemot
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
 from whet.data.row import Row, read_rows
-from whet.environments.cases import Kind
+from whet.environments.cases import Case, Kind
 from whet.environments.task_source import SourcedTasks
 from whet.judges.comparison import Comparison, read_comparison
 from whet.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
@@ -92,6 +92,10 @@ class GenRMTraining(SourcedTasks):
     def gold(self, task: Task) -> str | None:
         gold = task.data["gold"]
         return '```json\n{{"score_1": {score_1:g}, "score_2": {score_2:g}, "ranking": {ranking:g}}}\n```'.format(**gold)
+
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        """None: words without a verdict have a reward of their own, which is among ``answers``."""
+        return ()
 
     def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
         yield "good", "the verdict of the row", self.gold(task) or "", 0.0

@@ -5,6 +5,7 @@ of infrastructure and raises. It is never a reward.
 """
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -20,7 +21,11 @@ from whet.types import Message
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 _AGAIN = {408, 409, 425, 429, *range(500, 600)}  # answers of a server that may do better next time
+_ABOUT_THE_TEXT = {400, 413, 422}  # too long for the judge, or with characters that it can't take; or any bad request
+_GREETING: list[Message] = [{"role": "user", "content": "Hello."}]
 _MOST_BYTES = 4_000_000
 
 
@@ -48,6 +53,10 @@ class JudgeError(Exception):
     """The judge gave no verdict. A failure of infrastructure: the episode or group is repeated or dropped."""
 
 
+class AnswerRefusedError(JudgeError):
+    """The judge takes other requests, but not this one: the texts in it are too long for it, say."""
+
+
 class JudgeClient:
     """Asks a judge. Made in the event loop that asks."""
 
@@ -60,12 +69,15 @@ class JudgeClient:
                 raise ConfigError(f"judge.api_key_env: the environment variable {judge.api_key_env} is not set")
             headers["Authorization"] = f"Bearer {os.environ[judge.api_key_env]}"
         self._slots = asyncio.Semaphore(judge.concurrency)
+        self._works = False  # it has answered a request
+        self._warned = False  # of refused answers
         self._http = httpx.AsyncClient(timeout=judge.deadline, headers=headers, transport=transport)
 
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T | None], name: str) -> T:
         """Return what ``read`` finds in the reply. ``name`` says what is judged; seeds derive from it.
 
-        Raises ``JudgeError`` when no reply could be read, ``ConfigError`` for a request that the server refuses."""
+        Raises ``JudgeError`` when no reply could be read, ``AnswerRefusedError`` where the server refuses these
+        messages, and ``ConfigError`` where it refuses all."""
         problem = ""
         for attempt in range(self.judge.retries + 1):
             if attempt:
@@ -100,7 +112,18 @@ class JudgeClient:
             return None, f"HTTP {response.status_code}: {content[:200]!r}"
         if response.status_code != 200:
             shown = content[:300].decode("utf-8", "replace")
-            raise ConfigError(f"the judge at {url} refuses the request with HTTP {response.status_code}: {shown}")
+            why = f"the judge at {url} refuses the request with HTTP {response.status_code}: {shown}"
+            if response.status_code in _ABOUT_THE_TEXT and body["messages"] != _GREETING:
+                if not self._works:  # raises where it refuses a short and plain request as well
+                    await self._read(body | {"messages": _GREETING})
+                if self._works:
+                    if not self._warned:
+                        log.warning("%s. It takes others, so this answer and others like it get the worst grade", why)
+                    self._warned = True
+                    raise AnswerRefusedError(why)
+                return None, why
+            raise ConfigError(why)
+        self._works = True
         choice = httpx.Response(200, content=content).json()["choices"][0]
         if not isinstance(text := choice["message"]["content"], str):
             return None, "its answer holds no text"

@@ -8,14 +8,21 @@ from pydantic import model_validator
 
 from whet.environments.base import Environments
 from whet.environments.over import OverTaskSet
+from whet.environments.single_turn import graded
 from whet.errors import ConfigError, DataError
 from whet.judges.environments import JudgeEnvironments
-from whet.judges.judge import Judge
+from whet.judges.judge import AnswerRefusedError, Judge
 from whet.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
 from whet.types import Task
 
-_GRADE = re.compile(r"^\W*Grade:\W*(-?\d+(?:\.\d+)?)\W*$", re.MULTILINE | re.IGNORECASE)
+_MARKS = r"[\s*_`\"'()\[\]<>]*"  # of Markdown and the like; never a sign or a point, which belong to the number
+_GRADE = re.compile(
+    rf"^[^\w\n]*Grade:{_MARKS}([-+−]?\d+(?:\.\d+)?)(?:\.?{_MARKS}|{_MARKS}\.)$", re.MULTILINE | re.IGNORECASE
+)
 _EQUAL = re.compile(r"\[\[A(!?)=B\]\]")
+
+
+_EPISODES = "{} has episodes of several turns or with tools, of which a judge would see one answer"
 
 
 class Judged(OverTaskSet):
@@ -38,6 +45,8 @@ class Judged(OverTaskSet):
     def _fits_together(self) -> "Judged":
         if self.low >= self.high:
             raise ValueError(f"low = {self.low} must be below high = {self.high}")
+        if type(self.taskset).make is not Environments.make:
+            raise ValueError(_EPISODES.format(type(self.taskset).__name__))
         if self.only_if_wrong and not self.taskset.grades:
             raise ValueError(f"only_if_wrong asks {type(self.taskset).__name__} first, which grades nothing")
         return self
@@ -54,16 +63,18 @@ class JudgedEnvironments(JudgeEnvironments):
         super().__init__(tasks.taskset, tasks.judge)
         self.tasks = tasks
         if type(self.inner).make is not Environments.make:
-            name = type(tasks.taskset).__name__
-            raise ConfigError(f"data.taskset: {name} has episodes of its own, of which a judge would see one answer")
+            raise ConfigError(f"data.taskset: {_EPISODES.format(type(tasks.taskset).__name__)}")
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        own = await self.inner.grade(task, answer) if self.tasks.only_if_wrong else {}
+        own = await graded(self.inner, task, answer) if self.tasks.only_if_wrong else {}
         if own.get("reward", 0.0) > 0:
             return own | {"judged": 0.0}
         if not answer.strip():
             return own | {"reward": 0.0, "correct": 0.0, "judged": 0.0}
-        value = await (self._equal(task, answer) if self.tasks.by == "reference" else self._rubric(task, answer))
+        try:
+            value = await (self._equal(task, answer) if self.tasks.by == "reference" else self._rubric(task, answer))
+        except AnswerRefusedError:
+            return own | {"reward": 0.0, "correct": 0.0, "judged": 1.0, "judge_refused": 1.0}
         return own | {"reward": value, "correct": float(value >= 1.0), "judged": 1.0}
 
     async def _rubric(self, task: Task, answer: str) -> float:
@@ -76,7 +87,7 @@ class JudgedEnvironments(JudgeEnvironments):
 
         def read(said: str) -> float | None:
             found = _GRADE.findall(said)
-            grade = float(found[-1]) if found else None
+            grade = float(found[-1].replace("−", "-")) if found else None
             return grade if grade is not None and tasks.low <= grade <= tasks.high else None
 
         grade = await self.client.ask(asked(text), read, task.uid)

@@ -41,7 +41,8 @@ class Update:
     """The result of one optimizer step."""
 
     metrics: Metrics
-    logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained
+    logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained, nan
+    # where the loss's ``zero_gradient`` spared the forward pass
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,6 +11,7 @@ from whet.models.config import AttentionName, DeviceName
 from whet.parallel.config import ParallelConfig
 
 Precision = Literal["float32", "bfloat16", "float64"]
+PrecisionSetting = Literal["auto", "float32", "bfloat16", "float64"]
 MatmulPrecision = Literal["auto", "highest", "medium"]
 Head = Literal["language", "value"]
 """A model's outputs: log-probs of tokens, or a critic's values."""
@@ -34,10 +35,15 @@ class LearnerConfig(Config):
     deterministic: bool = False
     """On a GPU, compute the same bits each time, more slowly; an operation that can't raises an error. On CPUs the bits
     are the same anyway."""
-    precision: Precision = "float32"
-    """``bfloat16`` computes in bfloat16 (autocast) over float32 weights; ``float64`` is for tests."""
+    precision: PrecisionSetting = "auto"
+    """``bfloat16`` computes in bfloat16 (autocast) over float32 weights; ``float64`` is for tests. ``auto``: bfloat16
+    where the machine multiplies the model's shapes at least 1.5 times as fast in it as in float32, which is measured
+    for half a second when a run starts, and on GPUs that have it; else float32."""
     max_tokens: int = Field(8192, gt=0)
     """Most tokens of one micro-batch. It bounds memory and changes no gradient."""
+    pack_tokens: int | None = Field(None, gt=0)
+    """Tokens up to which short sequences are packed into one micro-batch; a longer one is a micro-batch alone. Fewer
+    take less memory. None: ``max_tokens``."""
     activation_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
     balance: float | None = Field(None, ge=0)
@@ -57,9 +63,16 @@ class LearnerConfig(Config):
     deadline: float = Field(1800.0, gt=0)
     """Seconds that one call of a worker (a forward pass over a batch, an optimizer step, a save) may take."""
 
+    @property
+    def computes_in(self) -> Precision:
+        """``precision``, once it is decided."""
+        if self.precision == "auto":
+            raise ValueError("learner.precision is auto, and nothing has decided yet what that is")
+        return self.precision
+
     def problems(self, parallel: ParallelConfig, lora: bool) -> Iterator[str]:
         """Name what does not go together with the ranks that the learner has, or with LoRA."""
-        if self.float8 and (self.precision != "bfloat16" or parallel.ranks > 1 or lora):
+        if self.float8 and (self.precision not in ("auto", "bfloat16") or parallel.ranks > 1 or lora):
             yield "learner.float8 = true needs precision = bfloat16, one rank, and no LoRA"
         for key, ranks in (("tensor", parallel.tensor), ("expert", parallel.expert)):
             if self.compile and ranks > 1:

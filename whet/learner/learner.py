@@ -2,22 +2,25 @@
 them to the workers, and puts their answers back in the batch's order. Knows no model and no device."""
 
 import asyncio
+import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from whet.batch import Batch
+from whet.batch import Batch, ModelOutput
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
 from whet.errors import DeadlineError, WhetError
 from whet.learner.base import LearnerFacts, Top, Update
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
-from whet.losses.base import Loss, Unit
+from whet.losses.base import Loss
+from whet.losses.weighted import WeightedLoss, at_trained
 from whet.metrics import Metrics
-from whet.packing import MicroBatch, pack
+from whet.packing import MicroBatch, idle_micro_batches, pack
 from whet.processes.compute import compute
 from whet.weights.source import Bucket, Handshake, WeightRequest
 
@@ -50,21 +53,22 @@ class WorkerLearner:
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """See ``Learner``. 0 where untrained; where nothing is trained, every column is zeros, [N]."""
-        shards, kept = await compute(self._pack, batch, "token")
-        answers = await self._group.scatter("score", shards, frozenset(columns), top) if shards else []
-        return await compute(_columns, len(batch), kept, shards, answers, sorted(columns))
+        work = await compute(self._pack_trained, batch)
+        answers = await self._group.scatter("score", work.shards, frozenset(columns), top) if work.shards else []
+        return await compute(_columns, work, answers, sorted(columns))
 
     async def release_reference(self) -> None:
         await self._group.call("release_reference")
 
     async def update(self, batch: Batch, loss: Loss) -> Update:
         """See ``Learner``. Reports the loss's own metrics and ``loss``, ``gradient_norm``, ``lr``, ``learner/tokens``
-        (trained), ``learner/micro_batches``, ``learner/skipped`` (steps). A batch without a trained token changes
-        nothing and is counted in ``learner/empty``."""
+        (trained), ``learner/micro_batches``, ``learner/zero_gradient`` (sequences that were not computed), and
+        ``learner/skipped`` (steps). A batch without a trained token changes nothing and is counted in
+        ``learner/empty``."""
         self._check(batch, loss)
-        shards, kept = await compute(self._pack, batch, loss.unit)
-        answers: list[RankUpdate] = await self._group.scatter("update", shards, loss) if shards else []
-        return await compute(_update, batch, kept, shards, answers)
+        work = await compute(self._pack_update, batch, loss)
+        answers: list[RankUpdate] = await self._group.scatter("update", work.shards, loss) if work.shards else []
+        return await compute(_update, work, loss, answers)
 
     async def begin_weights(self, request: WeightRequest) -> Handshake:
         """See ``Learner``. A tied head is among them."""
@@ -112,12 +116,27 @@ class WorkerLearner:
     async def close(self) -> None:
         await self._group.close()
 
-    def _pack(self, batch: Batch, unit: Unit) -> tuple[list[list[MicroBatch]], Tensor]:
-        """Return micro-batches by shard, none where nothing is trained, and the indices of what is packed, [n]."""
-        part, kept = trained_only(batch, unit)
-        if not bool(part.trained.any()):
-            return [], kept
-        return pack(part, self._group.placement.shards, self._config.learner.max_tokens, unit), kept
+    def _pack_trained(self, batch: Batch) -> "_Work":
+        """Cut up the sequences that train something; the others need not be computed."""
+        return self._pack(batch, _none(batch), *trained_only(batch))
+
+    def _pack_update(self, batch: Batch, loss: Loss) -> "_Work":
+        """Cut up the sequences that change the gradient. Losses that compare the members of a group keep all members of
+        each group that trains something; where routers are balanced, every token is counted, so all are computed."""
+        zero, balanced = _none(batch), self._config.learner.balance is not None
+        if isinstance(loss, WeightedLoss) and not balanced and batch.rollout_logprobs is not None:
+            zero = loss.zero_gradient(batch) & (batch.trained_per_sequence > 0)
+        return self._pack(batch, zero, *trained_only(batch, loss.unit == "group", zero), unit=loss.unit)
+
+    def _pack(self, batch: Batch, zero: Tensor, part: Batch, kept: Tensor, unit: str = "token") -> "_Work":
+        ranks = self._group.placement.shards
+        if bool(part.trained.any()):
+            learner = self._config.learner
+            return _Work(batch, pack(part, ranks, learner.max_tokens, unit, learner.pack_tokens), kept, zero)
+        if not bool(batch.trained.any()):
+            return _Work(batch, [], kept, zero)
+        # A gradient of 0 is a step, too: moments and the schedule move on.
+        return _Work(batch, idle_micro_batches(batch, ranks), torch.arange(len(batch)), zero)
 
     def _check(self, batch: Batch, loss: Loss) -> None:
         if batch.weight is None:
@@ -126,43 +145,69 @@ class WorkerLearner:
             raise WhetError(f"the loss reads the columns {empty}, which nobody filled")
 
 
-def trained_only(batch: Batch, unit: Unit) -> tuple[Batch, Tensor]:
-    """Return the sequences that train something, and their tokens' indices: the others need not be computed. Losses
-    that compare the members of a group keep all members of each group that trains something."""
+@dataclass(slots=True, frozen=True)
+class _Work:
+    """A batch as the workers get it."""
+
+    batch: Batch
+    shards: list[list[MicroBatch]]  # by data-parallel rank; none where nothing is trained
+    kept: Tensor  # [n] the indices in the batch of the tokens that were packed
+    zero: Tensor  # [S] bool: trained, but not computed, because the gradient is exactly 0
+
+    def in_order(self, parts: list[Tensor]) -> Tensor:
+        """Put the columns of the micro-batches, [n, ...] each, into the order of the batch, 0 elsewhere. [N, ...]"""
+        size = len(self.batch)
+        whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
+        for micro, part in zip((one for shard in self.shards for one in shard), parts, strict=True):
+            trained = micro.batch.trained
+            whole[self.kept[micro.tokens[trained]]] = part[trained]
+        return whole
+
+
+def trained_only(batch: Batch, whole_groups: bool = False, without: Tensor | None = None) -> tuple[Batch, Tensor]:
+    """Return the sequences that train something, apart from those of ``without`` ([S] bool), and the indices of their
+    tokens. With ``whole_groups`` all members of each group that trains something are kept."""
     trains = batch.trained_per_sequence > 0
-    if unit == "group":
+    if without is not None:
+        trains &= ~without
+    if whole_groups:
         trains = torch.isin(batch.group, batch.group[trains])
     if bool(trains.all()):
         return batch, torch.arange(len(batch))
     return batch.select(trains.nonzero().squeeze(1))
 
 
-def _columns(
-    size: int,
-    kept: Tensor,
-    shards: list[list[MicroBatch]],
-    answers: list[list[dict[str, Tensor]]],
-    names: Iterable[str],
-) -> dict[str, Tensor]:
-    """Put the columns of micro-batches together to those of a whole batch of ``size`` tokens."""
+def _none(batch: Batch) -> Tensor:
+    return torch.zeros(batch.sequences, dtype=torch.bool)
+
+
+def _columns(work: _Work, answers: list[list[dict[str, Tensor]]], names: Iterable[str]) -> dict[str, Tensor]:
+    """Put the columns of micro-batches together to those of the whole batch."""
     scored = [one for answer in answers for one in answer]
-    return {name: _in_order(size, kept, shards, [one[name] for one in scored]) for name in names}
+    return {name: work.in_order([one[name] for one in scored]) for name in names}
 
 
-def _update(batch: Batch, kept: Tensor, shards: list[list[MicroBatch]], answers: list[RankUpdate]) -> Update:
+def _update(work: _Work, loss: Loss, answers: list[RankUpdate]) -> Update:
     """Merge the ranks' answers of one step; without answers nothing was trained."""
-    logprobs = _in_order(len(batch), kept, shards, [one for answer in answers for one in answer.logprobs])
+    batch = work.batch
+    logprobs = work.in_order([one for answer in answers for one in answer.logprobs])
     if not answers:
         return Update(Metrics().sum("learner/empty", 1), logprobs)
-    return Update(_metrics(answers, int(batch.trained.sum()), sum(map(len, shards))), logprobs)
+    metrics = Metrics()
+    if not answers[0].skipped and bool(work.zero.any()):
+        metrics.merge(_metrics_of_zero(work, loss))
+        logprobs[batch.trained & work.zero[batch.sequence.clamp(min=0)]] = math.nan
+    metrics.merge(_metrics(answers, int(batch.trained.sum()), sum(map(len, work.shards))))
+    return Update(metrics.sum("learner/zero_gradient", int(work.zero.sum())), logprobs)
 
 
-def _in_order(size: int, kept: Tensor, shards: list[list[MicroBatch]], parts: list[Tensor]) -> Tensor:
-    whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
-    for micro, part in zip((one for shard in shards for one in shard), parts, strict=True):
-        trained = micro.batch.trained
-        whole[kept[micro.tokens[trained]]] = part[trained]
-    return whole
+@torch.no_grad()
+def _metrics_of_zero(work: _Work, loss: Loss) -> Metrics:
+    """Measure the sequences that were not computed by the log-probs they have from before the step, or else from the
+    sampler, so that every metric of the loss is over all trained tokens."""
+    part, _ = work.batch.select(work.zero.nonzero().squeeze(1))
+    known = part.column("rollout_logprobs") if part.old_logprobs is None else part.old_logprobs
+    return loss(ModelOutput(at_trained(part, known)), part)[1].read()
 
 
 def _metrics(answers: list[RankUpdate], tokens: int, micro_batches: int) -> Metrics:

@@ -14,6 +14,7 @@ from whet.models.stages import StageInput
 from whet.packing import idle
 from whet.parallel.fsdp import set_last_backward
 from whet.processes.compute import COMPUTE
+from whet.progress import PROGRESS
 
 
 def forward(
@@ -30,7 +31,7 @@ def forward(
         return torch.zeros(())
 
     if model.pipeline is None:
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
             COMPUTE.let_turns()
             run(number, batch)
         found = {number: _on_cpu(output) for number, output in found.items()}  # in the end: it waits for the device
@@ -59,7 +60,7 @@ def forward_backward(
         return sum((column.sum() for column in _columns(output).values()), torch.zeros(()))  # zeros
 
     if model.pipeline is None:
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
             COMPUTE.let_turns()
             set_last_backward(model, number == len(batches) - 1)
             run(number, batch).backward()

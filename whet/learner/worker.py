@@ -38,6 +38,8 @@ from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.models.device import be_deterministic, choose_device
 from whet.models.forest_attention import supports_forest
+from whet.models.loading import load_model_config
+from whet.models.precision import choose_precision
 from whet.models.routing import follow_routes
 from whet.models.state_forest import forks
 from whet.packing import MicroBatch
@@ -85,13 +87,14 @@ class LearnerWorker:
     """A model that scores and, with an optimizer, learns."""
 
     def __init__(self, config: WorkerConfig, info: RankInfo | None = None) -> None:
-        self.config, self.info = config, info or RankInfo()
+        self.info = info or RankInfo()
         self.device = choose_device(config.learner.device, self.info.rank)
         if config.learner.deterministic:
             be_deterministic()
         self.ranks: Ranks | None = None
         if max(self.info.ranks, config.parallel.ranks) > 1:
             self.ranks = join(config.parallel, self.info, self.device, config.learner.deadline)
+        self.config = config = self._decided(config)
         self.trains = config.optimizer is not None
         self.module = self._build(train=self.trains)
         if config.follows_routes:
@@ -130,7 +133,7 @@ class LearnerWorker:
             self.config.head,
             self.module.size,
             self.module.trained_size,
-            self.config.learner.precision,
+            self.config.learner.computes_in,
             self.progress.matmul_precision,
             str(self.device),
             self.info.ranks,
@@ -301,11 +304,20 @@ class LearnerWorker:
 
     # Parts
 
+    def _decided(self, config: WorkerConfig) -> WorkerConfig:
+        """Return the config with the precision that ``auto`` is on the first rank's device. A run decides it before."""
+        if config.learner.precision != "auto":
+            return config
+        chosen = choose_precision(load_model_config(config.model), self.device.type).precision
+        if self.ranks is not None:
+            chosen = self.ranks.first(chosen)
+        return config.model_copy(update={"learner": config.learner.model_copy(update={"precision": chosen})})
+
     def _build(self, *, train: bool) -> LearnerModel:
         """Build the model that this learner is about, or with ``train`` false its reference."""
         return build_model(
             self.config.model,
-            self.config.learner.precision,
+            self.config.learner.computes_in,
             self.device,
             self.ranks,
             train=train,
@@ -318,7 +330,7 @@ class LearnerWorker:
 
     def _set_matmul_precision(self) -> str:
         learner = self.config.learner
-        chosen = choose_matmul_precision(learner.matmul_precision, learner.precision, self.device)
+        chosen = choose_matmul_precision(learner.matmul_precision, learner.computes_in, self.device)
         if self.ranks is not None:
             chosen = self.ranks.first(chosen)
         torch.set_float32_matmul_precision(chosen)

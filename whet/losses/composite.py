@@ -58,6 +58,16 @@ class PolicyLoss(WeightedLoss):
         parts = [self.surrogate.unit] if self.correction is None else [self.surrogate.unit, self.correction.unit]
         return "sequence" if "sequence" in parts else "token"
 
+    def zero_gradient(self, batch: Batch) -> Tensor:
+        """Equal rewards in a group give advantages of 0, and with them nothing else trains. A KL term with a
+        coefficient of 0 measures all tokens, so all are computed."""
+        if self.kl is not None or self.entropy_coefficient:
+            return super().zero_gradient(batch)
+        found = self.surrogate.zero_gradient(batch)
+        if self.positive_nll is not None and self.positive_nll.coefficient:
+            found &= batch.reward <= self.positive_nll.threshold
+        return found
+
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         surrogate, metrics = self.surrogate.per_token(output, batch)
         if self.correction is not None:

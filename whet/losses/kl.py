@@ -23,6 +23,8 @@ class KL(WeightedLoss):
 
     reads: ClassVar = frozenset({"reference_logprobs"})
 
+    bare: ClassVar = "coefficient"
+
     coefficient: float = Field(0.01, ge=0)
     estimator: Estimator = "k3"
     log_ratio_clamp: float = Field(20.0, gt=0)

@@ -6,6 +6,7 @@ weights were published since, d also holds their age. A correction turns d into 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from pydantic import Field
@@ -81,15 +82,17 @@ def mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batch) -> Te
 
 
 def mismatch_metrics(batch: Batch) -> Metrics:
-    """Measure how far apart sampler and learner are on the trained tokens, where the log-probs of both are known; in
-    front of each name stands ``mismatch/``.
+    """Measure how far apart sampler and learner are on the trained tokens for which both computed log-probs; in front
+    of each name stands ``mismatch/``.
 
     ``token_mult_prob_error``: mean exp|d| (1 is perfect); ``kl``: mean of exp(d) - 1 - d; ``max``: the largest |d|;
     ``sequence`` and ``sequence_max``: mean and maximum over sequences of exp(mean_t |d|).
     """
-    if batch.old_logprobs is None or batch.rollout_logprobs is None:
+    old, rollout = batch.old_logprobs, batch.rollout_logprobs
+    if old is None or rollout is None:
         return Metrics()
-    d = mismatch(batch.old_logprobs, batch.rollout_logprobs, batch)
+    batch = replace(batch, trained=batch.trained & ~old.isnan())
+    d = mismatch(old, rollout, batch)
     means = {MISMATCH: bounded_exp(d.abs()), "mismatch/kl": bounded_exp(d) - 1 - d}
     metrics = token_metrics(batch, means)
     sampled = batch.trained_per_sequence > 0

@@ -29,10 +29,20 @@ class PolicyGradient(WeightedLoss):
     and ``entropy/approximate`` (mean of -lp); ``entropy`` and ``kl`` (k3 to the reference) where they are known."""
 
     reads: ClassVar = frozenset({"advantages"})
+    scales_with_advantage: ClassVar[bool] = False
+    """Whether a token's value is its advantage times something finite, so that an advantage of 0 gives a gradient of
+    exactly 0."""
+
+    def zero_gradient(self, batch: Batch) -> Tensor:
+        if not self.scales_with_advantage:
+            return super().zero_gradient(batch)
+        return batch.per_sequence((batch.column("advantages") != 0).long()) == 0
 
 
 class PPOClip(PolicyGradient):
     """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), rho = exp(lp - lp_old) (PPO, arXiv 1707.06347)."""
+
+    scales_with_advantage: ClassVar = True
 
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.2, gt=0)
@@ -58,6 +68,7 @@ class GSPOClip(PolicyGradient):
     sequence's ratio, with the gradient through its own log-prob (the paper's GSPO-token). Weigh by sequence."""
 
     unit: ClassVar[Unit] = "sequence"
+    scales_with_advantage: ClassVar = True
 
     clip_low: float = Field(3e-4, gt=0)
     clip_high: float = Field(4e-4, gt=0)
@@ -75,6 +86,8 @@ class CISPOClip(PolicyGradient):
     """-sg(clip(rho, 0, 1 + clip_high)) A lp: the clip bounds a token's weight and never stops its gradient
     (MiniMax-M1, arXiv 2506.13585)."""
 
+    scales_with_advantage: ClassVar = True
+
     clip_high: float = Field(4.0, gt=0)
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
@@ -88,6 +101,8 @@ class CISPOClip(PolicyGradient):
 
 class Reinforce(PolicyGradient):
     """-A lp (Williams 1992; RLOO, arXiv 2402.14740). Exact for the first update after sampling only."""
+
+    scales_with_advantage: ClassVar = True
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         logprobs = at_trained(batch, output.logprobs)

@@ -38,6 +38,12 @@ class Pairs:
             members.setdefault(group, []).append(row)
         chosen, rejected = [], []
         for group, rows in members.items():
+            if len(rows) > 2 and len(set(batch.episode[rows].tolist())) < len(rows):
+                raise DataError(
+                    f"group {batch.group_uids[group]!r} has an episode of several branches (an agent rewrote its "
+                    "history, or began a second conversation); a preference pair is two answers of one branch each: "
+                    "choose grpo or another algorithm with advantages"
+                )
             if len(rows) != 2 or reward[rows[0]] == reward[rows[1]] or any(reward[row] != reward[row] for row in rows):
                 raise DataError(
                     f"group {batch.group_uids[group]!r} is no preference pair: it must hold two answers with different "
@@ -59,7 +65,7 @@ class Pairs:
         """Accuracy, margin and both rewards, as means over pairs. [P] each"""
         margin = chosen_reward - rejected_reward
         means = {
-            "accuracy": margin > 0,
+            "accuracy": _won(margin),
             "margin": margin,
             "chosen_reward": chosen_reward,
             "rejected_reward": rejected_reward,
@@ -167,5 +173,10 @@ class KTOLoss(WeightedLoss):
         trains = batch.trained_per_sequence > 0
         metrics = weighted_means(trains & desirable, {"preference/desirable_reward": rewards})
         metrics.merge(weighted_means(trains & ~desirable, {"preference/undesirable_reward": rewards}))
-        right = torch.where(desirable, rewards > 0, rewards < 0)
+        right = _won(torch.where(desirable, rewards, -rewards))
         return metrics.merge(weighted_means(trains, {"preference/accuracy": right}))
+
+
+def _won(margin: Tensor) -> Tensor:
+    """1 where the margin is above 0; a tie is half a win, so that a model that prefers nothing is right by half."""
+    return (margin > 0) + 0.5 * (margin == 0)

@@ -35,6 +35,11 @@ class WeightedLoss(Config, ABC):
     def unit(self) -> Unit:
         return "token"
 
+    def zero_gradient(self, batch: Batch) -> Tensor:
+        """Return the sequences whose loss and gradient are exactly 0, whatever the model says, [S] bool. The learner
+        doesn't compute them. By default none is."""
+        return torch.zeros(batch.sequences, dtype=torch.bool)
+
     @abstractmethod
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """The value of each token, [N], finite everywhere and 0 where untrained. The loss of a sequence or a pair is

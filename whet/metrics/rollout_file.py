@@ -35,6 +35,7 @@ class RolloutRecord:
     task: str = ""  # the task's uid
     sample: int = 0  # index of the episode in the group
     branch: int = 0  # index in the episode; reward, scores and status are the episode's
+    data: dict[str, str] = field(default_factory=dict)  # what graders are told of the task: an expected answer, say
     prompt: str = ""  # what the model saw first, as text
     answer: str = ""  # what it wrote, all trained spans
     messages: list[Message] = field(default_factory=list)

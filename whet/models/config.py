@@ -1,12 +1,14 @@
 """The settings of a model and of LoRA. Apart from the loading, so that a recipe is read without torch."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from whet.config import Config
+from whet.config.base import within
 from whet.fetch import smollm2
+from whet.fetch.model import check_model
 
 DeviceName = Literal["auto", "cpu", "cuda"]
 AttentionKernel = Literal["blocks", "flex", "varlen"]
@@ -35,6 +37,8 @@ class ModelConfig(Config):
     """The model's weights. ``path`` is the built-in ``smollm2-135m-instruct``, a folder, or an id on the Hugging Face
     Hub."""
 
+    bare: ClassVar = "path"
+
     path: str = smollm2.NAME
     lora: LoraSettings | None = None
     trust_remote_code: bool = False
@@ -42,9 +46,21 @@ class ModelConfig(Config):
     revision: str | None = None
     """Branch, tag or commit of a Hub id."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _path_alone(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: str) -> str:
         """A run may be resumed or exported from another working folder."""
         folder = Path(path).expanduser()
         return str(folder.resolve()) if folder.is_dir() else path
+
+
+def check_models(config: Config) -> None:
+    """Raise ``WhetError`` where a model that is named anywhere in it is missing here and can't be downloaded."""
+    for part in within(config):
+        if isinstance(part, ModelConfig):
+            check_model(part.path)

@@ -14,14 +14,13 @@ requests.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from whet.models.dense_attention import AttentionSettings, fused_attention, score_dtype
-from whet.routes import Ids
+from whet.models.prefix import Prefix
 
 NAME = "whet_decode"
 BLOCK = 64
@@ -77,21 +76,6 @@ def _softmax(scores: Tensor, settings: AttentionSettings, bias: Tensor) -> Tenso
     return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
 
 
-@dataclass(slots=True)
-class Prefix:
-    """The keys and values of one prompt. Never changes once filled."""
-
-    length: int
-    keys: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, D]
-    values: list[Tensor] = field(default_factory=list)  # per layer [kv_heads, length, Dv]
-    experts: Ids | None = None  # [length, layers, k], where they are recorded
-
-    def first(self, length: int) -> "Prefix":
-        """Return those of its first tokens, without a copy."""
-        experts = None if self.experts is None else self.experts[:length]
-        return Prefix(length, [x[:, :length] for x in self.keys], [x[:, :length] for x in self.values], experts)
-
-
 class Prefill:
     """A forward over several prompts packed one after another, of each what comes after its ``known`` beginning; fills
     one :class:`Prefix` for each.
@@ -110,9 +94,11 @@ class Prefill:
             if len(prefix.keys) != layer:
                 raise RuntimeError(f"attention layer {layer} was called as number {len(prefix.keys)}")
             part = slice(start, start + prefix.length - known.length)
-            prefix.keys.append(torch.cat([*known.keys[layer : layer + 1], key[0, :, part]], dim=1))
-            prefix.values.append(torch.cat([*known.values[layer : layer + 1], value[0, :, part]], dim=1))
-            out[0, part] = _causal(query[0, :, part], prefix.keys[layer], prefix.values[layer], settings)
+            before = (known.keys[layer], known.values[layer]) if known.length else ((), ())
+            prefix.keys.append((*before[0], key[0, :, part].clone(memory_format=torch.contiguous_format)))
+            prefix.values.append((*before[1], value[0, :, part].clone(memory_format=torch.contiguous_format)))
+            keys, values = torch.cat(prefix.keys[layer], dim=1), torch.cat(prefix.values[layer], dim=1)
+            out[0, part] = _causal(query[0, :, part], keys, values, settings)
             start = part.stop
         return out
 
@@ -188,17 +174,24 @@ class _Tiles:
         tile = len(self.rows)
         if not self.keys or tile == self.keys[0].shape[0]:
             self._grow(prefix, max(4, tile * 2))
-        for packed, source in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
-            packed[tile, :, : prefix.length] = source
-            packed[tile, :, prefix.length :] = 0
+        for packed, pieces in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
+            end = 0
+            for piece in pieces:
+                start, end = end, end + piece.shape[1]
+                packed[tile, :, start:end] = piece
+            packed[tile, :, end:] = 0
         self.prefixes.append(prefix)
         self.rows.append([row])
 
     def _grow(self, prefix: Prefix, tiles: int) -> None:
-        def grown(old: list[Tensor], like: list[Tensor]) -> list[Tensor]:
-            new = [x.new_zeros(tiles, x.shape[0], self.length, x.shape[2]) for x in like]
-            for target, source in zip(new, old, strict=False):
-                target[: source.shape[0]] = source
+        def grown(old: list[Tensor], like: list[tuple[Tensor, ...]]) -> list[Tensor]:
+            new = []
+            for layer, (x, *_) in enumerate(like):  # one layer at a time: the old one can go before the next is made
+                target = x.new_zeros(tiles, x.shape[0], self.length, x.shape[2])
+                if old:
+                    target[: old[layer].shape[0]] = old[layer]
+                    old[layer] = target
+                new.append(target)
             return new
 
         self.keys, self.values = grown(self.keys, prefix.keys), grown(self.values, prefix.values)
@@ -266,6 +259,8 @@ class DecodeCache:
         self.values: list[Tensor] = []
         self.tiles: dict[int, _Tiles] = {}
         self.padded = 0  # rows of the forward under way
+        self._biases: dict[int | None, Tensor] = {}
+        self._scores: dict[tuple[int, ...], Tensor] = {}
 
     @property
     def active(self) -> int:
@@ -305,6 +300,8 @@ class DecodeCache:
             self.prefixes[row], self.lengths[row] = self.prefixes[last], self.lengths[last]
         self.prefixes.pop()
         self.lengths.pop()
+        if not self.prefixes:  # a learner may need the memory next
+            self.span, self.keys, self.values, self._scores, self._biases = 0, [], [], {}, {}
 
     def begin(self) -> tuple[int, list[int]]:
         """Make room for one token per row. Returns the number of rows to run (padded) and the tokens' positions."""
@@ -314,11 +311,11 @@ class DecodeCache:
         self._lengths = torch.tensor(self.lengths + padding, device=self.device)
         self._prompts = torch.tensor([p.length for p in self.prefixes] + padding, device=self.device)
         self._rows = torch.arange(self.padded, device=self.device)
-        self._biases: dict[int | None, Tensor] = {}
+        self._biases = {}
         for tiles in self.tiles.values():
             tiles.index(self.device, self.padded)
         self._prompt_span = max(self.tiles)
-        self._scores: dict[tuple[int, ...], Tensor] = {}
+        self._scores = {}
         return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
 
     def commit(self) -> None:
@@ -333,9 +330,9 @@ class DecodeCache:
         self.span = -(-needed // BLOCK) * BLOCK
         first = self.prefixes[0]
 
-        def fitted(old: list[Tensor], like: list[Tensor]) -> list[Tensor]:
+        def fitted(old: list[Tensor], like: list[tuple[Tensor, ...]]) -> list[Tensor]:
             new = []
-            for layer, x in enumerate(like):  # one layer at a time: the old one can go before the next is made
+            for layer, (x, *_) in enumerate(like):  # one layer at a time: the old one can go before the next is made
                 target = x.new_zeros(self.capacity, x.shape[0], self.span, x.shape[2])
                 if old:
                     kept = min(self.span, old[layer].shape[2])

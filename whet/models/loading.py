@@ -47,7 +47,10 @@ def load_model_config(config: ModelConfig) -> "PretrainedConfig":
     from transformers import AutoConfig
 
     folder = fetch_model(config.path, config.revision, with_code=config.trust_remote_code, with_weights=False)
-    return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    except Exception as error:  # whatever a wrong config.json makes transformers say
+        raise _cannot_load(folder, error) from error
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
@@ -97,9 +100,28 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
             f"model folder {folder} has no *.safetensors file; other weight formats can run code when loaded"
         )
     disable_progress_bar()
-    return AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, use_safetensors=True, trust_remote_code=config.trust_remote_code
-    )
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+        )
+    except Exception as error:  # damaged files raise errors of many libraries
+        raise _cannot_load(folder, error) from error
+    if missing := sorted(info["missing_keys"]):
+        raise WhetError(
+            f"model folder {folder}: its *.safetensors files lack {len(missing)} of the weights that its config.json "
+            f"asks for, such as {', '.join(missing[:3])}; they would start from random numbers. Download or export the "
+            "model again, or mend config.json"
+        )
+    return model
+
+
+def _cannot_load(folder: Path, error: Exception) -> WhetError:
+    text = str(error).strip().partition("\n")[0]
+    return WhetError(f"the model in {folder} can't be loaded: {type(error).__name__}: {text}")
 
 
 def _empty(config: ModelConfig, dtype: torch.dtype) -> Any:

@@ -1,11 +1,15 @@
 """Linear layers that keep their weight a second time in the order in which oneDNN's kernel reads it.
 
-Otherwise the kernel reorders the weight in every call: with few rows, as in decoding, a tenth of the time on a CPU. The
-layers' own weights stay the truth: copy new values into them and the next product uses them.
+Otherwise the kernel reorders the weight in every call: with few rows, as in decoding, a tenth of the time on a CPU. In
+float32 the plain product loses that only where the weight is as wide as a vocabulary; elsewhere a copy would cost
+memory and the time to make it after each refit. The layers' own weights stay the truth: copy new values into them and
+the next product uses them.
 """
 
 import torch
 from torch import Tensor, nn
+
+_WIDE = 8192  # outputs from which a copy pays in float32
 
 
 class PackedLinear:
@@ -47,7 +51,13 @@ def can_pack(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
+def pays(weight: Tensor) -> bool:
+    """Return whether products of a few rows with a packed copy are faster by more than the copy costs."""
+    return can_pack(weight) and (weight.dtype != torch.float32 or weight.shape[0] >= _WIDE)
+
+
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Put a ``PackedLinear`` behind each plain linear layer of ``model`` that has none and can; returns them."""
+    """Put a ``PackedLinear`` behind each plain linear layer of ``model`` that has none and where it pays; returns
+    them."""
     linears = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
-    return [PackedLinear(linear) for linear in linears if can_pack(linear.weight)]
+    return [PackedLinear(linear) for linear in linears if pays(linear.weight)]

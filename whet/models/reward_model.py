@@ -11,6 +11,7 @@ import torch
 
 from whet.batch import Batch
 from whet.data.control_tokens import ControlTokens
+from whet.environments.reward_model_process import CutScore
 from whet.errors import DataError, WhetError
 from whet.models.config import ModelConfig
 from whet.models.forest_attention import forest_hidden, supports_forest, use_forest_attention
@@ -58,22 +59,48 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, conversations: list[dict[str, Any]]) -> list[float | str]:
-        """The score of each conversation (``messages`` and ``tools``), or why it has none."""
+        """The score of each conversation (``messages`` and ``tools``), a ``CutScore`` where its replies had to be cut,
+        or why it has none."""
         found: list[float | str] = [""] * len(conversations)
+        cut = [False] * len(conversations)
         prompts: dict[str, dict[int, list[int]]] = {}
         for index, conversation in enumerate(conversations):
             try:
-                tokens = self._tokens(**conversation)
+                tokens, cut[index] = self._fitting(**conversation)
             except DataError as error:
                 found[index] = str(error)
             else:
-                prompt = json.dumps([conversation["messages"][:-1], conversation["tools"]])
+                own = index if cut[index] else None  # its earlier replies are cut as well
+                prompt = json.dumps([own, conversation["messages"][:-1], conversation["tools"]])
                 prompts.setdefault(prompt, {})[index] = tokens
         if prompts:
             scores = self._read([list(rows.values()) for rows in prompts.values()])
             for index, score in zip([index for rows in prompts.values() for index in rows], scores, strict=True):
-                found[index] = score
+                found[index] = CutScore(score) if cut[index] else score
         return found
+
+    def _fitting(self, messages: list[Any], tools: list[Any] | None) -> tuple[list[int], bool]:
+        """Return the tokens of a conversation that is not too long for the model, and whether it was made so: then its
+        replies are cut to the greatest common length that fits, each with its proper end, so that who writes too much
+        is judged by how it begins. Raises ``DataError`` where the rest alone is too long."""
+        tokens = self._tokens(messages, tools)
+        if self.longest is None or len(tokens) <= self.longest:
+            return tokens, False
+        found = None
+        fits, too_long = -1, 1 + max(len(message["content"]) for message in messages)
+        while too_long - fits > 1:
+            middle = (fits + too_long) // 2
+            tried = self._tokens([_cut(message, middle) for message in messages], tools)
+            if len(tried) <= self.longest:
+                fits, found = middle, tried
+            else:
+                too_long = middle
+        if found is None:
+            raise DataError(
+                f"the conversation has {len(tokens)} tokens, the reward model reads at most {self.longest}, and "
+                "without the replies it is still too long: lower sampling.max_prompt_tokens or max_observation_tokens"
+            )
+        return found, True
 
     def _tokens(self, messages: list[Any], tools: list[Any] | None) -> list[int]:
         from jinja2 import TemplateError
@@ -83,8 +110,6 @@ class RewardModel:
             tokens = self.control.encode(self.control.render(write, messages, tools))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
-        if self.longest is not None and len(tokens) > self.longest:
-            raise DataError(f"the conversation has {len(tokens)} tokens, the reward model reads at most {self.longest}")
         while len(tokens) > 1 and tokens[-1] == self.padding:  # a classifier reads the last token that isn't padding
             tokens.pop()
         return tokens
@@ -121,12 +146,21 @@ class RewardModel:
             )
 
 
+def _cut(message: dict[str, Any], characters: int) -> dict[str, Any]:
+    """Return a message; of a reply, the beginning of what it says, without thoughts and calls."""
+    if message["role"] != "assistant":
+        return message
+    return {"role": "assistant", "content": message["content"][:characters]}
+
+
 @cache
 def load(model: str, revision: str | None, device: str, dtype: str, threads: int) -> RewardModel:
     """Return the process's reward model, loaded at the first call."""
     return RewardModel(model, revision, device, dtype, threads)
 
 
-def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str]:
-    """Return the scores that the model of these settings, those of ``load``, gives."""
-    return load(*settings).scores(conversations)
+def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str | list[float]]:
+    """Return the scores that the model of these settings, those of ``load``, gives; a ``CutScore`` alone in a list, for
+    only plain values pass between processes."""
+    found = load(*settings).scores(conversations)
+    return [[float(one)] if isinstance(one, CutScore) else one for one in found]

@@ -56,7 +56,24 @@ def cannot_replay(config: "PretrainedConfig") -> str | None:
     kind = config.get_text_config().model_type
     if kind in _WEIGHTS:
         return None
-    return f"rollouts.router_replay is about experts of {', '.join(sorted(_WEIGHTS))}, and this model is a {kind}"
+    known = ", ".join(sorted(_WEIGHTS))
+    return f"rollouts.router_replay is about experts of {known}, and this model is a {kind}; leave it out"
+
+
+def has_experts(config: "PretrainedConfig") -> bool:
+    """Return whether it is a mixture of experts."""
+    text = config.get_text_config()
+    return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+
+
+def experts_missing(config: "PretrainedConfig", replay: bool, balance: bool) -> str | None:
+    """Return why such a model can't do what a recipe asks of its experts, in words."""
+    if replay and (why := cannot_replay(config)) is not None:
+        return why
+    if balance and not has_experts(config):
+        kind = config.get_text_config().model_type
+        return f"learner.balance is about experts, and this model, a {kind}, has none; leave it out"
+    return None
 
 
 def _routers(module: nn.Module) -> list[nn.Module]:

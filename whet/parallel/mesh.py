@@ -186,16 +186,9 @@ def check_devices(devices: Sequence[str]) -> None:
 
 
 def _meet(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
-    host, _, port = info.rendezvous.rpartition(":")
-    if not host or not port.isdecimal():
-        raise WhetError(
-            f"a learner of {info.ranks} ranks needs a process for each and a place to meet, but it was given "
-            f"{info.rendezvous or 'none'}; use a cluster of processes, or set every size of parallel to 1"
-        )
     backend, bound = ("cpu:gloo,cuda:nccl", device) if device.type == "cuda" else ("gloo", None)
     try:
-        listening = _listen(host, int(port)) if info.rank == 0 else None
-        store = dist.TCPStore(host, int(port), info.ranks, info.rank == 0, timeout, master_listen_fd=listening)
+        store = _store(info, timeout)
         if bound is not None:  # before NCCL, which says less where two ranks have one GPU
             store.set(f"gpu of {info.rank}", device_id(device))
             check_devices([store.get(f"gpu of {rank}").decode() for rank in range(info.ranks)])
@@ -205,9 +198,25 @@ def _meet(info: RankInfo, device: torch.device, timeout: timedelta) -> None:
         )
     except (dist.DistError, OSError) as error:
         raise WhetError(
-            f"rank {info.rank} did not meet the other {info.ranks - 1} ranks at {info.rendezvous} within "
+            f"rank {info.rank} did not meet the other {info.ranks - 1} ranks at {info.store or info.rendezvous} within "
             f"{timeout.total_seconds():.0f} s: {error}"
         ) from error
+
+
+def _store(info: RankInfo, timeout: timedelta) -> dist.Store:
+    """Return the store in which ranks find each other's addresses: a private file, or a port of rank 0."""
+    if info.store:
+        file = dist.FileStore(info.store, info.ranks)
+        file.set_timeout(timeout)
+        return file
+    host, _, port = info.rendezvous.rpartition(":")
+    if not host or not port.isdecimal():
+        raise WhetError(
+            f"a learner of {info.ranks} ranks needs a process for each and a place to meet, but it was given "
+            f"{info.rendezvous or 'none'}; use a cluster of processes, or set every size of parallel to 1"
+        )
+    listening = _listen(host, int(port)) if info.rank == 0 else None
+    return dist.TCPStore(host, int(port), info.ranks, info.rank == 0, timeout, master_listen_fd=listening)
 
 
 def _listen(host: str, port: int) -> int:

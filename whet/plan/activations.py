@@ -15,6 +15,7 @@ from whet.models.config import LoraSettings
 from whet.models.experts import experts_of
 from whet.models.forest_attention import NAME, ForestLayout, register, supports_forest
 from whet.models.loading import lora_targets
+from whet.models.routing import has_experts
 from whet.models.stages import layers_of
 from whet.models.state_forest import new_cache, steps, tensors_of
 
@@ -97,7 +98,7 @@ def activation_bytes(
     # Grouped products of experts have no shape rule for float32.
     weights = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}[precision]
     mixed = precision == "bfloat16"
-    if _has_experts(config):
+    if has_experts(config):
         weights, mixed = torch.bfloat16, False
     kept: dict[int, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -143,11 +144,6 @@ def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
 
 def _numbers(module: torch.nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
-
-
-def _has_experts(config: "PretrainedConfig") -> bool:
-    text = config.get_text_config()
-    return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
 def _cached(config: "PretrainedConfig") -> tuple[int, int]:

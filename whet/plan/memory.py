@@ -67,7 +67,7 @@ def learner_memory(
     whole micro-batch in the whole model, ``layer`` those in one layer; ``hidden_states`` counts the numbers in those of
     all micro-batches of a step; ``reference`` is the bytes of frozen weights held beside; ``asynchronous``: checkpoints
     are saved from a copy; ``moment`` is the bytes of one of AdamW's, where they differ from a weight's."""
-    master, computing, stage = _MASTER[config.precision], BYTES[config.precision], stage or Stage()
+    master, computing, stage = _MASTER[config.computes_in], BYTES[config.computes_in], stage or Stage()
     always = {"weights": held.weights, "reference": reference, "optimizer": 2 * held.trained * (moment or master)}
     if asynchronous:
         always["copy that is saved (CPU)"] = 3 * held.trained * master
@@ -96,7 +96,7 @@ def learner_memory(
 def _casts(size: ModelSize, config: LearnerConfig, parallel: ParallelConfig, held: Held) -> int:
     """Return the bytes of the copies that autocast makes of trained matrices and keeps until a forward pass ends. FSDP
     gathers them in that type; without recomputation they are among the activations that the backward pass reads."""
-    makes = config.precision == "bfloat16" and config.activation_checkpointing and parallel.ranks == 1
+    makes = config.computes_in == "bfloat16" and config.activation_checkpointing and parallel.ranks == 1
     return size.linear * BYTES["bfloat16"] if makes and held.trained >= size.linear else 0
 
 

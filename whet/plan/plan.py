@@ -13,8 +13,9 @@ from whet.data.rows import PreferenceRows
 from whet.errors import WhetError
 from whet.files import in_words
 from whet.generators.torch_config import TorchGeneratorConfig
+from whet.machine import decide
 from whet.models.loading import load_model_config
-from whet.models.routing import cannot_replay
+from whet.models.routing import experts_missing
 from whet.plan.activations import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.plan.layout import Held, Stage, lay_out, stages
 from whet.plan.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
@@ -37,10 +38,12 @@ class Plan:
     layout: list[str]  # one line for each dimension that is larger than 1
     models: dict[str, ModelSize]  # by role
     tokens: int  # of the fullest micro-batch
+    batch: str  # what a step learns from, and what all steps take, in words
     processes: dict[str, Memory]  # the memory of one process of each kind
     refit: int  # moved by one publication of weights
     refit_tensors: int
     first_refit: int | None = None  # moved by the first publication, where it is more
+    precision: str = ""  # of learner and generator, and why
     warnings: list[str] = field(default_factory=list)
 
 
@@ -48,11 +51,13 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
     """Plan a recipe. ``runtime``: bytes of a process that has only imported torch and transformers; on a ``gpu``, of
     which all sizes are then, those of CUDA. ``available``: bytes of one device, for the warning that a rank doesn't
     fit."""
+    recipe, decision = decide(recipe, starts=False)
     runtime = CUDA_CONTEXT if gpu else runtime
     parallel = recipe.parallel
     lengths, _ = _micro_batches(recipe)
     here = Memory({"runtime": runtime})
-    plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), {"this process": here}, 0, 0)
+    plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), _batch(recipe), {"this process": here}, 0, 0)
+    plan.precision = str(decision)
     apart = recipe.cluster.has_processes
     several = len(recipe.algorithm.roles) > 1
     for role in recipe.algorithm.roles:
@@ -65,6 +70,19 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
         _add_generator(plan, recipe, runtime)
     plan.warnings += _warnings(plan, recipe, available)
     return plan
+
+
+def _batch(recipe: "Recipe") -> str:
+    """Say what a step learns from, whatever its micro-batches, and what all steps take."""
+    groups, steps = recipe.data.groups_per_step, recipe.steps
+    if groups is None and isinstance(recipe.algorithm, OnlineAlgorithm):
+        prompts, size = recipe.rollouts.prompts_per_step, recipe.algorithm.group_size
+        step, taken, what = f"{prompts:,} prompts x {size} answers = {prompts * size:,} answers", prompts, "prompts"
+    else:
+        taken, what = groups or recipe.rollouts.prompts_per_step, "rows"
+        step = f"{taken:,} rows"
+    total = taken * steps
+    return f"{step}; {steps:,} steps take {total:,} {what}, which are {total:,} / (number of {what}) epochs"
 
 
 def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tuple[Stage, Memory]]:
@@ -81,7 +99,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
     for stage in stages(size.layers, parallel, micro_batches):
         try:
             held, frozen = (
-                lay_out(model, parallel, learner.precision, train=train, value_head=value, rank=stage.rank)
+                lay_out(model, parallel, learner.computes_in, train=train, value_head=value, rank=stage.rank)
                 if wanted
                 else Held(0, 0)
                 for train, wanted in ((trains, True), (False, beside))
@@ -155,6 +173,7 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
     """Return the sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and the
     number of micro-batches of each shard of the data."""
     most = recipe.learner.max_tokens
+    packed = min(recipe.learner.pack_tokens or most, most)
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
         rows = recipe.rows
         longest = min(most, rows.max_tokens or most)
@@ -166,7 +185,7 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
             recipe.sampling.max_prompt_tokens + recipe.algorithm.group_size * answer
         )
     each = -(-step // (recipe.parallel.ranks // recipe.parallel.ranks_per_shard))
-    return [longest] * max(1, round(min(most, each) / longest)), -(-each // most)
+    return [longest] * max(1, round(min(packed, each) / longest)), -(-each // max(packed, longest))
 
 
 @cache
@@ -174,8 +193,8 @@ def _activations(model: "ModelConfig", learner: "LearnerConfig", lengths: tuple[
     """Return the bytes that a micro-batch keeps for its backward pass, of all layers and of one layer."""
     config = load_model_config(model)
     some = list(lengths[: max(1, _TRACED // lengths[0])])
-    kept = activation_bytes(config, some, precision=learner.precision, checkpointing=learner.activation_checkpointing)
-    layer = layer_bytes(config, some, precision=learner.precision)
+    kept = activation_bytes(config, some, precision=learner.computes_in, checkpointing=learner.activation_checkpointing)
+    layer = layer_bytes(config, some, precision=learner.computes_in)
     return kept * sum(lengths) // sum(some), layer * sum(lengths) // sum(some)
 
 
@@ -211,10 +230,14 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
         if available and memory.peak() > available:
             found.append(
                 f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
-                "parallel.fsdp, lower learner.max_tokens, or set learner.activation_checkpointing=true"
+                "parallel.fsdp, lower learner.pack_tokens, or set learner.activation_checkpointing=true"
             )
     if available and recipe.devices.placement == "colocated":
         found += _crowded(plan, available)
+    replays = isinstance(recipe.algorithm, OnlineAlgorithm) and recipe.rollouts.router_replay
+    balances = recipe.learner.balance is not None
+    if reason := experts_missing(load_model_config(recipe.model), replays, balances):
+        found.append(reason)
     micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
     if micro_batches < pipeline:
         found.append(
@@ -223,8 +246,6 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
         )
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         reason = recipe.generator.cannot_run(load_model_config(recipe.model))
-        if reason is None and recipe.rollouts.router_replay:
-            reason = cannot_replay(load_model_config(recipe.model))
         found += [reason] if reason is not None else []
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:

@@ -31,6 +31,7 @@ from whet.errors import DeadlineError, WorkerError
 log = logging.getLogger(__name__)
 
 KILL_S = 10.0  # a killed process is gone in less
+_FILES = 8  # that may come with a request
 COPIED = 71  # exit status of a copy of a child that user code made with os.fork
 
 # Linux takes the end of the thread that started a process for the end of its parent, so this one never ends.
@@ -195,7 +196,7 @@ def _receive(link: socket.socket, end: float | None) -> tuple[bytearray, list[in
         return received
 
     link.settimeout(_left(end))
-    head, files, _, _ = socket.recv_fds(link, 8, 4)
+    head, files, _, _ = socket.recv_fds(link, 8, _FILES)
     if not head:
         raise EOFError
     return exactly(int.from_bytes(head + exactly(8 - len(head)), "big")), files

@@ -17,8 +17,10 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
-from whet.errors import DeadlineError
+from whet.errors import DeadlineError, WhetError
+from whet.processes.loop_thread import described
 from whet.processes.malloc import keep_freed_memory
+from whet.processes.sentinel import endings_are_errors, watched
 from whet.processes.threads import JobThread, named
 
 T = TypeVar("T")
@@ -50,9 +52,12 @@ def compute_now(work: Callable[[*Ts], T], *args: *Ts) -> T:
     return work(*args) if COMPUTE.is_current else COMPUTE.submit(work, *args).result(DEADLINE)
 
 
-def run_computing(main: Coroutine[Any, Any, T]) -> T:
+def run_computing(main: Coroutine[Any, Any, T], after: str = "") -> T:
     """``asyncio.run`` for what computes: with a compute thread that ends with it. What this thread itself does with
-    torch meanwhile (in user code, say) runs on one thread, so that it never makes a second team."""
+    torch meanwhile (in user code, say) runs on one thread, so that it never makes a second team.
+
+    User code may not end the process: raises ``WhetError`` where some tries to. ``after`` is what a user is told to do
+    where the process ends all the same."""
     import torch
 
     keep_freed_memory()
@@ -61,8 +66,16 @@ def run_computing(main: Coroutine[Any, Any, T]) -> T:
     COMPUTE.end()  # one that was started before has not been prepared
     COMPUTE.prepare = partial(torch.set_num_threads, threads)
     try:
-        return asyncio.run(main)
+        with endings_are_errors():
+            return asyncio.run(_watched(main, after))
+    except SystemExit as error:
+        raise WhetError(f"some code of the run tried to end the process: {described(error)}") from error
     finally:
         COMPUTE.end()
         COMPUTE.prepare = None
         torch.set_num_threads(threads)
+
+
+async def _watched(main: Coroutine[Any, Any, T], after: str) -> T:
+    with watched(after):  # here, because by now the loop has a handler for interrupts
+        return await main

@@ -36,7 +36,8 @@ _DENIED = """
     msgget 68 186, semget 64 190, mq_open 240 180, setpriority 141 140, ioprio_set 251 30, sched_setparam 142 118,
     sched_setscheduler 144 119, sched_setaffinity 203 122, sched_setattr 314 274, migrate_pages 256 238,
     move_pages 279 239, mbind 237 235, set_mempolicy 238 237, seccomp 317 277, iopl 172 -, ioperm 173 -,
-    modify_ldt 154 -, uselib 134 -, lookup_dcookie 212 18
+    modify_ldt 154 -, uselib 134 -, lookup_dcookie 212 18, flock 73 32, inotify_init 253 -, inotify_init1 294 26,
+    setsockopt 54 208, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7
 """
 _NEW = 424
 # Column, architecture; clone, socket and prlimit.

@@ -6,13 +6,13 @@ blocks; ``blocked_at`` says where. What is left behind is named in ``left_behind
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import sys
 import sysconfig
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +21,7 @@ from typing import TypeVar, TypeVarTuple
 
 from whet.closing import left_behind
 from whet.errors import WhetError
+from whet.processes.user_code import own_frames
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -51,8 +52,9 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     async def run(self, call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
-        """Return ``await call(*args)``. Raises what it raises, ``Escape`` for what is no
-        ``Exception``. A caller that is cancelled does not wait for the call to end."""
+        """Return ``await call(*args)``, or ``call(*args)`` where user code has a plain function in its place. Raises
+        what it raises, ``Escape`` for what is not an ``Exception``. A caller that is cancelled does not wait for the
+        call to end."""
         if self._ended:
             raise WhetError(f"{self.name} is closed")
         if not self._thread.ident:
@@ -115,21 +117,22 @@ def end_copies(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def described(error: BaseException) -> str:
-    """An exception and the line that raised it; of our own errors, the message. Never raises, whatever the exception's
-    own methods do."""
+    """An exception and the line that raised it, the user's own where there is one; of our own errors, the message.
+    Never raises, whatever the exception's own methods do."""
     if isinstance(error, Escape | WhetError):
         return str(error)
     try:
         text = repr(error)
     except BaseException:
         text = f"{type(error).__name__}, whose text can't be had,"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = own_frames(error)
     return f"{text} at {frames[-1].filename}:{frames[-1].lineno}" if frames else text
 
 
 async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
     try:
-        return await call(*args)
+        result = call(*args)
+        return await result if inspect.isawaitable(result) else result
     except Exception:
         raise
     except BaseException as error:

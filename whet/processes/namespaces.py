@@ -28,21 +28,33 @@ _INODES = 2000
 
 def needed_by_python() -> list[str]:
     """What a running Python reads: its standard library, shared libraries, and the world's time zones."""
-    own = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})]
     system = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"]
-    return [path for path in (f"{sys.base_prefix}/lib", *own, *system) if Path(path).exists()]
+    return [path for path in (f"{sys.base_prefix}/lib", *_standard_library(), *system) if Path(path).exists()]
 
 
-def enter(readable: Sequence[str], disk: int) -> bool:
-    """Go on in a new world, as its process 1: ``readable`` is all that can be read, and ``/tmp``, of ``disk`` bytes,
-    all that can be written. Return whether ``STRANGER`` is a user there. Raises ``OSError`` where it can't be."""
-    two_users = os.geteuid() == 0
+def installed() -> list[str]:
+    """The folders inside these with what was installed beside the standard library."""
+    places = [f"{path}/{name}" for path in _standard_library() for name in ("site-packages", "dist-packages")]
+    return [path for path in (*places, "/usr/lib/python3/dist-packages") if Path(path).is_dir()]
+
+
+def _standard_library() -> list[str]:
+    return [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib", vars={"platbase": sys.base_exec_prefix})]
+
+
+def enter(readable: Sequence[str], hidden: Sequence[str], disk: int) -> bool:
+    """Go on in a new world, as its process 1: ``readable`` is all that can be read, but for what is ``hidden`` in it,
+    and ``/tmp``, of ``disk`` bytes, all that can be written. Return whether ``STRANGER`` is a user there. Raises
+    ``OSError`` where it can't be."""
+    two_users = os.geteuid() == 0 and all(map(_has_nobody, ("uid", "gid")))
     _unshare(two_users)
     call("mount", None, b"/", None, _PRIVATE, None)
     root = "/proc"  # a folder that is always there, and that nothing needed lies in
     call("mount", b"world", root.encode(), b"tmpfs", _NO_SUID | _NO_DEVICES, b"size=1m,mode=755")
     for path in [*readable, *_DEVICES]:
         _show(path, root + path)
+    for path in filter(os.path.isdir, (root + path for path in hidden)):
+        call("mount", b"hidden", path.encode(), b"tmpfs", _READ_ONLY | _NO_SUID | _NO_DEVICES, b"size=4k,nr_inodes=1")
     os.mkdir(f"{root}/tmp")
     limits = f"size={disk},nr_inodes={_INODES},mode=1777".encode()
     call("mount", b"tmp", f"{root}/tmp".encode(), b"tmpfs", _NO_SUID | _NO_DEVICES | _NO_EXECUTION, limits)
@@ -59,6 +71,12 @@ def enter(readable: Sequence[str], disk: int) -> bool:
     die_with(before)
     carry_on()
     return two_users
+
+
+def _has_nobody(kind: str) -> bool:
+    """Whether there is such a user here; a root whose own namespace has one user alone can't name a second."""
+    lines = [list(map(int, line.split())) for line in Path(f"/proc/self/{kind}_map").read_text().splitlines()]
+    return any(first <= _NOBODY < first + count for first, _, count in lines)
 
 
 def bubblewrap(readable: Sequence[str], disk: int) -> list[str]:

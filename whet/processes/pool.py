@@ -1,7 +1,7 @@
 """Calls of functions in worker processes that can be killed: plain arguments go in, JSON values come out.
 
 What was written by a model may hang a parser, eat the memory or crash the interpreter: then the call fails with an
-error that says so. A worker that can't start, or a function that raises, is somebody else's fault and another error.
+error that says so. A worker that can't start, or a function that raises, is another error.
 A worker contains runaway computations. It is no sandbox: functions called here must not run what they are given.
 
 Who waits for whom: ``Pool.call`` waits for one of ``workers`` threads; each of them owns one process and waits for its
@@ -9,31 +9,33 @@ reply until the deadline. A worker that was lost is replaced by the next call.
 """
 
 import asyncio
-import contextlib
 import json
-import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pydantic import Field
 
 from whet.config import Config
-from whet.errors import DeadlineError, WhetError
+from whet.errors import CallError, DeadlineError, WhetError
 from whet.processes.child import Child, ChildDied, thread_settings
 
 Function = Callable[..., Any] | str
 """A function that can be imported by name, or that name, ``module:name``, where this process must not import it."""
 
+Around = Callable[[Callable[[Sequence[int]], Any]], Any]
+"""Makes one try of a call: opens files, hands their numbers to the function that it is given, which returns the result,
+and makes of that what the caller gets."""
 
-class CallTimeout(WhetError):
+
+class CallTimeout(CallError):
     """A call used up the CPU seconds, or twice the deadline."""
 
 
-class CallCrash(WhetError):
+class CallCrash(CallError):
     """A call killed two healthy workers (memory, recursion, a crash of the interpreter)."""
 
 
@@ -83,23 +85,23 @@ class Pool:
         self.children = set[Child]()  # the workers there are now
         self._own = threading.local()  # each thread's child
         self._threads = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="whet-pool")
-        self.closed = False
+        self.closed = self._started = False
 
-    async def call(self, function: Function, *args: Any, unread: bytes | None = None) -> Any:
+    async def call(self, function: Function, *args: Any) -> Any:
         """Return ``function(*args)``, run in a worker. The function is importable by name, its result is a JSON value.
-        ``unread``: what the worker itself must not know: its last argument is the number of an open file with it.
 
-        Raises ``CallTimeout`` or ``CallCrash`` when the arguments break healthy workers, ``WhetError`` when a worker
-        can't start or the function raises.
+        Raises ``CallError``, ``CallTimeout`` or ``CallCrash`` when the arguments break healthy workers or the function
+        raises, ``WhetError`` when no worker can start.
         """
-        return await asyncio.wrap_future(self.submit(function, *args, unread=unread))
+        return await asyncio.wrap_future(self.submit(function, *args))
 
-    def submit(self, function: Function, *args: Any, unread: bytes | None = None) -> Future[Any]:
-        """Do the same for callers without an event loop."""
+    def submit(self, function: Function, *args: Any, around: Around | None = None) -> Future[Any]:
+        """Do the same for callers without an event loop. ``around``: gives the function open files, whose numbers are
+        its last arguments; what is in them never passes through the worker's requests and replies."""
         request = pickle.dumps((_path(function), args, self.limits.cpu_s))
         with self._lock:
             self._check_open()
-            return self._threads.submit(self._call, request, unread)
+            return self._threads.submit(self._call, request, around)
 
     def close(self) -> None:
         """Kill the workers. Calls under way raise ``WhetError``."""
@@ -110,13 +112,16 @@ class Pool:
             child.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _call(self, request: bytes, unread: bytes | None) -> Any:
-        failure: WhetError
+    def _call(self, request: bytes, around: Around | None) -> Any:
+        failure: CallError
+
+        def exchange(files: Sequence[int]) -> Any:
+            return _result(child.exchange(request, self.limits.deadline_s, files))
+
         for _ in range(2):
             child = self._worker()
             try:
-                with _file(unread) as files:
-                    return _result(child.exchange(request, self.limits.deadline_s, files))
+                return around(exchange) if around else exchange(())
             except DeadlineError:
                 failure = CallTimeout(f"a call hit its deadline of {self.limits.deadline_s:g} s")
             except ChildDied as death:
@@ -145,10 +150,12 @@ class Pool:
             _result(child.exchange(self._prepare, self.limits.start_s))
         except WhetError as problem:
             self._lose(child)
-            raise WhetError(
+            kind = CallError if self._started else WhetError  # what has worked may work again
+            raise kind(
                 f"a worker process could not start: {problem}; see its messages above, and give it more memory_gib or "
                 "start_s if it needs them"
             ) from None
+        self._started = True
         return child
 
     def _lose(self, child: Child) -> None:
@@ -167,22 +174,10 @@ class Pool:
 def _result(reply: bytearray) -> Any:
     found = json.loads(reply)
     if "error" in found:
-        raise WhetError(found["error"])
+        raise CallError(found["error"])
     if "bug" in found:
-        raise WhetError(f"a function failed in its worker process, which is a bug of the function:\n{found['bug']}")
+        raise CallError(f"a function failed in its worker process, which is a bug of the function:\n{found['bug']}")
     return found["result"]
-
-
-@contextlib.contextmanager
-def _file(unread: bytes | None) -> Iterator[list[int]]:
-    """Yield the number of an open file with that, if there is any."""
-    if unread is None:
-        yield []
-        return
-    with open(os.memfd_create("unread"), "wb") as file:
-        file.write(unread)
-        file.flush()
-        yield [file.fileno()]
 
 
 def _path(function: Function) -> str:

@@ -3,11 +3,13 @@ its own, and nothing of it left when the next one starts.
 
     worker, process 1 of its world
       ├── copy: the program ◀── calls, values ──▶ copy: its tests, where it has any
-      │     stdin, stdout, stderr: files in memory
-      └── /tmp, emptied after each run
+      │     source, stdin, stdout, stderr: files in memory, made and read by the owner
+      └── /tmp, emptied by another copy after each run
 
-The tests come as a file that the worker itself never reads, so that no program is copied from a process that knows
-them. Who waits for whom: the worker waits for the tests, or else for the program, until the deadline, and kills both.
+A program can read all the memory of its process, so also what the worker had in its own when it was copied. That is
+why the worker learns nothing: sources, inputs, tests, outputs and verdicts are files in memory that it hands on and
+never reads. Who waits for whom: the worker waits for the tests, or else for the program, until the deadline, and kills
+both.
 """
 
 import atexit
@@ -30,20 +32,18 @@ from typing import TypedDict
 
 from whet.errors import WhetError
 from whet.processes.confinement import AWAY, Confinement, limit
-from whet.processes.namespaces import enter
+from whet.processes.namespaces import enter, needed_by_python
 from whet.processes.remote_calls import answer_calls, load_program, run_tests
 
 _WARM = ("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "io")
 _WARMER = ("itertools", "json", "math", "operator", "random", "re", "statistics", "string", "typing")
 
 
-class Ended(TypedDict):
+class Status(TypedDict):
     """How a program ended; where it has tests, how they did."""
 
     status: int  # the exit status, or minus the signal that killed it
     late: bool  # it took more time than it may
-    out: str  # what the program printed
-    err: str
 
 
 class _Worker:
@@ -51,56 +51,53 @@ class _Worker:
 
     confinement: Confinement | None = None
     limits: dict[str, int]
-    output: int
+    soiled: bool = False
 
 
-def set_up(isolation: str, readable: Sequence[str], disk: int, output: int, limits: dict[str, int]) -> None:
+def set_up(isolation: str, readable: Sequence[str], hidden: Sequence[str], disk: int, limits: dict[str, int]) -> None:
     """Make this worker fit for programs. ``isolation``: "namespaces", which it enters; "bubblewrap", which started it;
-    or "none". ``output``: bytes that are kept of what a program prints. Raises ``WhetError`` where it can't be."""
+    or "none". Nothing can be imported from ``hidden`` folders. Raises ``WhetError`` where it can't be."""
     for name in (*_WARM, *_WARMER):
         importlib.import_module(name)
-    _Worker.limits, _Worker.output = limits, output
+    _Worker.limits = limits
     if isolation != "none":
-        sys.path[:] = [path for path in sys.path if any(path.startswith(place) for place in readable)]
+        paths = [path for path in sys.path if any(path.startswith(place) for place in readable) and path not in hidden]
+        sys.path[:] = dict.fromkeys(paths + [path for path in readable if path not in needed_by_python()])
+        sys.orig_argv = []  # of which the owner's folders are a part
         try:
-            stranger = enter(readable, disk) if isolation == "namespaces" else False
+            stranger = enter(readable, hidden, disk) if isolation == "namespaces" else False
             _Worker.confinement = Confinement([*readable, "/dev"], ["/tmp", "/dev/null"], stranger)
         except OSError as error:
             raise WhetError(str(error)) from None
     gc.freeze()  # what is there stays shared with the copies
 
 
-def run(source: str, stdin: str, name: str, seconds: float, *tests: int) -> Ended:
-    """Run a program as the module of that ``name``, for so many ``seconds``. ``tests``: the number of the file with
-    what calls its functions."""
-    folder = "/tmp" if _Worker.confinement else tempfile.mkdtemp(prefix="whet-program-")
-    if os.listdir(folder):
+def run(name: str, seconds: float, source: int, given: int, out: int, err: int, *checks: int) -> Status:
+    """Run a program as the module of that ``name``, for so many ``seconds``. The rest are numbers of open files: its
+    ``source``, its input, what it prints and complains of; ``checks``: its tests and what they complain of."""
+    if _Worker.soiled:
         os._exit(1)  # the program before left what can't be removed; a fresh worker takes over
-    given, out, err, verdict = files = [os.memfd_create(one) for one in ("in", "out", "err", "verdict")]
-    files += tests
-    with open(given, "wb", closefd=False) as stream:
-        stream.write(stdin.encode("utf-8", "replace"))
-    os.lseek(given, 0, os.SEEK_SET)
-    load, copies = partial(load_program, source, name), list[int]()
+    folder = "/tmp" if _Worker.confinement else tempfile.mkdtemp(prefix="whet-program-")
+    copies = list[int]()
     try:
-        if tests:
-            one, other = socket.socketpair()
-            with one:  # which is open in its copy alone then, so that its end is seen
-                copies.append(_copy(lambda: answer_calls(load, 3), folder, given, out, err, one.fileno()))
-            with other:
-                copies.append(_copy(lambda: run_tests(3, 4), "/", given, verdict, verdict, other.fileno(), *tests))
+        if checks:
+            (tests, verdict), (link, other) = checks, socket.socketpair()
+            with link, other:
+                program = partial(answer_calls, partial(load_program, 4, name), 3)
+                copies.append(_copy(program, folder, given, out, err, link.fileno(), source))
+                link.close()  # open in the program's copy alone now, so that its end is seen
+                copies.append(_copy(partial(run_tests, 3, 4), "/", given, verdict, verdict, other.fileno(), tests))
         else:
-            copies.append(_copy(load, folder, given, out, err))
-        files.append(waiting := os.pidfd_open(copies[-1]))
+            copies.append(_copy(partial(load_program, 3, name), folder, given, out, err, source))
+        waiting = os.pidfd_open(copies[-1])
         in_time = bool(select.select([waiting], [], [], seconds)[0])
+        os.close(waiting)
     finally:
         statuses = [_end(copy) for copy in copies]
-        printed, complaints = (_text(one, _Worker.output) for one in (out, verdict if tests else err))
-        for file in files:
+        for file in (source, given, out, err, *checks):
             os.close(file)
-        _clear(folder)
-    late = not in_time or -signal.SIGXCPU in statuses
-    return {"status": statuses[-1], "late": late, "out": printed, "err": complaints}
+        _Worker.soiled = not _emptied(folder)
+    return {"status": statuses[-1], "late": not in_time or -signal.SIGXCPU in statuses}
 
 
 def _copy(body: Callable[[], object], folder: str, *files: int) -> int:
@@ -157,15 +154,23 @@ def _end(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def _text(file: int, size: int) -> str:
-    return os.pread(file, size, 0).decode("utf-8", "replace")
-
-
-def _clear(folder: str) -> None:
-    """Empty the folder, as far as it can be."""
-    for entry in os.scandir(folder):
-        with contextlib.suppress(OSError, RecursionError):
-            shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
-    if not _Worker.confinement:
-        with contextlib.suppress(OSError):
+def _emptied(folder: str) -> bool:
+    """Empty the folder, in a copy of this process, for names of files are a program's secrets, too; then no sign of
+    the program is left on it. Return whether all that can be done."""
+    if _Worker.confinement:
+        os.chmod(folder, 0o1777)
+        os.utime(folder, (0, 0))
+        used = os.statvfs(folder)
+        if used.f_files - used.f_ffree == 1:  # the folder itself
+            return True
+    if process := os.fork():
+        return os.waitpid(process, 0)[1] == 0
+    with contextlib.suppress(BaseException):
+        for entry in os.scandir(folder):
+            with contextlib.suppress(OSError, RecursionError):
+                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+        if not _Worker.confinement:
             os.rmdir(folder)
+            os._exit(0)
+        os._exit(bool(os.listdir(folder)))
+    os._exit(bool(_Worker.confinement))

@@ -3,16 +3,20 @@
     Sandbox ── Pool ── worker: enters namespaces, Landlock, seccomp, limits (``namespaces``, ``confinement``)
                          └── a copy for each program (``programs``), its tests in another (``remote_calls``)
 
+Sources, inputs, tests and outputs are files in memory that pass through the worker unread, so that no program finds
+anything of another one in the memory that it was copied from.
+
 It fails closed: where the system can't isolate, nothing runs, unless whoever opens it asks for ``none``.
 """
 
 import asyncio
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -20,9 +24,9 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.errors import ConfigError, WhetError
-from whet.processes.namespaces import bubblewrap, needed_by_python
+from whet.processes.namespaces import bubblewrap, installed, needed_by_python
 from whet.processes.pool import Pool, WorkerLimits
-from whet.processes.programs import Ended
+from whet.processes.programs import Status
 
 UNPROTECTED = "sandbox: none: what the model writes runs with your rights"
 
@@ -64,13 +68,21 @@ class ProgramLimits(Config):
     """Address space, with some 60 MiB of the interpreter's own."""
     disk_mib: int = Field(default=16, ge=1)
     """All files that it writes; each output, too."""
-    output_kib: int = Field(default=1024, ge=1)
+    output_kib: int = Field(default=16384, ge=1)
     """How much of its output counts."""
     files: int = Field(default=64, ge=8)
     """Files open at the same time."""
     threads: int = Field(default=32, ge=1)
     readable: tuple[str, ...] = ()
     """Folders that programs may read and import from, beside Python's standard library."""
+
+
+class Ended(Status):
+    """How a program ended, and what it printed."""
+
+    cut: bool  # it printed more than counts
+    out: str
+    err: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,16 @@ class Sandbox:
         """``isolation``: by default what this system offers. Raises ``ConfigError`` where it offers none."""
         self.limits = limits or ProgramLimits()
         kind, disk = isolation or required(), self.limits.disk_mib << 20
-        readable = [*needed_by_python(), *map(os.path.abspath, self.limits.readable)]
+        own = [os.path.abspath(path) for path in self.limits.readable]
+        for path in own:
+            if f"{path}/".startswith("/tmp/") and kind != "none":
+                raise ConfigError(
+                    f"limits.readable: {path} lies in /tmp, which is empty for programs; put it elsewhere"
+                )
+            if not Path(path).exists():
+                raise ConfigError(f"limits.readable: {path} is not there")
+        readable = [*needed_by_python(), *own]
+        hidden = [path for path in installed() if not any(one.startswith(path) for one in own)]
         under = [*_ENVIRONMENT, *(bubblewrap(readable, disk) if kind == "bubblewrap" else [])]
         bounds = {"cpu": self.limits.cpu_s, "as": self.limits.memory_mib << 20, "fsize": disk, "core": 0}
         bounds |= {"nofile": self.limits.files} | ({} if kind == "none" else {"nproc": self.limits.threads + 3})
@@ -98,7 +119,7 @@ class Sandbox:
         self._pool = Pool(
             "whet.processes.programs:set_up",
             WorkerLimits(workers=self.limits.workers, cpu_s=None, deadline_s=deadline, memory_gib=None),
-            arguments=(kind, readable, disk, self.limits.output_kib << 10, bounds),
+            arguments=(kind, readable, hidden, disk, bounds),
             under=under,
         )
         self.close = self._pool.close
@@ -110,10 +131,28 @@ class Sandbox:
 
     def submit(self, source: str, stdin: str = "", checks: Checks | None = None) -> Future[Ended]:
         """Do the same for callers without an event loop."""
-        unread = None if checks is None else json.dumps(asdict(checks)).encode()
+        given = [source.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "replace"), b"", b""]
+        if checks is not None:
+            given += [json.dumps(asdict(checks)).encode(), b""]
+        around = partial(_with_files, given, self.limits.output_kib << 10)
         name = "__main__" if checks is None else "program"
-        run = "whet.processes.programs:run"
-        return self._pool.submit(run, source, stdin, name, self.limits.deadline_s, unread=unread)
+        return self._pool.submit("whet.processes.programs:run", name, self.limits.deadline_s, around=around)
+
+
+def _with_files(given: Sequence[bytes], most: int, run: Callable[[Sequence[int]], Status]) -> Ended:
+    """Run a program with files in memory that hold what is ``given``: its source, its input, its output and complaints,
+    then its tests and theirs. Return how it ended, with so many bytes, at ``most``, of what was written there."""
+    with ExitStack() as stack:
+        files = []
+        for content in given:
+            file = stack.enter_context(open(os.memfd_create("program"), "w+b", buffering=0))
+            file.write(content)
+            file.seek(0)
+            files.append(file.fileno())
+        status = run(files)
+        out, err = (os.pread(file, most + 1, 0) for file in (files[2], files[-1]))
+        texts = (text[:most].decode("utf-8", "replace") for text in (out, err))
+        return {**status, "cut": len(out) > most, "out": next(texts), "err": next(texts)}
 
 
 def unprotected(recipe: object) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, field_validator
 
 from whet.closing import Closing
 from whet.config import Component, Config
-from whet.environments.base import Environment, Environments, Program, TaskSet
+from whet.environments.base import Environment, Environments, Program, TaskSet, called
 from whet.environments.cases import Answer, Case
 from whet.environments.registry import TASK_SETS
 from whet.errors import ConfigError, DataError
@@ -97,7 +97,7 @@ class BlendedEnvironments(Environments):
         return self.parts[task.environment].program_for(_own(task))
 
     async def score_group(self, task: Task, group: Group) -> None:
-        await self.parts[task.environment].score_group(_own(task), group)
+        await called(self.parts[task.environment].score_group, _own(task), group)
 
     async def close(self) -> None:
         async with Closing() as closing:

@@ -1,10 +1,12 @@
 """Which task comes next, by how often it is solved. A curriculum is a setting; ``Draws`` is what it keeps of one run.
 Draws and measurements happen in the order of tickets, so both are a function of the seed and of what was measured."""
 
+import heapq
 import math
 import random
 import sys
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Container, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from whet.data.order import TaskOrder
 from whet.errors import ConfigError, DataError
 from whet.metrics import Metrics
 from whet.rollouts.pass_rate import pass_rate
+from whet.rollouts.sum_tree import SumTree
 from whet.seeds import derive_seed
 from whet.types import Group, Task
 
@@ -125,13 +128,17 @@ class _Seen:
 
 
 class PassRateDraws:
-    """See ``Draws``."""
+    """See ``Draws``. A draw costs the same for few tasks and for many: those that may be drawn are kept in a tree of
+    their weights, those that rest in a heap, and all that were drawn in the order of their last draw."""
 
     def __init__(self, config: PassRateCurriculum, tasks: Sequence[Task], seed: int) -> None:
         self.config, self.seed = config, seed
         self.name = derive_seed("curriculum of", seed, *(task.uid for task in tasks))  # what its indices mean
-        self.seen: dict[int, _Seen] = {}
+        self.seen = OrderedDict[int, _Seen]()
         self._draws = 0
+        self._weights = SumTree(len(tasks))  # of active tasks, 0 for those that may not be drawn
+        self._waiting: dict[int, None] = {}  # active ones that may be drawn from a later step on
+        self._resting: list[tuple[int, int]] = []  # a heap of (until which step, task), some of them outdated
         self._new = list(range(len(tasks)))  # in the order in which they come
         random.Random(derive_seed(seed, "curriculum")).shuffle(self._new)
         self._new.sort(key=lambda index: _difficulty(tasks[index]))
@@ -139,24 +146,42 @@ class PassRateDraws:
     def draw(self, step: int, busy: Container[int]) -> int:
         dice = random.Random(derive_seed(self.seed, "curriculum", self._draws))
         self._draws += 1
-        active, due = [], []
-        for task, seen in self.seen.items():
-            if seen.drawn < step and task not in busy:
-                if seen.active:
-                    active.append(task)
-                elif seen.rests_until is not None and seen.rests_until <= step:
-                    due.append((seen.rests_until, task))
-        ahead = [min(due)[1]] if due else []
+        for task in [task for task in self._waiting if self._may_come(task, step, busy)]:
+            del self._waiting[task]
+            self._weights.put(task, self.config.weight(self.seen[task].rate))
+        ahead = self._due(step, busy)
         if len(self.seen) < len(self._new):
             ahead.append(self._new[len(self.seen)])
-        if ahead and (not active or dice.random() < self.config.explore):
+        if ahead and (not self._weights.total or dice.random() < self.config.explore):
             task = dice.choice(ahead)
-        elif active:
-            task = dice.choices(active, [self.config.weight(self.seen[one].rate) for one in active])[0]
+        elif self._weights.total:
+            task = self._weights.pick(dice.random())
         else:
-            task = min(self.seen, key=lambda one: (one in busy, self.seen[one].drawn, one))
+            oldest = next(iter(self.seen))
+            task = next((one for one in self.seen if one not in busy), oldest)
         self.seen.setdefault(task, _Seen(step)).drawn = step
+        self.seen.move_to_end(task)
+        self._weights.put(task, 0.0)
+        self._waiting.pop(task, None)
         return task
+
+    def _may_come(self, task: int, step: int, busy: Container[int]) -> bool:
+        return self.seen[task].drawn < step and task not in busy
+
+    def _due(self, step: int, busy: Container[int]) -> list[int]:
+        """The task whose rest ended first, if there is one."""
+        later, found = list[tuple[int, int]](), list[int]()
+        while self._resting and self._resting[0][0] <= step and not found:
+            until, task = self._resting[0]
+            if self.seen[task].rests_until != until:  # it was measured again
+                heapq.heappop(self._resting)
+            elif self._may_come(task, step, busy):
+                found.append(task)
+            else:
+                later.append(heapq.heappop(self._resting))
+        for one in later:
+            heapq.heappush(self._resting, one)
+        return found
 
     def measured(self, task: int, group: Group | None, step: int) -> None:
         seen, config = self.seen[task], self.config
@@ -168,6 +193,17 @@ class PassRateDraws:
             seen.streak = sign * (1 + max(0, sign * seen.streak))
         rests = group is None or abs(seen.streak) >= config.retire_after
         seen.rests_until = step + config.recheck_after if rests else None
+        self._file(task)
+
+    def _file(self, task: int) -> None:
+        """Note when a task that was measured may come again."""
+        seen = self.seen[task]
+        self._weights.put(task, 0.0)
+        self._waiting.pop(task, None)
+        if seen.rests_until is not None:
+            heapq.heappush(self._resting, (seen.rests_until, task))
+        elif seen.active:
+            self._waiting[task] = None
 
     def dropped(self, task: int) -> None:
         """What was measured counts all the same."""
@@ -199,7 +235,11 @@ class PassRateDraws:
                 "resume with the same seed and data, or start anew"
             )
         self._draws = state["draws"]
-        self.seen = {task: _Seen(*values) for task, *values in state["seen"]}
+        by_last_draw = sorted(state["seen"], key=lambda saved: saved[1])
+        self.seen = OrderedDict((task, _Seen(*values)) for task, *values in by_last_draw)
+        self._weights, self._waiting, self._resting = SumTree(len(self._new)), {}, []
+        for task in self.seen:
+            self._file(task)
 
 
 def _difficulty(task: Task) -> float:

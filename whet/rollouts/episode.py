@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from whet.data.renderer import Renderer
 from whet.endpoint.conversations import Conversations
 from whet.environments.base import Environment, Environments, Program, Step, checked_score
-from whet.errors import DataError, WhetError
+from whet.errors import CallError, DataError, WhetError
 from whet.generators.base import Generator
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
+from whet.rollouts.failures import Failures, is_mistake
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Session
 from whet.seeds import derive_seed
@@ -38,11 +39,13 @@ async def play(
     seed: int,
     session: str,
     timing: Timing,
+    failures: Failures,
     endpoint: "Endpoint | None" = None,
 ) -> Episode:
     """``run_episode``, or ``run_program`` through the endpoint, again from the start (under the same seed) after an
-    infrastructure failure; to take more than ``deadline`` seconds is one. When it fails for good, an episode without
-    tokens whose status is failed; what is wrong with the run itself is raised."""
+    infrastructure failure; to take more than ``deadline`` seconds is one, a mistake in the environment's code is not.
+    When it fails for good, an episode without tokens whose status is failed; what is wrong with the run itself is
+    raised."""
     why = ""
     for attempt in range(retries + 1):
         recording = Recording(generator, renderer, sampling, session, seed, timing)
@@ -51,18 +54,21 @@ async def play(
             async with limit:
                 program = environments.program_for(task)
                 if program is not None and endpoint is not None:
-                    return await run_program(program, recording, endpoint)
-                return await run_episode(environments.make(task), recording)
+                    episode = await run_program(program, recording, endpoint)
+                else:
+                    episode = await run_episode(environments.make(task), recording)
+            failures.completed += 1
+            return episode
         except Exception as error:
             bad_task = isinstance(error, DataError)  # trying again would not help, and the others may be good
-            if isinstance(error, WhetError) and not bad_task:
+            if isinstance(error, WhetError) and not isinstance(error, DataError | CallError):
                 raise
-            why, last = described(error), bad_task or attempt == retries
+            why, last = described(error), bad_task or is_mistake(error) or attempt == retries
             if limit.expired():
                 why = f"it took longer than rollouts.episode_deadline = {deadline:g} s"
             timing.failures[type(error).__name__] += 1
             timing.lost += sum(line.trained_tokens for line in recording.branches)
-        log.warning("episode %s failed (attempt %d): %s", session, attempt + 1, why)
+            failures.tell(session, attempt + 1, error, why)
         if last:
             break
         jitter = random.Random(derive_seed(seed, "retry", attempt)).uniform(0.5, 1.5)
@@ -103,7 +109,8 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
 
 async def run_program(program: Program, recording: Recording, endpoint: "Endpoint") -> Episode:
     """Let a program do its task with the model behind the endpoint. Raises what the generator raises, whatever the
-    program makes of that, and what the program raises, except where a budget was used up: then its work is worth 0."""
+    program makes of that, and what the program raises, but for the refusal of a call for which no budget was left: then
+    its work is worth 0."""
     where, conversations = f"of episode {recording.name}", Conversations(recording)
     step = Step()
     endpoint.start()
@@ -116,15 +123,16 @@ async def run_program(program: Program, recording: Recording, endpoint: "Endpoin
     except Exception as error:
         if conversations.failure is not None:
             raise conversations.failure from error
-        if conversations.limit is None:
+        if not conversations.refused(error, endpoint.url):
             raise
+        log.info("episode %s ended at its budget (%s): %s", recording.name, conversations.limit, described(error))
     finally:
         await conversations.close()
         await program.close()
     if conversations.failure is not None:
         raise conversations.failure
     episode = Episode(recording.branches, usage=recording.usage, limit=conversations.limit)
-    if not episode.branches:
+    if not episode.branches and episode.limit is None:
         raise DataError(f"{recording.name}: the program ended without a call of the model at its base_url")
     episode.reward = checked_score("reward", step.reward, where)
     episode.scores = {name: checked_score(name, value, where) for name, value in step.scores.items()}

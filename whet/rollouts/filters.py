@@ -85,12 +85,14 @@ class OverlongFilter(Filter):
 
 class BestAndWorst(Filter):
     """Keep the answer with the highest reward and the one with the lowest, the first of equals, as a preference pair;
-    drop groups without spread (online DPO, arXiv 2402.04792)."""
+    drop groups without spread (online DPO, arXiv 2402.04792). An episode that was cut before its first reply gave no
+    answer, so it is in no pair."""
 
     def __call__(self, group: Group) -> Group | None:
-        best = max(group.episodes, key=lambda episode: episode.reward)
-        worst = min(group.episodes, key=lambda episode: episode.reward)
-        if best.reward == worst.reward:
+        answers = [episode for episode in group.episodes if episode.branches]
+        best = max(answers, key=lambda episode: episode.reward, default=None)
+        worst = min(answers, key=lambda episode: episode.reward, default=None)
+        if best is None or worst is None or best.reward == worst.reward:
             return None
         return replace(group, episodes=[best, worst])
 

@@ -4,6 +4,7 @@ checkpoint that stands for them; a checkpoint holds one mark for each ticket. ``
 """
 
 import json
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -14,6 +15,8 @@ from typing import Literal
 from whet.errors import DataError, WhetError
 from whet.files import append
 from whet.metrics.sinks.jsonl import read_lines
+
+log = logging.getLogger(__name__)
 
 FILE = "ledger.jsonl"  # in the run folder
 
@@ -75,6 +78,17 @@ class Ledger:
         """Append what has ended since the last call to the run folder's file."""
         news, self._news = self._news, []
         append(folder / FILE, "".join(json.dumps(asdict(entry)) + "\n" for entry in news))
+
+    def compare(self, folder: Path) -> None:
+        """Warn where the run folder's file was cut or lost: after a resume, it tells all ends up to the checkpoint."""
+        ended = sum(chr(mark) not in UNDER_WAY + UNKNOWN for mark in self.marks)
+        told = sum(1 for _ in read_ledger(folder))
+        if told != ended:
+            log.warning(
+                "%s tells what became of %d prompts, and the checkpoint of %d: the file was cut, changed or lost, and "
+                "`whet audit` will find it incomplete. The run goes on all the same",
+                folder / FILE, told, ended,
+            )  # fmt: skip
 
     def state(self) -> str:
         """The marks, run by run: ``120t1f8t2d`` are 120 trained, one filtered, eight trained, two dispatched."""

@@ -6,37 +6,51 @@ from whet.data.renderer import Renderer
 from whet.errors import DataError
 from whet.types import Message
 
+_CHARACTERS = 8  # of a token: more is not tried
+_CLOSE = 16  # the size is found but for a share of this
+
 
 def shorten(
     messages: Sequence[Message], history: Sequence[int], renderer: Renderer, limit: int
-) -> tuple[list[int], list[Message]]:
+) -> tuple[list[int], list[Message]] | None:
     """The tokens that the messages add to ``history``, at most ``limit``, and the messages as they are then: the
-    longest ones lose their middle, and say so. Raises ``DataError`` where that isn't enough."""
-    texts = [message["content"] for message in messages]
-    kept = [len(text) for text in texts]
-    while True:
-        shown = [
-            message | {"content": _ends(text, size)} for message, text, size in zip(messages, texts, kept, strict=True)
-        ]
-        tokens = renderer.render_next(history, shown)
+    longest ones lose their middle, and say so. None where there are too many messages. Raises ``DataError`` where
+    a single one has no room."""
+    if not renderer.longer_than(limit, messages):
+        tokens = renderer.render_next(history, messages)
         if len(tokens) <= limit:
-            return tokens, shown
-        longest = max(range(len(kept)), key=kept.__getitem__, default=0)
-        if not any(kept):
+            return tokens, list(messages)
+    texts = [message["content"] for message in messages]
+    fits, most = None, max(map(len, texts), default=0)
+    while most and sum(min(len(text), most) for text in texts) > _CHARACTERS * limit:
+        most //= 2
+    low, high = 0, most
+    while fits is None or high - low > low // _CLOSE:
+        size = (low + high) // 2 if high else 0
+        shown = [message | {"content": _ends(text, size)} for message, text in zip(messages, texts, strict=True)]
+        tokens = [] if renderer.longer_than(limit, shown) else renderer.render_next(history, shown)
+        if tokens and len(tokens) <= limit:
+            fits, low = (tokens, shown), size + 1
+        else:
+            high = size - 1
+        if low > high:
+            break
+    if fits is None:
+        least = renderer.render_next(history, [message | {"content": ""} for message in messages[:1]])
+        if len(least) > limit:
             raise DataError(
-                f"what the chat template writes between two replies has {len(tokens)} tokens, more than "
+                f"what the chat template writes between two replies has {len(least)} tokens, more than "
                 f"sampling.max_observation_tokens = {limit}; raise it"
             )
-        kept[longest] = int(kept[longest] * max(0.5, 0.95 * limit / len(tokens)))
+    return fits
 
 
 def _ends(text: str, size: int) -> str:
-    """The first and last characters, ``size`` together.
+    """The first and last characters, ``size`` together, where that is shorter than the text.
 
-    >>> _ends("abcdefghij", 4)
-    'ab\\n[6 characters left out]\\nij'
+    >>> _ends("abcdefghijklmnopqrstuvwxyz, and all of it again", 4)
+    'ab\\n[43 characters left out]\\nin'
     """
-    if size >= len(text):
-        return text
     first = size // 2
-    return f"{text[:first]}\n[{len(text) - size:,} characters left out]\n{text[len(text) - size + first :]}"
+    cut = f"{text[:first]}\n[{len(text) - size:,} characters left out]\n{text[len(text) - size + first :]}"
+    return cut if size < len(text) and len(cut) < len(text) else text

@@ -1,26 +1,35 @@
 """Turns a step's groups, after learning, into records that people can read: text, rewards, and for each sampled token
 what the sampler and the learner thought of it."""
 
+import math
+import reprlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from whet.batch import Batch
 from whet.data.renderer import Renderer
 from whet.metrics.rollout_file import RolloutRecord, Turn
-from whet.types import Group, Status
+from whet.types import Group, Span, Status, Task, Trajectory
+
+_MOST_FIELDS, _MOST_CHARACTERS = 12, 400  # of a task's data
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 100
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxdict = 6
+_SHORT.maxlevel = 3
 
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
-    """One record per branch, in the order of ``batch``, which was made from ``groups``."""
+    """One record per line, in the order of ``batch``, which was made from ``groups``."""
     trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
     for group in groups:
-        branches = [(s, b, episode) for s, episode in enumerate(group.episodes) for b in range(len(episode.branches))]
-        for sample, branch, episode in branches:
-            own = next(trained)
+        data = _in_short(group.task.data)
+        lines = [(s, b, line) for s, episode in enumerate(group.episodes) for b, line in enumerate(episode.lines)]
+        for sample, branch, trajectory in lines:
+            episode, own = group.episodes[sample], next(trained)
             advantages = _picked(batch.advantages, own)
-            trajectory = episode.branches[branch]
-            sampled = [span for span in trajectory.spans if span.logprobs is not None]
+            sampled = _sampled_here(trajectory)
             tokens = [token for span in sampled for token in span.tokens]
             versions = [span.versions for span in sampled if span.versions]
             learner = _picked(batch.old_logprobs, own)
@@ -30,9 +39,10 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 task=group.task.uid,
                 sample=sample,
                 branch=branch,
-                prompt=renderer.decode(trajectory.spans[0].tokens),
+                data=data,
+                prompt=renderer.decode(trajectory.spans[0].tokens) if trajectory.spans else _words(group.task),
                 answer=renderer.decode(tokens),
-                messages=trajectory.messages,
+                messages=trajectory.messages if trajectory.spans else group.task.prompt,
                 tools=trajectory.tools,
                 reward=episode.reward,
                 advantage=advantages[0] if advantages else None,
@@ -43,7 +53,7 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
                 tokens=tokens,
                 texts=[renderer.decode([token]) for token in tokens],
                 logprobs=[value for span in sampled for value in span.logprobs or []],
-                learner_logprobs=list(learner) if len(learner or ()) == len(tokens) and learner else None,
+                learner_logprobs=list(learner) if learner and _complete(learner, len(tokens)) else None,
                 versions=(min(v[0] for v in versions), max(v[1] for v in versions)) if versions else None,
             )
 
@@ -58,11 +68,42 @@ def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
                     uid=group.uid,
                     task=group.task.uid,
                     sample=sample,
-                    prompt="\n".join(message["content"] for message in group.task.prompt),
+                    data=_in_short(group.task.data),
+                    prompt=_words(group.task),
                     messages=group.task.prompt,
                     status=episode.status.value,
                     error=episode.error,
                 )
+
+
+def _sampled_here(line: Trajectory) -> list[Span]:
+    """Return the line's own replies. Untrained ones before them are context from another branch; where no reply is
+    trained, a filter has masked the line."""
+    return [span for span in line.spans if span.trained] or [span for span in line.spans if span.logprobs is not None]
+
+
+def _in_short(data: dict[str, Any]) -> dict[str, str]:
+    """Return the beginning of each field as text, however large it is."""
+    return {str(name)[:_MOST_CHARACTERS]: _text(data[name]) for name in list(data)[:_MOST_FIELDS]}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        more = len(value) - _MOST_CHARACTERS
+        return value if more <= 0 else f"{value[:_MOST_CHARACTERS]} ... {more} more characters"
+    try:
+        return _SHORT.repr(value)[:_MOST_CHARACTERS]
+    except Exception as error:  # of somebody's class, or an integer of too many digits
+        return f"a {type(value).__name__} that can't be written: {type(error).__name__}"
+
+
+def _words(task: Task) -> str:
+    return "\n".join(message["content"] for message in task.prompt)
+
+
+def _complete(logprobs: list[float], tokens: int) -> bool:
+    """Tell whether there is one for each token. The learner spares sequences that change nothing (nan)."""
+    return len(logprobs) == tokens and not any(map(math.isnan, logprobs))
 
 
 def _picked(column: Tensor | None, own: Tensor) -> list[float] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
 from whet.config import Config
 from whet.generators.base import SamplingParams
@@ -104,12 +104,16 @@ class Limits(Config):
     thinking_budget: int | None = Field(None, gt=0)
 
     def under(self, sampling: Sampling) -> Sampling:
-        """Return the sampling with these changes."""
-        return sampling.model_copy(update=self.model_dump(exclude_none=True))
+        """Return the sampling with these changes. Raises ``ValidationError`` where they don't fit together."""
+        return Sampling(**(sampling.model_dump() | self.model_dump(exclude_none=True)))
 
     def problems(self, sampling: Sampling) -> Iterator[str]:
-        """Yield what is higher than there."""
+        """Yield what is higher than there, or leaves no room for a reply."""
         for name, value in self.model_dump(exclude_none=True).items():
             most = getattr(sampling, name)
             if name.startswith("max_") and most is not None and value > most:
                 yield f"sampling.{name} = {value} is more than that of the run, sampling.{name} = {most}"
+        try:
+            self.under(sampling)
+        except ValidationError as error:
+            yield from (f"sampling: {one['msg'].removeprefix('Value error, ')}" for one in error.errors())

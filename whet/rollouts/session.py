@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from whet.data.calls import call_id
 from whet.data.renderer import Renderer
 from whet.errors import DataError
 from whet.generators.base import Completion, Generator, SamplingParams
@@ -27,14 +28,19 @@ from whet.seeds import derive_seed
 from whet.types import Message, Span, Trajectory, Usage
 
 Schemas = list[dict[str, Any]]  # of tools, as chat templates take them
+USED_UP = "the episode has used up its"
 
 
 class LimitReached(Exception):
     """A budget of the episode is used up. Not an error: the episode ends here, truncated."""
 
     def __init__(self, limit: str) -> None:
-        super().__init__(f"the episode has used up its {limit}")
+        super().__init__(f"{USED_UP} {limit}")
         self.limit = limit  # reply, turns, tokens or seconds
+
+
+class PromptTooLong(DataError):
+    """The first prompt of an episode is longer than it may be."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,6 +64,7 @@ class Recording:
     timing: Timing = field(default_factory=Timing)
     usage: Usage = field(default_factory=Usage)
     lines: "list[Session]" = field(default_factory=list)
+    shortens: bool = True  # what is said between two replies; a program's words are taken whole or not at all
     started: float = field(default_factory=time.monotonic)
 
     @contextlib.asynccontextmanager
@@ -109,8 +116,8 @@ class Session:
 
     async def reply(self, messages: Sequence[Message], tools: Schemas | None = None, limit: int | None = None) -> Reply:
         """Sample the reply to a conversation, given as a whole, of at most ``limit`` tokens. Only what is new is
-        rendered. Raises ``DataError`` where it doesn't extend this line, or the prompt is too long, and
-        ``LimitReached`` where a budget of the episode is used up."""
+        rendered. Raises ``DataError`` where it doesn't extend this line, ``PromptTooLong``, and ``LimitReached`` where
+        a budget of the episode is used up."""
         async with self._busy, self.recording.clock():
             if not self.extended_by(messages, tools):
                 raise DataError(
@@ -154,19 +161,7 @@ class Session:
         if usage.turns >= sampling.max_turns:
             raise LimitReached("turns")
         history = self.tokens
-        if not history:
-            if tools:
-                renderer.check_tools(tools)
-            added, shown = renderer.render_prompt(new, tools), list(new)
-            if len(added) > sampling.max_prompt_tokens and usage.turns:  # a history that an agent has rewritten
-                raise LimitReached("tokens")
-            if len(added) > sampling.max_prompt_tokens:
-                raise DataError(
-                    f"{recording.name}: the prompt has {len(added)} tokens, more than sampling.max_prompt_tokens = "
-                    f"{sampling.max_prompt_tokens}; raise it or leave the task out"
-                )
-        else:
-            added, shown = shorten(new, history, renderer, sampling.max_observation_tokens)
+        added, shown = self._following(new, history) if history else (self._prompt(new, tools), list(new))
         opened = opening([*history, *added], renderer, sampling)
         added += opened
         history += added
@@ -185,10 +180,12 @@ class Session:
         usage.prompt_tokens += len(history)
         usage.cached_tokens += completion.cached
         usage.cut_thoughts += any(not span.trained for span in spans)
-        message = renderer.parse_reply([*opened, *(token for span in spans for token in span.tokens)])
+        message = renderer.parse_reply([*opened, *(token for span in spans for token in span.tokens)], tools)
         if sampling.thinking is not None or sampling.thinking_budget is not None:
             message = parted(message)
-        usage.tool_calls += len(message.get("tool_calls", ()))
+        for call in message.get("tool_calls", ()):
+            call["id"] = call_id(usage.tool_calls)  # unique in the episode: programs pair calls and results by it
+            usage.tool_calls += 1
         self._tools = tools
         self._given += [*new, message]
         self.messages += [*shown, message]
@@ -198,8 +195,44 @@ class Session:
         self.ends.append((len(self._given), len(self.spans)))
         return Reply(message, history, completion)
 
+    def _prompt(self, messages: Sequence[Message], tools: Schemas | None) -> list[int]:
+        recording, renderer = self.recording, self.recording.renderer
+        most, tokens = recording.sampling.max_prompt_tokens, None
+        if not renderer.longer_than(most, messages, tools):
+            if tools:
+                renderer.check_tools()
+            tokens = renderer.render_prompt(messages, tools)
+            if len(tokens) <= most:
+                return tokens
+        if recording.usage.turns:  # a history that an agent has rewritten
+            raise LimitReached("tokens")
+        raise PromptTooLong(
+            f"{recording.name}: the prompt has {len(tokens) if tokens else f'over {most}'} tokens, more than "
+            f"sampling.max_prompt_tokens = {most}; raise it or leave the task out"
+        )
+
+    def _following(self, new: Sequence[Message], history: list[int]) -> tuple[list[int], list[Message]]:
+        """The tokens that new messages add, and the messages as they are shown."""
+        renderer, sampling = self.recording.renderer, self.recording.sampling
+        if not self.recording.shortens:
+            if renderer.longer_than(sampling.longest - len(history), new):
+                raise LimitReached("tokens")
+            return renderer.render_next(history, new), list(new)
+        fitting = shorten(new, history, renderer, sampling.max_observation_tokens)
+        if fitting is None:
+            raise LimitReached("tokens")
+        return fitting
+
 
 def _same(ours: Message, other: Message) -> bool:
-    """Return whether two messages say the same. Thoughts may be left out of a history that is sent back."""
-    left_out = {"malformed_calls"} | ({"reasoning_content"} - other.keys())
-    return {k: v for k, v in ours.items() if k not in left_out} == {k: v for k, v in other.items() if k not in left_out}
+    """Return whether two messages say the same. A reply that is sent back may lack its thoughts, and have other white
+    space around it and other ids of its calls."""
+    if ours["role"] != "assistant" or other["role"] != "assistant":
+        return ours == other
+    thought = other.get("reasoning_content")
+    return (
+        ours["content"].strip() == other["content"].strip()
+        and [call["function"] for call in ours.get("tool_calls", ())]
+        == [call["function"] for call in other.get("tool_calls", ())]
+        and (thought is None or thought == ours.get("reasoning_content"))
+    )

@@ -10,12 +10,12 @@ finishes first.
 import asyncio
 import itertools
 import logging
-import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from whet.closing import cancelled
 from whet.data.order import TaskOrder
 from whet.data.renderer import Renderer
 from whet.environments.base import checked_score
@@ -25,10 +25,13 @@ from whet.generators.base import Generator
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
+from whet.progress import PROGRESS
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
+from whet.rollouts.counts import count_group
 from whet.rollouts.curriculum import Draws
 from whet.rollouts.episode import play
+from whet.rollouts.failures import Failures
 from whet.rollouts.filters import Filter
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.permits import Permits
@@ -52,6 +55,7 @@ class _Ticket:
     job: "asyncio.Task[None] | None" = None
     group: Group | None = None  # once it is sampled
     finished: int = -1  # how many were before it
+    answers: int = 0  # episodes that have ended
 
 
 class RolloutSource:
@@ -68,6 +72,7 @@ class RolloutSource:
         *,
         group_size: int,
         filters: Sequence[Filter] = (),
+        pairing: Sequence[Filter] = (),
         rewards: Reward = Score(),  # noqa: B008
         blend: Blend | None = None,
         seed: int = 0,
@@ -75,7 +80,7 @@ class RolloutSource:
     ) -> None:
         self.config, self.sampling, self.tasks, self.environments = config, sampling, tasks, environments
         self.generator, self.renderer, self.endpoint = generator, renderer, endpoint
-        self.group_size, self.filters, self.seed = group_size, tuple(filters), seed
+        self.group_size, self.filters, self.pairing, self.seed = group_size, tuple(filters), tuple(pairing), seed
         if not tasks:
             raise DataError("the task set has no training tasks")
         self.order = TaskOrder(len(self.tasks), seed)
@@ -85,6 +90,7 @@ class RolloutSource:
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self.lost: list[Group] = []  # to failures, while the last step was sampled
+        self.failures = Failures()
         self.ledger = Ledger()
         self._owed: list[_Ticket] = []  # of the groups that were handed over last, with their permits
         self._next_ticket = 0
@@ -97,11 +103,7 @@ class RolloutSource:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        jobs = [ticket.job for ticket in self._tickets if ticket.job is not None]
-        for job in jobs:
-            job.cancel()
-        if jobs:
-            await asyncio.wait(jobs, timeout=30)  # one that ignores being cancelled must not keep the run from ending
+        await cancelled([ticket.job for ticket in self._tickets if ticket.job is not None])
         self._tickets.clear()
 
     async def next_groups(self) -> list[Group]:
@@ -114,6 +116,7 @@ class RolloutSource:
         sampled = failed = 0
         self._timing.rest(False)
         self._issue()
+        PROGRESS.count("answers", wanted * self.group_size, lambda: self._answers(len(taken), wanted))
         while len(taken) < wanted:
             if sampled == most:
                 self._exhausted(len(taken), sampled, failed)
@@ -126,10 +129,11 @@ class RolloutSource:
             if lost:
                 failed += 1
                 self.lost.append(group)
-                self._end(ticket, group, "failed", next(e.error for e in group.episodes if e.error))
-                self._check_failures(group, failed)
+                failure = next(episode for episode in group.episodes if episode.status is Status.FAILED)
+                self._end(ticket, group, "failed", failure.error)
+                self.failures.check_lost(group, failed, self.config)
             else:
-                self._count(group)
+                count_group(self._metrics, group, self._sampling(group.task).mode, self.version)
                 kept, dropped_by = self._filter(group)
                 if kept is not None:
                     taken.append((ticket, kept))
@@ -209,7 +213,7 @@ class RolloutSource:
         """Start what lies waiting after a resume, then a new ticket for each permit."""
         for ticket in self._tickets:
             if ticket.job is None and ticket.group is None:
-                ticket.version = self.version
+                ticket.version, ticket.answers = self.version, 0
                 ticket.job = asyncio.create_task(self._run_group(ticket))
         while self.permits.take():
             ticket = _Ticket(self._next_ticket, self._draw(), self.version)
@@ -272,7 +276,12 @@ class RolloutSource:
 
     async def _run_group(self, ticket: _Ticket) -> None:
         task, uid = self.tasks[ticket.task], self._uid(ticket)
-        episodes = await asyncio.gather(*(self._episode(task, uid, i) for i in range(self.group_size)))
+        jobs = [asyncio.create_task(self._episode(ticket, uid, i)) for i in range(self.group_size)]
+        try:
+            episodes = await asyncio.gather(*jobs)
+        except Exception:
+            await cancelled(jobs)  # none may play on in environments that are about to be closed
+            raise
         group = Group(uid, task, list(episodes))
         if not any(episode.status is Status.FAILED for episode in episodes):
             try:
@@ -308,9 +317,10 @@ class RolloutSource:
                 "tokens/goodput", trained if name == "trained" else 0, tokens
             )
 
-    async def _episode(self, task: Task, uid: str, sample: int) -> Episode:
+    async def _episode(self, ticket: _Ticket, uid: str, sample: int) -> Episode:
+        task = self.tasks[ticket.task]
         async with self._slots:
-            return await play(
+            episode = await play(
                 self.environments,
                 task,
                 self.generator,
@@ -322,8 +332,14 @@ class RolloutSource:
                 seed=derive_seed(self.seed, "rollout", uid, sample),
                 session=f"{uid}/{sample}",
                 timing=self._timing,
+                failures=self.failures,
                 endpoint=self.endpoint,
             )
+        ticket.answers += 1
+        return episode
+
+    def _answers(self, taken: int, wanted: int) -> int:
+        return taken * self.group_size + sum(ticket.answers for ticket in list(self._tickets)[: wanted - taken])
 
     def _sampling(self, task: Task) -> Sampling:
         return self.blend.of[task.environment].sampling.under(self.sampling) if self.blend else self.sampling
@@ -334,7 +350,7 @@ class RolloutSource:
 
     def _filters(self, task: Task) -> Sequence[Filter]:
         own = self.blend.of[task.environment].filters if self.blend else None
-        return self.filters if own is None else own
+        return (*(self.filters if own is None else own), *self.pairing)
 
     def _filter(self, group: Group) -> tuple[Group | None, str]:
         """The group as it is learned from, or None and the filter that dropped it."""
@@ -344,34 +360,6 @@ class RolloutSource:
                 return None, type(keep).__name__
             group = kept
         return group, ""
-
-    def _count(self, group: Group) -> None:
-        metrics, mode = self._metrics, self._sampling(group.task).mode
-        metrics.mean("reward/std", statistics.pstdev(episode.reward for episode in group.episodes))
-        for episode in group.episodes:
-            metrics.mean("reward/mean", episode.reward)
-            if mode:
-                metrics.mean(f"thinking/{mode}/reward", episode.reward)
-                metrics.mean(f"thinking/{mode}/length", episode.trained_tokens)
-                metrics.mean(f"thinking/{mode}/cut", episode.usage.cut_thoughts > 0)
-            for name, value in episode.scores.items():
-                metrics.mean("accuracy" if name == "correct" else f"scores/{name}", value)
-            metrics.mean("answer/length_mean", episode.trained_tokens)
-            metrics.mean("answer/truncated", float(episode.status is Status.TRUNCATED))
-            metrics.sum("answer/tokens", episode.trained_tokens)
-            metrics.mean("episode/turns", episode.usage.turns)
-            oldest = min((span.versions[0] for span in episode.spans if span.versions), default=self.version)
-            metrics.max("staleness/max", self.version - oldest)
-
-    def _check_failures(self, group: Group, failed: int) -> None:
-        errors = [e.error for e in group.episodes if e.status is Status.FAILED]
-        log.warning("group %s is dropped: %d of its episodes failed", group.uid, len(errors))
-        most = self.config.max_failed * self.config.prompts_per_step
-        if failed > (max(1.0, most) if most else 0):
-            raise WhetError(
-                f"{failed} groups of this step were lost to failures, more than rollouts.max_failed = "
-                f"{self.config.max_failed:g} of {self.config.prompts_per_step}; the last one, {group.uid}: {errors[-1]}"
-            )
 
     def _exhausted(self, kept: int, sampled: int, failed: int) -> None:
         if not kept or self.config.when_exhausted == "error":

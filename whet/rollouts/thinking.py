@@ -52,6 +52,8 @@ async def sample_reply(
         return spans[:1], thoughts
     seed = derive_seed(params.seed, "answer")
     answer = await sample([*history, *said], replace(params, max_new_tokens=room, seed=seed))
+    if len(spans) == 1:
+        answer = _stopped(thoughts.tokens, answer, params.stop, renderer)
     spans.append(_sampled(answer))
     versions = [span.versions for span in spans if span.versions]
     whole = replace(
@@ -61,6 +63,20 @@ async def sample_reply(
         versions=(min(first for first, _ in versions), max(last for _, last in versions)),
     )
     return spans, whole
+
+
+def _stopped(before: list[int], answer: Completion, stops: Sequence[str], renderer: Renderer) -> Completion:
+    """The answer, which goes on where ``before`` was cut, up to the end of a stop text that begins there."""
+    longest = max(map(len, stops), default=0)
+    tail = before[-longest:]
+    for count in range(1, min(longest, len(answer.tokens))):
+        text = renderer.decode([*tail, *answer.tokens[:count]])
+        if any(stop in text for stop in stops):
+            left_out = len(answer.tokens) - count
+            experts = None if answer.experts is None else answer.experts[: len(answer.experts) - left_out]
+            tokens, logprobs = answer.tokens[:count], answer.logprobs[:count]
+            return replace(answer, tokens=tokens, logprobs=logprobs, finish_reason="stop", experts=experts)
+    return answer
 
 
 def parted(message: Message) -> Message:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from whet.show.metric_catalog import Style, axis_label, duration
+from whet.show.metric_catalog import Style, axis_label, duration, seconds_label
 
 WIDTH, WIDE, HEIGHT = 460, 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 26
@@ -111,7 +111,7 @@ def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
     means = {name: thinned(x, seconds, _BARS)[1] for name, seconds in layers.items()}
     highest = max(sum(bar) for bar in zip(*means.values(), strict=True))
     frame = Frame(x[0] - 0.5, x[-1] + 0.5, 0.0, 1.05 * highest or 1.0, WIDE)
-    chart = Chart(frame, duration)
+    chart = Chart(frame, partial(seconds_label, spread=frame.high))
     for i, bar in enumerate(zip(*means.values(), strict=True)):
         left, right = frame.x(x[i * size] - 0.5), frame.x(x[min(i * size + size, len(x)) - 1] + 0.5)
         below = 0.0
@@ -128,7 +128,8 @@ def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
 def padded(values: Numbers, style: Style) -> tuple[float, float]:
     """Return the range of an axis: the values with some room around them, but not below 0 or above 100%."""
     low, high = min(values), max(values)
-    pad = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
+    flat = high - low < 1e-3 * abs(high)  # the labels of a narrower axis could not be told apart
+    pad = (0.05 * abs(high) or 0.5) if flat else 0.06 * (high - low) or 0.5
     bottom = max(0.0, low - pad) if low >= 0 else low - pad
     return bottom, min(1.0, high + pad) if style == "percent" and high <= 1 else high + pad
 

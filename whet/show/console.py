@@ -2,18 +2,33 @@
 respects ``NO_COLOR``."""
 
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
+from whet.progress import PROGRESS
 from whet.show.facts import Measured
-from whet.show.metric_catalog import CATALOG, duration, environments, show
+from whet.show.metric_catalog import CATALOG, ENTRIES, duration, environments, show
 from whet.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+# What a line of a log has; of the other curves only those that should worry.
+_ALWAYS = {
+    "reward/mean",
+    "accuracy",
+    "preference/accuracy",
+    "loss",
+    "answer/length_mean",
+    "entropy",
+    "kl",
+    "gradient_norm",
+}
 
 
 class ConsoleSink(SinkConfig):
@@ -53,8 +68,11 @@ class ConsoleWriter(Sink):
                 self.dashboard.add(line["step"], values, line.get("kind", "train"))
         if config.live if config.live is not None else _can_draw(console):
             rate = config.refresh_per_second
+            PROGRESS.draw(True)
             self._live = Live(self.dashboard, console=console, refresh_per_second=rate, vertical_overflow="crop")
             self._live.start()
+        elif resume_step is not None:
+            self._print_facts()
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         self.dashboard.add(step, values, kind)
@@ -62,33 +80,41 @@ class ConsoleWriter(Sink):
             self._live.refresh()
         elif any(not name.startswith(("run/", "time/")) for name in values):
             line = plain_line(step, self.dashboard.facts.steps, values, kind)
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self._print(f"{time.strftime('%H:%M:%S')} {line}")
         elif any(name.startswith("run/") for name in values):
-            facts = self.dashboard.facts
-            style = "bold red" if facts.sandbox else None
-            self._console.print(
-                f"{facts.name}: {facts.line()}", style=style, markup=False, highlight=False, soft_wrap=True
-            )
+            self._print_facts()
 
-    def status(self, text: str) -> None:
-        self.dashboard.status = text
+    def _print_facts(self) -> None:
+        facts = self.dashboard.facts
+        self._print(f"{facts.name}: {facts.line()}", style="bold red" if facts.sandbox else None)
+
+    def _print(self, line: str, style: str | None = None) -> None:
+        self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
+        PROGRESS.told()
 
     def close(self) -> None:
         if self._live:
+            self._live.transient = self.dashboard.empty  # a run that could not begin has nothing to show
             self._live.stop()
             self._live = None
+            PROGRESS.draw(False)
 
 
 def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: Kind = "train") -> str:
     """Write one step in one line, for logs."""
     head = f"step {step}/{steps}" if steps else f"step {step}"
-    parts = _plain_evaluation(step, values) if kind == "evaluation" else _plain_train(values)
-    return visible("  ".join([head, *parts]))  # an environment names its scores
+    if kind == "evaluation":
+        text = f"{head}  evaluation: {'  '.join(_plain_evaluation(step, values))}"
+    else:
+        text = "  ".join([head, *_plain_train(values)])
+    return visible(text)  # an environment names its scores
 
 
 def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
     for entry in CATALOG:
-        if entry.plotted and not isinstance(value := values.get(entry.key), str | None):
+        if isinstance(value := values.get(entry.key), str | None):
+            continue
+        if entry.key in _ALWAYS or (entry.plotted and entry.worrying(value)):
             yield f"{entry.label} {entry.text(value)}{' (!)' if entry.worrying(value) else ''}"
     found = numbers(values)
     for entry in environments(found):
@@ -97,21 +123,21 @@ def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
         yield duration(found["time/step"])
     if "time/tokens_per_second" in found:
         yield f"{show(found['time/tokens_per_second'], 'count')} tokens/s"
-    if "time/eta" in found:
+    if found.get("time/eta"):  # not behind the last step
         yield f"{duration(found['time/eta'])} left"
 
 
 def _plain_evaluation(step: int, values: Mapping[str, Value]) -> Iterator[str]:
     found = numbers(values)
-    accuracy = ""
     if measured := Measured.of({"step": step, **found}):
         interval = f" (n={measured.n}, 95% {measured.interval})" if measured.n else ""
-        accuracy = f" accuracy {show(measured.accuracy, 'percent')}{interval}"
-    yield f"evaluation:{accuracy}"
+        yield f"accuracy {show(measured.accuracy, 'percent')}{interval}"
     for name, value in found.items():
         short = name.removeprefix("evaluation/")
         if "/" in short and short.endswith("/accuracy"):  # of one set
             yield f"{short.split('/')[0]} {show(value, 'percent')}"
+        elif entry := ENTRIES.get(f"answer/{short}"):
+            yield f"{entry.label} {entry.text(value)}"
         elif "/" not in short and short not in ("accuracy", "n", "low", "high"):
             yield f"{short} {show(value)}"
 

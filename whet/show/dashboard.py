@@ -5,8 +5,7 @@ Drawing is a pure function of these metrics, the size and the time; the sink own
 """
 
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,33 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.metrics.sinks.base import Kind, Value, numbers
+from whet.progress import PROGRESS, Progress
 from whet.show.curves import Curve, Plot
 from whet.show.facts import RunFacts
-from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, duration, environments, phases, show
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, environments, phases, show
+from whet.visible import visible
 
+_CURVES = {*ENTRIES, *(entry.held_out for entry in CATALOG)}
 _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
 
 
 class Dashboard:
     """A rich renderable that fills all but one line of the terminal; at least 60 x 18."""
 
-    def __init__(self, folder: Path, recipe: Mapping[str, Any], now: Callable[[], float] = time.monotonic) -> None:
-        self._folder, self._recipe, self._now = folder, recipe, now
+    def __init__(self, folder: Path, recipe: Mapping[str, Any], progress: Progress = PROGRESS) -> None:
+        self._folder, self._recipe, self._progress = folder, recipe, progress
         self._history: dict[str, tuple[list[float], list[float]]] = {}
         self._last: dict[str, Any] = {}
         self._split: dict[str, float] = {}
         self._broken: set[str] = set()
         self._lock = threading.Lock()  # the display is drawn by another thread than the one that adds
-        self._since = now()
+        self._since = progress.now()
         self.step = 0
         self.facts = RunFacts.of(folder, recipe)
-        self.status = ""  # the current activity
+
+    @property
+    def empty(self) -> bool:
+        return not self._last
 
     def add(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         """Take the numbers of a step. Numbers that come again replace the first ones."""
@@ -47,14 +52,14 @@ class Dashboard:
             found = numbers(values)
             given = {n for n, value in values.items() if not isinstance(value, str) and not n.startswith("run/")}
             self._broken = (self._broken - values.keys()) | (given - found.keys())
-            for name in found.keys() & {*ENTRIES, "evaluation/accuracy"}:
+            for name in found.keys() & _CURVES:
                 xs, ys = self._history.setdefault(name, ([], []))
                 xs.append(step)
                 ys.append(found[name])
             if any(name.startswith("run/") for name in values):
                 self.facts = RunFacts.of(self._folder, self._recipe, self._last)
             if kind == "train":
-                self.step, self._since = max(self.step, step), self._now()
+                self.step, self._since = max(self.step, step), self._progress.now()
                 self._split = phases(found)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -82,7 +87,7 @@ class Dashboard:
             *(Layout(name=f"plots {i}", minimum_size=3) for i in range(len(rows))),
             Layout(self._time(), size=4),
             Layout(self._values((width - 4) // 18, shown), size=4),
-            Layout(self._progress(width), size=1),
+            Layout(self._bottom(width), size=1),
         )
         for i, row in enumerate(rows):
             cells = [self._plot(entry) for entry in row] + [Text()] * (min(across, len(shown)) - len(row))
@@ -100,14 +105,14 @@ class Dashboard:
 
     def _chosen(self, most: int) -> list[Entry]:
         """Choose the plots that have something to show; before the first step those that most runs have."""
-        known = [entry for entry in CATALOG if entry.plotted and self._curves(entry)]
+        known = drawn({name: ys for name, (_, ys) in self._history.items()})
         return (known or [ENTRIES["reward/mean"], ENTRIES["accuracy"]])[:most]
 
     def _curves(self, entry: Entry) -> list[tuple[str, Curve]]:
         """Return the curves of a plot, each with its name in the title."""
         keys = [(entry.key, "", _TRAIN, "")]
-        if entry.key == "accuracy":
-            keys.append(("evaluation/accuracy", "◆ evaluation ", _EVALUATION, "◆"))
+        if entry.held_out:
+            keys.append((entry.held_out, "◆ evaluation ", _EVALUATION, "◆"))
         return [
             (name, Curve(*self._history[key], colour, mark)) for key, name, colour, mark in keys if key in self._history
         ]
@@ -144,17 +149,17 @@ class Dashboard:
         cell = Text(entry.short.ljust(9) + " ", style="dim")
         return cell.append(entry.text(value), style="not dim bold red" if entry.worrying(value) else "not dim bold")
 
-    def _progress(self, width: int) -> Text:
-        waited = self._now() - self._since
+    def _bottom(self, width: int) -> Text:
+        waited = self._progress.now() - self._since
         left = self._last.get("time/eta")
-        now = f"{self.status or 'working'} {duration(waited)}"
-        right = f"{duration(max(0.0, left - waited))} left" if isinstance(left, int | float) else ""
-        room = max(10, width - len(now) - len(right) - 6)
+        now = visible(self._progress.text())
+        whole = f"  {duration(max(0.0, left - waited))} left in all" if isinstance(left, int | float) else ""
+        room = max(6, width - len(now) - len(whole) - 4)
         line = Text(" ", no_wrap=True, overflow="crop")
         if self.facts.steps:
             full = round(min(1.0, self.step / self.facts.steps) * room)
             line.append("━" * full, style=_EVALUATION).append("━" * (room - full), style="bright_black")
-        return line.append(f"  {now}", style="dim").append(f"  {right}", style="bold")
+        return line.append(whole, style="bold").append(f"  {now}", style="dim")
 
 
 class TimeBar:

@@ -3,7 +3,7 @@ The recipe is read as plain data, so that run folders of other versions open, to
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,6 +26,7 @@ class RunFacts:
     task: str = ""
     algorithm: str = ""
     device: str = ""
+    precision: str = ""
     steps: int | None = None
     sandbox: str = ""  # only where there is none
 
@@ -47,6 +48,7 @@ class RunFacts:
             task=text("task", "data.type", "data"),
             algorithm=text("algorithm", "algorithm.type", "algorithm"),
             device=text("device"),
+            precision=text("computes_in", "learner.precision"),
             steps=int(steps) if isinstance(steps, int | float) else None,
             sandbox=UNPROTECTED if unprotected(recipe) else "",
         )
@@ -56,13 +58,17 @@ class RunFacts:
         size = show(self.parameters, "count") if self.parameters else ""
         known = {
             "sandbox": self.sandbox, "model": self.model, "parameters": size, "task": self.task,
-            "algorithm": self.algorithm, "device": self.device,
+            "algorithm": self.algorithm, "device": self.device, "precision": self.precision,
         }  # fmt: skip
         return [(name, text) for name, text in known.items() if text]
 
     def line(self) -> str:
         """Return the facts in one line."""
         return " · ".join(f"{text} parameters" if name == "parameters" else text for name, text in self.rows())
+
+    def short(self) -> str:
+        """Return the facts in one line, without the reason for the precision."""
+        return replace(self, precision=self.precision.partition(" (")[0]).line()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """A loss over ``n`` held-out rows."""
+
+    step: int
+    loss: float
+    n: int
+
+    @classmethod
+    def of(cls, lines: Sequence[Mapping[str, Any]]) -> list[Self]:
+        """Read the first and the last one of a run, if it is another."""
+        found = [line for line in lines if line.get("evaluation/loss") is not None]
+        ends = [*found[:1], *found[1:][-1:]]
+        return [cls(line["step"], line["evaluation/loss"], int(line.get("evaluation/n") or 0)) for line in ends]
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """The outcome of a run so far."""
 
@@ -145,6 +167,7 @@ class Summary:
     seconds: float  # of all steps, with their evaluations and checkpoints
     tokens_per_second: float | None  # the median
     whole: Outcome  # on the run's own held-out tasks
+    losses: list[HeldOutLoss]  # before and after, of runs that learn from rows
     sets: dict[str, Outcome]  # of the environments of a blend, and of further sets
 
     @classmethod
@@ -157,6 +180,7 @@ class Summary:
             seconds=sum(line.get("time/step") or 0.0 for line in train),
             tokens_per_second=rates[len(rates) // 2] if rates else None,
             whole=Outcome.of(lines),
+            losses=HeldOutLoss.of(lines),
             sets={name: Outcome.of(lines, name) for name in _sets(lines)},
         )
 

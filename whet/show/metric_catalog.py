@@ -2,7 +2,7 @@
 terminal, the report and docs/metrics.md share it, so that each metric has one name."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ Style = Literal["number", "percent", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One metric. A value below ``low`` or above ``high`` is shown as a warning."""
+    """One metric. A value below ``low`` or above ``high`` is shown as a warning. ``held_out`` is the key of the same on
+    held-out tasks or rows. While no value is above ``silent`` there is nothing to draw."""
 
     key: str
     label: str
@@ -20,6 +21,8 @@ class Entry:
     low: float | None = None
     high: float | None = None
     plotted: bool = True
+    held_out: str = ""
+    silent: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "short", self.short or self.label)
@@ -37,18 +40,27 @@ class Entry:
 # In order of interest: where there is room for a few only, these are the first that the run reports.
 CATALOG = (
     Entry("reward/mean", "reward"),
-    Entry("accuracy", "accuracy", style="percent"),
-    Entry("loss", "loss"),
+    Entry("accuracy", "accuracy", style="percent", held_out="evaluation/accuracy"),
+    Entry("preference/accuracy", "preference accuracy", "pref. acc", "percent", held_out="evaluation/accuracy"),
+    Entry("loss", "loss", held_out="evaluation/loss"),
+    Entry("preference/margin", "margin", held_out="evaluation/margin"),
+    Entry("preference/chosen_reward", "reward of the chosen", "chosen"),
+    Entry("preference/rejected_reward", "reward of the rejected", "rejected"),
+    Entry("preference/desirable_reward", "reward of good rows", "good rows"),
+    Entry("preference/undesirable_reward", "reward of bad rows", "bad rows"),
+    Entry("distillation/forward_kl", "forward KL to teacher", "fwd. KL"),
+    Entry("distillation/reverse_kl", "reverse KL to teacher", "rev. KL"),
     Entry("answer/length_mean", "answer length", "length", "count"),
-    Entry("entropy", "entropy", low=0.03),
+    Entry("entropy/approximate", "entropy", low=0.03),
+    Entry("entropy", "exact entropy", "exact ent", low=0.03, plotted=False),
     Entry("kl", "KL to reference", "KL", high=0.5),
-    Entry("mismatch/token_mult_prob_error", "mismatch", high=1.05),
-    Entry("clip/high", "clipped high", "clip high", "percent", high=0.2),
-    Entry("clip/low", "clipped low", "clip low", "percent", high=0.2),
+    Entry("mismatch/token_mult_prob_error", "mismatch", high=1.05, silent=1.001),
+    Entry("clip/high", "clipped high", "clip high", "percent", high=0.2, silent=0.0),
+    Entry("clip/low", "clipped low", "clip low", "percent", high=0.2, silent=0.0),
     Entry("gradient_norm", "gradient norm", "grad norm", high=100.0),
-    Entry("answer/truncated", "truncated answers", "truncated", "percent", high=0.25),
-    Entry("mismatch/kl", "mismatch KL", "mism. KL", high=0.02),
-    Entry("mismatch/max", "largest mismatch", "mism. max", high=2.0),
+    Entry("answer/truncated", "truncated answers", "truncated", "percent", high=0.25, silent=0.0),
+    Entry("mismatch/kl", "mismatch KL", "mism. KL", high=0.02, silent=1e-4),
+    Entry("mismatch/max", "largest mismatch", "mism. max", high=2.0, silent=0.01),
     Entry("ratio/mean", "ratio", low=0.9, high=1.1, plotted=False),
     Entry("reward/std", "reward spread", "spread", low=1e-6, plotted=False),
     Entry("groups/kept", "groups kept", "kept", "count", plotted=False),
@@ -59,6 +71,20 @@ CATALOG = (
     Entry("lr", "learning rate", "lr", plotted=False),
 )
 ENTRIES = {entry.key: entry for entry in CATALOG}
+
+
+def drawn(values: Mapping[str, Sequence[float]]) -> list[Entry]:
+    """Return the entries that have something to draw, given all values by key. Held-out values alone are drawn under
+    the first name that fits them."""
+
+    def has(entry: Entry) -> bool:
+        if found := values.get(entry.key):
+            return entry.silent is None or max(found) > entry.silent
+        same = [other for other in CATALOG if other.held_out and other.held_out == entry.held_out]
+        others = any(values.get(other.key) for other in same)
+        return bool(values.get(entry.held_out)) and not others and entry is same[0]
+
+    return [entry for entry in CATALOG if entry.plotted and has(entry)]
 
 
 def environments(values: Mapping[str, Any]) -> list[Entry]:
@@ -104,7 +130,7 @@ def show(value: float | None, style: Style = "number") -> str:
                 return f"{value / scale:.1f}{unit}"
         return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
     size = abs(value)
-    if size == 0:
+    if size < 1e-12:  # what rounding leaves
         return "0"
     if size >= 1e5 or size < 1e-3:
         return f"{value:.1e}"
@@ -123,6 +149,17 @@ def axis_label(value: float, spread: float, style: Style = "number") -> str:
         return show(value, style)
     digits = max(0, 1 - math.floor(math.log10(spread)))
     return f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before a zero
+
+
+def seconds_label(value: float, spread: float) -> str:
+    """Write a time just precisely enough to tell the labels of an axis of this spread apart.
+
+    >>> seconds_label(0.05, 0.2), seconds_label(20, 60), seconds_label(90, 200)
+    ('0.05 s', '20 s', '1m 30s')
+    """
+    if value >= 59.95:
+        return duration(value)
+    return f"{value:.{min(6, max(0, 1 - math.floor(math.log10(spread))))}f} s"
 
 
 def duration(seconds: float | None) -> str:

@@ -6,7 +6,9 @@ page is ``assets/report.html.j2``. Every text that the template puts in passes t
 
 import base64
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
 from whet.show.charts import Chart, Line, line_chart, stacked_chart
 from whet.show.facts import Measured, RunFacts, Summary
-from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, duration, phases, show
+from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, phases, show
 from whet.show.rollouts import cards, sample_rollouts
 from whet.visible import visible
 
@@ -46,13 +48,16 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
     templates = _templates()
     rollouts = cards(records, templates.get_template("rollout.html.j2"))
     time, shares = _time(train)
+    charts_of, silent = _chosen(lines)
     page = templates.get_template("report.html.j2").render(
         facts=facts,
         rows=facts.rows() + summary.rows(facts.steps),
         summary=summary,
         headline=_headline(train),
         warnings=_warnings(train),
-        learning=_learning(train, evaluations, [(entry, "") for entry in CATALOG]),
+        learning=_learning(train, evaluations, [(entry, "") for entry in charts_of]),
+        silent=silent,
+        samples=any("answer/length_mean" in line for line in train),
         sets=_learning(train, evaluations, [(_of_set(name), name) for name in summary.sets]),
         time=time,
         shares=shares,
@@ -79,16 +84,27 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
         finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
     )
-    found.filters |= {"g": lambda value: f"{value:g}", "percent": lambda value: show(value, "percent")}
+    found.filters |= {"g": lambda value: f"{value:g}", "number": show, "percent": lambda value: show(value, "percent")}
     return found
 
 
 def _headline(train: _Lines) -> dict[str, str] | None:
-    """Return the first metric of the catalog that this run reports, for runs that evaluate nothing."""
+    """Return the first metric of the catalog that this run reports, for runs that evaluate nothing; ``first`` is empty
+    where it is the last value, too."""
     for entry in CATALOG:
         if values := [line[entry.key] for line in train if line.get(entry.key) is not None]:
-            return {"label": entry.label, "first": entry.text(values[0]), "last": entry.text(values[-1])}
+            first, last = entry.text(values[0]), entry.text(values[-1])
+            return {"label": entry.label, "first": "" if first == last else first, "last": last}
     return None
+
+
+def _chosen(lines: _Lines) -> tuple[list[Entry], list[str]]:
+    """Choose what is drawn; return it with the names and last values of what is not, because nothing happens there."""
+    names = [name for entry in CATALOG for name in (entry.key, entry.held_out) if name]
+    found = {name: [line[name] for line in lines if name in line] for name in names}
+    chosen = drawn({name: [math.inf if v is None else v for v in values] for name, values in found.items()})
+    silent = [entry for entry in CATALOG if entry.silent is not None and found[entry.key] and entry not in chosen]
+    return chosen, [f"{entry.label} {entry.text(found[entry.key][-1])}" for entry in silent]
 
 
 def _warnings(train: _Lines) -> list[tuple[str, str]]:
@@ -116,8 +132,10 @@ def _learning(
     found = []
     for entry, name in entries:
         lines = [_line(train, entry.key)]
-        if name or entry.key == "accuracy":
+        if name or entry.held_out == "evaluation/accuracy":
             lines.append(_evaluation(evaluations, name))
+        elif entry.held_out:
+            lines.append(replace(_line(evaluations, entry.held_out, "evaluation", "c2"), dots=True, smooth=False))
         lines = [line for line in lines if len(line.x) or line.broken]
         if entry.plotted and any(len(line.x) for line in lines):
             limits = [limit for limit in (entry.low, entry.high) if limit is not None]

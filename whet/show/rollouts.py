@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.show.facts import rollout_rows
-from whet.show.transcript import transcript
+from whet.show.transcript import task_data, transcript
 from whet.show.view import ORDERS, ending, level, number, select, verdict
 
 MOST_TOKENS = 1200  # per reply
@@ -47,7 +47,8 @@ def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
         parts = [(part, list(_tokens(record, part.tokens or range(0)))) for part in transcript(record)]
         card = template.render(
             record=record, head=head, more=more, order=order, parts=parts, verdict=verdict(record),
-            number=number(record), ending=ending(record), opened=not made, most_characters=MOST_CHARACTERS,
+            data=task_data(record), number=number(record), ending=ending(record), opened=not made,
+            most_characters=MOST_CHARACTERS,
         )  # fmt: skip
         size += len(card.encode("utf-8", "replace"))
         if size > MOST_BYTES and made:

@@ -40,7 +40,9 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
     table.add_row("run folder", Text(str(run_folder), style="bold", overflow="fold"))
     if (report := run_folder / "report.html").exists():
         table.add_row("report", Text(str(report), overflow="fold"))
-    table.add_row("trained", f"{summary.steps} steps in {duration(summary.seconds)}")
+    table.add_row("trained", f"{summary.steps} step{'s' if summary.steps != 1 else ''} in {duration(summary.seconds)}")
+    if losses := summary.losses:
+        table.add_row("held-out loss", f"{' → '.join(show(one.loss) for one in losses)}   over {losses[-1].n} rows")
     whole = summary.whole
     if whole.before:
         table.add_row("accuracy before" if whole.after else "accuracy", _measured(whole.before))

@@ -14,9 +14,9 @@ from rich.rule import Rule
 from rich.text import Text
 
 from whet.errors import DataError
-from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
+from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path, rollout_steps
 from whet.show.facts import rollout_rows
-from whet.show.transcript import transcript
+from whet.show.transcript import task_data, transcript
 from whet.types import Status
 from whet.visible import visible
 
@@ -90,11 +90,20 @@ def render(record: RolloutRecord) -> RenderableType:
     if record.status != Status.COMPLETED:
         line.append(f"   {visible(ending(record))}", style="not dim bold yellow")
     parts: list[RenderableType] = [Rule(head, align="left", style="bright_black"), line, Text()]
+    earlier = [part for part in transcript(record) if part.folded]
+    if earlier:
+        words = f"{len(earlier)} earlier messages, {sum(len(part.text) for part in earlier)} characters"
+        parts += [Text(f"{words}: in {rollout_path(Path(), record.step)} of the run", style="dim"), Text()]
     for part in transcript(record):
-        text = Text(visible(part.text), style="" if part.label == "answer" else "dim")
+        if part.folded:
+            continue
+        text = Text(visible(part.text), style="" if part.label in ("answer", "user", "prompt") else "dim")
         label = Text.assemble((visible(part.label), "bold underline"), (f"   {part.facts}".rstrip(), "dim"))
         said = text if part.tokens is None else _sampled(record, part.tokens)
         parts += [label, Padding(said, (0, 0, 0, 2)), Text()]
+    if data := task_data(record):
+        told = "   ".join(f"{visible(name)}: {visible(value)}" for name, value in data)
+        parts += [Text.assemble(("task data  ", "bold"), told), Text()]
     if record.error:
         parts += [Text(f"error: {visible(record.error)}", style="bold red"), Text()]
     return Lines(*parts)

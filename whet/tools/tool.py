@@ -66,8 +66,17 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
     async def run(arguments: dict[str, Any], limit: int) -> str:
         call = partial(function, **interface.checked(arguments))
         if not inspect.iscoroutinefunction(function):
-            return await on_own_thread(lambda: bounded(call(), limit), name)
-        result = await call()
+
+            def work() -> str | Awaitable[object]:
+                result = call()
+                return result if inspect.isawaitable(result) else bounded(result, limit)
+
+            said = await on_own_thread(work, name)
+            if isinstance(said, str):
+                return said
+            result = await said  # a plain function that returns a coroutine
+        else:
+            result = await call()
         return await on_own_thread(lambda: bounded(result, limit), name)
 
     return Tool(interface.name, interface.description, interface.parameters, run, ordered)

@@ -5,7 +5,6 @@ counted. A broken connection, and our own errors, are raised: infrastructure is 
 """
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,12 +13,12 @@ from pydantic import Field
 
 from whet.config import Config
 from whet.config.nearest import did_you_mean
+from whet.data.control_tokens import NO_TEXT
 from whet.errors import ConfigError, WhetError
 from whet.processes.loop_thread import Escape
 from whet.tools.tool import Tool, ToolError, bounded
 from whet.types import Message, ToolCall
 
-_NO_TEXT = re.compile("[\ud800-\udfff\U00040000-\U0005ffff]")  # what no renderer takes, see data/control_tokens.py
 COUNTS = ("calls", "errors", "unknown", "timeouts", "refused")
 
 
@@ -61,7 +60,7 @@ class Toolbox:
         kept_in_order = asyncio.Lock()  # is fair: first come, first served
 
         async def one(number: int, call: ToolCall) -> Message:
-            name, arguments = _NO_TEXT.sub("\ufffd", call["function"]["name"][:64]), call["function"]["arguments"]
+            name, arguments = NO_TEXT.sub("\ufffd", call["function"]["name"][:64]), call["function"]["arguments"]
             if number >= allowed:
                 self.counts["refused"] += 1
                 text = f"Error: not run, for only {self._limits.max_calls} calls are allowed"
@@ -84,13 +83,13 @@ class Toolbox:
                 self.counts["unknown"] += 1
                 known = ", ".join(self._tools)
                 raise ToolError(f"there is no tool {name!r}.{did_you_mean(name, self._tools)} Tools: {known}")
-            return _NO_TEXT.sub("\ufffd", await self._in_time(tool, arguments))
+            return NO_TEXT.sub("\ufffd", await self._in_time(tool, arguments))
         except Exception as error:
             if not isinstance(error, ToolError) and is_infrastructure(error):
                 raise
             self.counts["errors"] += 1
             text = str(error) if isinstance(error, ToolError) else f"{type(error).__name__}: {error}"
-            return _NO_TEXT.sub("\ufffd", f"Error: {bounded(text, self._limits.max_result_chars)}")
+            return NO_TEXT.sub("\ufffd", f"Error: {bounded(text, self._limits.max_result_chars)}")
 
     async def _in_time(self, tool: Tool, arguments: dict[str, Any]) -> str:
         if tool.ordered and self._late is not None:

@@ -3,7 +3,7 @@
 in this process    learner ──tensor by tensor──► the generator's model                           (in_process)
 to an engine       learner's ranks ──sender──► buckets ──transport──► receiver ──► engine's ranks    (engine)
                                                shared memory, disk, collective, CUDA IPC
-then, either way   digests of all tensors equal ──► log-probs of a few tokens equal ──► sampling goes on
+then, either way   all tensors or digests equal ──► log-probs of a few tokens equal ──► sampling goes on
 """
 
 from typing import Any, Protocol

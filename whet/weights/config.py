@@ -28,8 +28,8 @@ class RefitConfig(Config):
     """Weights are gathered and travel in buckets of this size, in MiB; a larger tensor travels alone. None: 512 from
     GPU to GPU, where each bucket costs more waits than bytes, else 64."""
     digest: bool = True
-    """Compare a digest of every tensor the generator holds with the learner's; of an engine, also read back what its
-    layers compute with."""
+    """Compare every tensor the generator holds with the learner's: bit for bit where both are in one process, else by
+    digests; of an engine, also read back what its layers compute with."""
     probe: bool = True
     """Compare log-probs of a few tokens, through the generator's decode path, with the learner's."""
     probe_tokens: int = Field(8, gt=0)

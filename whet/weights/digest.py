@@ -19,6 +19,7 @@ from torch import Tensor
 _LANES = 4096
 _ROWS_CPU = 64  # 2 MiB of 64-bit lanes: they stay in the cores' caches
 _ROWS_ACCELERATOR = 8192
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
@@ -29,6 +30,14 @@ def digest(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
 def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
     """Return the names whose digests differ, or that only one side has; in order of ``one``, then of ``other``."""
     return [name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)]
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have the same type, shape and bits: what equal digests say, where both are at hand."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    bits = _BITS.get(one.element_size(), one.dtype)
+    return torch.equal(one.detach().view(bits), other.detach().to(one.device).view(bits))
 
 
 @torch.no_grad()
@@ -57,7 +66,8 @@ def _row_sums(lanes: Tensor) -> Tensor:
     """[rows, 4096] int32 -> [rows] int64, modulo 2^64."""
     weights = _weights().to(lanes.device)
     at_once = _ROWS_CPU if lanes.device.type == "cpu" else _ROWS_ACCELERATOR
-    blocks = [(block * weights).sum(1) for block in lanes.split(at_once)]
+    products = torch.empty(min(at_once, len(lanes)), _LANES, dtype=torch.int64, device=lanes.device)
+    blocks = [torch.mul(block, weights, out=products[: len(block)]).sum(1) for block in lanes.split(at_once)]
     return torch.cat(blocks) if blocks else lanes.new_empty(0, dtype=torch.int64)
 
 

@@ -1,12 +1,13 @@
 """Weights go from a learner to generators in the same process: one cast per tensor, a bucket at a time, into the
-generator's own storage. Then arrival is proven, by a digest of what the generator holds and by a probe of its decode
-path. Knows no algorithm.
+generator's own storage. Then arrival is proven: what the generator holds is compared with the learner's tensors bit for
+bit, by digests where these come from another process, and a probe goes through its decode path. Knows no algorithm.
 
-Who waits for what: the generators are paused before they are written to and go on only after digest and probe agree."""
+Who waits for what: the generators are paused before they are written to and go on only after both proofs agree."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
 
 import torch
+from torch import Tensor
 
 from whet.cluster.lease import Devices
 from whet.errors import RefitError
@@ -17,20 +18,22 @@ from whet.metrics import Metrics
 from whet.processes.compute import compute
 from whet.weights.base import OWN_DEVICES
 from whet.weights.config import RefitConfig
-from whet.weights.digest import differing, digest
+from whet.weights.digest import differing, digest, same_bits
 from whet.weights.local import LocalSource
 from whet.weights.probe import compare_decoding
-from whet.weights.source import NamedTensors, WeightRequest, WeightSource
+from whet.weights.source import Bucket, NamedTensors, WeightRequest, WeightSource
+
+_PROMPT = 8  # tokens of the probe's prompt: with eight compared ones its products have the fewest rows there are
 
 
 class InProcessSync:
     """Publishes the weights of a learner to a generator in the same process. The last tokens of ``text`` are what the
-    probe compares log-probs of; the rest is their prompt. At least two tokens."""
+    probe compares log-probs of; some before them are their prompt. At least two tokens."""
 
     def __init__(self, config: RefitConfig, text: list[int], devices: Devices | None = None) -> None:
         count = min(config.probe_tokens, len(text) - 1)
         self.config, self.devices = config, devices or OWN_DEVICES
-        self.prompt, self.tokens = text[:-count], text[-count:]
+        self.prompt, self.tokens = text[-count - _PROMPT : -count], text[-count:]
 
     async def publish(self, learner: Learner, generator: Refittable[OpenModel], version: int) -> Metrics:
         """See ``WeightSync``."""
@@ -52,22 +55,57 @@ class InProcessSync:
 
     async def _write(self, source: WeightSource, models: Sequence[OpenModel], dtype: torch.dtype) -> None:
         sent: dict[str, int] = {}
-        await source.begin_weights(WeightRequest(dtype, self.config.bucket_bytes, self.config.digest))
-        while (bucket := await source.next_weights()) is not None:
+        async for bucket in self._buckets(source, WeightRequest(dtype, self.config.bucket_bytes, self.config.digest)):
             sent |= bucket.digests
             for model in models:
                 await compute(model.load, bucket.tensors)
+        await of_each(models, lambda model, _: compute(model.check_complete))
+        if not self.config.digest:
+            return
+        if sent:
+            await of_each(models, lambda model, _: compute(_check_digest, model, sent))
+        else:
+            await self._compare(source, models, dtype)
+
+    async def _compare(self, source: WeightSource, models: Sequence[OpenModel], dtype: torch.dtype) -> None:
+        """Go through the source's tensors once more, now that all were written."""
+        held = [dict(model.named_weights()) for model in models]
+        wrong: list[list[str]] = [[] for _ in models]
+        seen: set[str] = set()
+        async for bucket in self._buckets(source, WeightRequest(dtype, self.config.bucket_bytes, digest=False)):
+            for tensors, names in zip(held, wrong, strict=True):
+                names += await compute(_other_bits, bucket.tensors, tensors)
+            seen.update(name for name, _ in bucket.tensors)
+
+        async def refuse(model: OpenModel, number: int) -> None:
+            there = held[number - 1]
+            _refuse([*wrong[number - 1], *(name for name in there if name not in seen)], there)
+
+        await of_each(models, refuse)
+
+    @staticmethod
+    async def _buckets(source: WeightSource, request: WeightRequest) -> AsyncIterator[Bucket]:
+        await source.begin_weights(request)
+        while (bucket := await source.next_weights()) is not None:
+            yield bucket
             bucket.tensors.clear()  # before the next one is made
         await source.end_weights()
-        await of_each(models, lambda model, _: compute(self._check, model, sent))
 
-    def _check(self, model: OpenModel, sent: dict[str, int]) -> None:
-        model.check_complete()
-        held = digest(model.named_weights()) if self.config.digest else {}
-        wrong = differing({name: number for name, number in sent.items() if name in held}, held)
-        if wrong:
-            raise RefitError(
-                f"after publishing, the generator does not hold the learner's weights: {len(wrong)} of {len(held)} "
-                f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy",
-                wrong,
-            )
+
+def _check_digest(model: OpenModel, sent: Mapping[str, int]) -> None:
+    held = digest(model.named_weights())
+    _refuse(differing({name: number for name, number in sent.items() if name in held}, held), held)
+
+
+def _other_bits(tensors: Iterable[tuple[str, Tensor]], held: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in tensors if name in held and not same_bits(held[name], tensor)]
+
+
+def _refuse(wrong: list[str], held: Sized) -> None:
+    """Raise ``RefitError`` where a tensor differs."""
+    if wrong:
+        raise RefitError(
+            f"after publishing, the generator does not hold the learner's weights: {len(wrong)} of {len(held)} "
+            f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy",
+            wrong,
+        )

@@ -105,6 +105,7 @@ class Sender:
         digests: dict[str, int],
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the bucket's tensors as they are to arrive, each made when it is asked for."""
+        travels = request.transport is not None or self._leaves or self._ranks is not None
         for entry in entries:
             self._gathering = True
             name, tensor = next(tensors)
@@ -112,7 +113,7 @@ class Sender:
             if name != entry.name:
                 raise RefitError(f"the learner's weights changed while they were sent: {name} came for {entry.name}")
             tensor = tensor.to(request.dtype)
-            if self._first and request.digest:
+            if self._first and request.digest and travels:
                 digests[name] = tensor_digest(tensor)
             yield name, tensor
 

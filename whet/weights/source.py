@@ -51,7 +51,7 @@ class Bucket:
 
     number: int  # from 0
     tensors: list[tuple[str, Tensor]] = field(default_factory=list)  # without a transport; they may be the model's own
-    digests: dict[str, int] = field(default_factory=dict)  # by name, of the tensors after the cast
+    digests: dict[str, int] = field(default_factory=dict)  # of the tensors after the cast, where they leave a process
     bytes: int = 0
 
 

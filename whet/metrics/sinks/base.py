@@ -25,9 +25,6 @@ class Sink(ABC):
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         """Take the numbers of one step, by metric name. A number that comes again replaces the first."""
 
-    def status(self, text: str) -> None:  # noqa: B027, most sinks have nowhere to show it
-        """Show the current activity."""
-
     def close(self) -> None:  # noqa: B027
         """Write what is buffered."""
 
@@ -64,10 +61,6 @@ class OpenSinks:
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         for sink in self._sinks:
             sink.write(step, values, kind)
-
-    def status(self, text: str) -> None:
-        for sink in self._sinks:
-            sink.status(text)
 
     def close(self) -> None:
         with contextlib.ExitStack() as stack:

@@ -32,6 +32,10 @@ class JSONLSink(SinkConfig):
             if resume_step > 0 and not path.exists():
                 log.warning("%s is gone: the report will begin at step %d", path, resume_step + 1)
             truncate_after(path, resume_step)
+            last = max((line["step"] for _, line in read_lines(path)), default=0 if path.exists() else resume_step)
+            if last < resume_step:
+                log.warning("%s was cut: it ends at step %d, and the report will begin again at step %d",
+                            path, last, resume_step + 1)  # fmt: skip
         elif path.exists() and path.stat().st_size:
             raise DataError(f"{path} already holds the metrics of a run; resume that run, or choose another folder")
         return JSONLWriter(path)
@@ -56,6 +60,8 @@ class JSONLWriter(Sink):
 
     def close(self) -> None:
         if self._file >= 0:
+            if not os.fstat(self._file).st_size:
+                self._path.unlink(missing_ok=True)  # a run that could not begin leaves none
             os.close(self._file)
             self._file = -1
 

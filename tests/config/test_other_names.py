@@ -1,0 +1,76 @@
+"""Words about settings as people from other libraries, or with a file in their hands, write them. With the real
+recipe."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from whet.config import RecipeError, load
+from whet.config.schema import find_place
+from whet.config.tree import from_plain
+from whet.other_names import OTHER_NAMES
+from whet.recipe import Recipe
+
+
+def said(*overrides: str, recipe: str = "quickstart") -> str:
+    with pytest.raises(RecipeError) as caught:
+        load(Recipe, recipe, overrides)
+    return str(caught.value)
+
+
+def test_every_answer_names_settings_that_there_are() -> None:
+    tree = from_plain(load(Recipe, "quickstart").value.model_dump(mode="json"))
+    for answer in set(OTHER_NAMES.values()) - {"whet train --folder"}:
+        key = tuple(re.match(r"[a-z_.]+", answer)[0].split("."))  # type: ignore[index]
+        assert find_place(Recipe, tree, key) is not None, answer
+
+
+@pytest.mark.parametrize(
+    ("override", "answer"),
+    [
+        ("learning_rate=1e-5", "optimizer.lr"),
+        ("optimizer.learning_rate=1e-5", "optimizer.lr"),
+        ("num_generations=8", "algorithm.group_size"),
+        ("temperature=0.7", "sampling.temperature"),
+        ("max_completion_length=9", "sampling.max_new_tokens"),
+        ("per_device_train_batch_size=4", "rollouts.prompts_per_step"),
+        ("gradient_accumulation_steps=4", "learner.max_tokens"),
+        ("report_to=wandb", "sinks, as in sinks=[console,jsonl,wandb]"),
+        ("lora_r=16", "model.lora.rank"),
+        ("beta=0.1", "algorithm.loss.kl.coefficient"),
+        ("algorithm.kl_coef=0.1", "algorithm.loss.kl.coefficient"),
+        ("model.name=x", "model.path"),
+        ("policy.generation.temperature=1", "sampling.temperature"),
+        ("actor_rollout_ref.rollout.n=4", "algorithm.group_size"),
+        ("num-train-epochs=3", "steps: each takes"),
+    ],
+)
+def test_a_setting_of_another_library_is_answered_with_ours(override: str, answer: str) -> None:
+    assert f"unknown key. Here that is {answer}" in said(override)
+
+
+def test_a_mistyped_key_is_still_one() -> None:
+    assert "Did you mean 'betas'?" in said("optimizer.beta=1")
+    assert "Did you mean 'steps'?" in said("stepz=1")
+
+
+def test_a_file_is_answered_with_how_it_is_given() -> None:
+    assert "is a file, not a type; name the type that reads it, as in {type: " in said("data=my.jsonl")
+    assert "data = arithmetic has none; it is a setting of data = " in said("data.path=x.csv")
+    assert "RECIPE data.path=my.jsonl, as in sft-gsm8k data.path=my.jsonl" in said(recipe="my.jsonl")
+    assert "the recipe of the package is called quickstart" in said(recipe="quickstart.yml")
+    assert "RECIPE model=Qwen/Qwen3-0.6B" in said(recipe="Qwen/Qwen3-0.6B")
+    assert "expected a list, got text 'wandb'; write sinks=[console,jsonl,wandb]" in said("sinks=wandb")
+
+
+def test_a_bare_value_stands_for_the_setting_that_is_meant(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("extends: quickstart\nmodel: {lora: {rank: 4}}\n")
+    changed = load(Recipe, recipe, ["model=Qwen/Qwen3-0.6B", "algorithm.loss.kl=0.02"])
+    assert changed.value.model.path == "Qwen/Qwen3-0.6B"
+    assert changed.value.model.lora is not None
+    assert changed.value.model.lora.rank == 4
+    assert changed.value.algorithm.losses["policy"].kl.coefficient == 0.02  # type: ignore[attr-defined]
+    assert changed.origins["model.path"] == "override"
+    assert "expected a number, got text 'much'" in said("algorithm.loss.kl=much")

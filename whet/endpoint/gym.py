@@ -1,0 +1,193 @@
+"""A task set as a resources server of NeMo Gym: ``/seed_session`` and ``/verify`` over rows that name its tasks. Who
+trains with Gym can so be rewarded by whet's graders.
+
+Gym's servers know no tokens. So that a page in a browser can't have answers graded, requests of pages (``Origin``) are
+refused, and on loopback those for another host. Bodies and connections are bounded as those of the endpoint.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from whet.data.calls import checked_arguments, why
+from whet.data.jsonl import STRICT
+from whet.endpoint.body import read_body
+from whet.endpoint.connections import Connections, Server
+from whet.endpoint.request import ApiError
+from whet.environments.base import Step, TaskSet, checked_score
+from whet.environments.hosted import HostedEnvironments
+from whet.errors import ConfigError
+from whet.gym.items import final_text
+from whet.gym.rows import TASK
+from whet.processes.loop_thread import described
+from whet.types import Task
+
+log = logging.getLogger(__name__)
+
+_DEADLINE = 120.0  # seconds that one verification may take
+_CLOSING = 5  # seconds that answers in progress may take when it closes
+Handler = Callable[[dict[str, Any]], Awaitable[Any]]
+
+
+async def check_single_turn(tasks: TaskSet) -> None:
+    """Raise ``ConfigError`` for a task set whose tasks can't be verified from one answer: they have tools."""
+    first = next(iter([*tasks.tasks("train")[:1], *tasks.tasks("test")[:1]]), None)
+    if first is None:
+        raise ConfigError(f"{type(tasks).__name__} has no tasks")
+    environments = HostedEnvironments(tasks.open())
+    try:
+        environment = environments.make(first)
+        try:
+            if (await environment.start()).tools:
+                raise ConfigError(
+                    f"{type(tasks).__name__} can't be served to NeMo Gym: its tasks need whet's own tools"
+                )
+        finally:
+            await environment.close()
+    finally:
+        await environments.close()
+
+
+def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connections | None = None) -> Starlette:
+    """Return the server's application. A verification whose task is not done after one answer says so, and gives no
+    reward that counts (``mask_sample``)."""
+    known: dict[str, Task] = {task.uid: task for split in ("train", "test") for task in tasks.tasks(split)}
+    environments = HostedEnvironments(tasks.open())
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await environments.close()
+
+    async def seed_session(body: dict[str, Any]) -> Any:
+        given = body.get("resources_session_id")
+        return {} if given is None else {"resources_session_id": given}
+
+    async def close_session(body: dict[str, Any]) -> Any:
+        return {"resources_session_id": body.get("resources_session_id")}
+
+    async def verify(body: dict[str, Any]) -> Any:
+        uid = body.get(TASK)
+        task = known.get(uid) if isinstance(uid, str) else None
+        if task is None:
+            raise ApiError(422, f"the row's {TASK!r} names none of the tasks")
+        try:
+            answer = final_text(body["response"])
+        except (LookupError, TypeError, AttributeError) as problem:
+            raise ApiError(422, f"'response' is not an answer of a model: {described(problem)}") from None
+        try:
+            async with asyncio.timeout(_DEADLINE):
+                step = await _graded(environments, task, answer)
+            reward = checked_score("reward", step.reward, f"of {uid}")
+            scores = {name: checked_score(name, value, f"of {uid}") for name, value in step.scores.items()}
+        except Exception as problem:  # a failure of ours is no measurement of theirs
+            reason = f"no grade within {_DEADLINE:g} s" if isinstance(problem, TimeoutError) else described(problem)
+            log.warning("%s could not be verified: %s", uid, reason)
+            return body | _masked("grader", reason)
+        if not step.done:
+            return body | _masked("not_done", "the task takes more than one reply, and is verified from one")
+        return body | {"reward": reward, "mask_sample": False, "reward_components": scores}
+
+    async def status(request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def reverify_mode(request: Request) -> Response:
+        return JSONResponse("stateless")
+
+    posts: dict[str, Handler] = {"/seed_session": seed_session, "/verify": verify, "/close_session": close_session}
+    bounds = connections or Connections()
+    routes = [Route(path, partial(_answer, handler, host, bounds), methods=["POST"]) for path, handler in posts.items()]
+    return Starlette(routes=[Route("/", status), Route("/reverify_mode", reverify_mode), *routes], lifespan=lifespan)
+
+
+async def serve(tasks: TaskSet, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until cancelled. ``ready`` is told the address. Raises ``ConfigError`` where it can't be had."""
+    await check_single_turn(tasks)
+    try:
+        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"can't listen on {host}:{port}: {error.strerror or error}") from None
+    connections = Connections()
+    settings = uvicorn.Config(
+        application(tasks, host, connections), ws="none", log_config=None, log_level="critical", access_log=False,
+        server_header=False, timeout_graceful_shutdown=_CLOSING,
+    )  # fmt: skip
+    server = Server(settings, connections)
+    shown = f"[{host}]" if ":" in host else host
+    ready(f"http://{shown}:{listener.getsockname()[1]}")
+    serving = asyncio.create_task(server.serve([listener]))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, setattr, server, "should_exit", True)
+    try:
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+async def _graded(environments: HostedEnvironments, task: Task, answer: str) -> Step:
+    environment = environments.make(task)
+    try:
+        await environment.start()
+        return await environment.step({"role": "assistant", "content": answer})
+    finally:
+        await environment.close()
+
+
+def _masked(kind: str, reason: str) -> dict[str, Any]:
+    return {"reward": 0.0, "mask_sample": True, "failure_kind": f"whet:{kind}", "failure_reason": reason}
+
+
+async def _answer(handler: Handler, host: str, connections: Connections, request: Request) -> Response:
+    """Read the request, and turn errors into answers."""
+    headers: dict[str, str] = {}
+    try:
+        connections.works(request.client)
+        _check_sender(request, host)
+        return JSONResponse(await handler(_object(await read_body(request))))
+    except ApiError as refused:
+        if refused.status == 413:
+            headers["connection"] = "close"  # the rest of the body is not read
+        return JSONResponse({"detail": str(refused)}, refused.status, headers)
+    except ClientDisconnect:
+        return Response(status_code=499)  # which nobody reads
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        found = STRICT.decode(content.decode())
+        if isinstance(found, dict):
+            return checked_arguments(found)
+    except (ValueError, RecursionError) as problem:
+        raise ApiError(422, f"the request can't be read: {why(problem)}") from None
+    raise ApiError(422, "the request must be a JSON object")
+
+
+def _check_sender(request: Request, host: str) -> None:
+    """Raises ``ApiError`` for what a page in a browser may have sent."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers:
+        raise ApiError(403, "requests of pages in a browser are not answered")
+    if kind != "application/json":
+        raise ApiError(415, "the request must be of the type application/json")
+    asked = request.url.hostname or ""
+    if _is_loopback(host) and asked != host and not _is_loopback(asked):
+        raise ApiError(403, f"this server is {host}, and answers no requests for another host")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"

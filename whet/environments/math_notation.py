@@ -1,0 +1,171 @@
+r"""How mathematical answers are written: boxes, spellings of the same LaTeX, and where an answer falls into parts.
+
+Only rewrites and cuts text, in linear time; knows no value of anything.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+_BOX = re.compile(
+    r"\\(?:boxed|fbox)(?![A-Za-z])\s*(?:(\{)|([+-]?(?:[0-9][0-9.,/]*|[A-Z]\b)|\\d?frac\{[0-9]+\}\{[0-9]+\}))"
+)
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|.", re.DOTALL)
+_OPEN, _CLOSE = frozenset(("(", "[", "{", "\\{", "\\begin")), frozenset((")", "]", "}", "\\}", "\\end"))
+
+_PLAIN = re.compile(r"-?[0-9]+(?:\.[0-9]+)?")
+_REWRITES = [
+    (re.compile(pattern), by)
+    for pattern, by in (
+        (
+            r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|mathrm\{\s*\}|text\{\s*\})(?![A-Za-z])|\\!",
+            "",
+        ),
+        (r"(?<!\\)(?:\\[()\[\]]|\$)", ""),  # maths mode
+        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
+        (r"\\(?:mathrm|textrm|textsf|mathsf|texttt|textit|textbf|textnormal|mbox|operatorname\*?)\s*(?=\{)", r"\\text"),
+        (r"\\text\s+(?=\{)", r"\\text"),
+        (r"\\text\{(sin|cos|tan|sec|csc|cot|arcsin|arccos|arctan|log|ln)\}", r"\\\1 "),
+        (r"\\(?:mathbf|boldsymbol|mathit|bm|textbf)\s*\{([A-Za-z]|[^{}A-Za-z]*)\}", r"\1"),
+        (r"\\leq?(?![A-Za-z])|≤", r"\\le "),
+        (r"\\geq?(?![A-Za-z])|≥", r"\\ge "),
+        (r"\\lbrace(?![A-Za-z])", r"\\{"),
+        (r"\\rbrace(?![A-Za-z])", r"\\}"),
+        (r"\\%|\\text\{\s*(?:\\?%|percent)\s*\}|\bpercent\b", "%"),
+        (r"\{\s*([,:])\s*\}", r"\1"),
+        (r"(?<!\\)\\[,;: ]|\\(?:quad|qquad|thinspace)(?![A-Za-z])|~|\s", " "),
+        (r"[\u2212\u2013]", "-"),
+        (r"×", r"\\times "),
+        (r"·|⋅", r"\\cdot "),
+        (r"π", r"\\pi "),
+        (r"∞", r"\\infty "),
+        (r"≈|\\simeq(?![A-Za-z])", r"\\approx "),
+        (r"±", r"\\pm "),
+        (r"√\s*([0-9]+)", r"\\sqrt{\1}"),
+        (r"√", r"\\sqrt "),
+        (r"∪", r"\\cup "),
+        (
+            r"\^\s*\{?\s*\\circ\s*\}?|°|\\degree(?![A-Za-z])|\\textdegree(?![A-Za-z])|\\text\{\s*degrees?\s*\}",
+            r"^\\circ ",
+        ),
+        (r"\\begin\{[pb]?matrix\}", r"\\begin{matrix}"),
+        (r"\\end\{[pb]?matrix\}", r"\\end{matrix}"),
+        (r"\\frac\s*([0-9])\s*([0-9])(?![0-9])", r"\\frac{\1}{\2}"),  # \frac12
+        (r"\\frac\s*([0-9A-Za-z])\s*(?=\{)", r"\\frac{\1}"),
+        (r"\\frac\s*(\{[^{}]*\})\s*([0-9A-Za-z])", r"\\frac\1{\2}"),
+        (r"\\frac\s+(?=\{)", r"\\frac"),
+        (r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}"),
+        (r"(?<=[(\[, ])\+(?=\s*\\infty)", ""),
+        (r" {2,}", " "),
+    )
+]
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{}``; None if there is none or it isn't closed.
+
+    >>> last_boxed(r"so \boxed{1}, no, \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    """
+    at = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    box = _BOX.match(text, at) if at >= 0 else None
+    if box is None:
+        return None
+    return _braced(text, box.end()) if box[1] else box[2].rstrip(".,/")
+
+
+def _braced(text: str, start: int) -> str | None:
+    depth, position = 1, start
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1  # an escaped brace is a brace of the answer
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:position]
+        position += 1
+    return None
+
+
+@lru_cache(maxsize=4096)
+def tidy(text: str) -> str:
+    r"""Return the answer in one of its spellings: without maths mode, sizes of brackets, thin spaces and full stop.
+
+    >>> tidy(r"$\left( \dfrac12, 1{,}234 \right)$.")
+    '( \\frac{1}{2}, 1,234 )'
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    for pattern, by in _REWRITES:
+        text = pattern.sub(by, text)
+    while True:
+        text = text.strip().rstrip(".;:, ") if not text.rstrip().endswith("\\") else text.strip()
+        if not (text.startswith("{") and whole(text)):
+            return text
+        text = text[1:-1]
+
+
+def squeezed(text: str) -> str:
+    """Return a tidy text without spaces and braces around one character: equal for texts that differ in these alone."""
+    return re.sub(r"\{([A-Za-z0-9])\}", r"\1", text.replace(" ", ""))
+
+
+def same_text(one: str, other: str) -> bool:
+    """Return whether two tidy texts differ in spaces, letter case within ``\\text{}`` and braces alone."""
+    one, other = squeezed(one), squeezed(other)
+    if one == other:
+        return True
+    wordy = "\\text" in one + other
+    return wordy and _TEXT.sub(r"\1", one).casefold() == _TEXT.sub(r"\1", other).casefold()
+
+
+def words(text: str) -> str | None:
+    r"""Return the words that a tidy text is, without ``\text{}``; None where it is more than letters and spaces.
+
+    >>> words(r"\text{(B)}"), words(r"\text{Saturday}"), words("x^2")
+    ('b', 'saturday', None)
+    """
+    plain = _TEXT.sub(r"\1", text)
+    plain = " ".join(plain.replace(",", " , ").casefold().split()).strip("\"'`.")
+    if match := re.fullmatch(r"\((\w)\)", plain):
+        plain = match[1]
+    return plain if re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ ,.'\-])*", plain) else None
+
+
+def whole(text: str) -> bool:
+    """Return whether the first bracket of a text is closed by its last character."""
+    depth = 0
+    for start, token in tokens(text):
+        depth += (token in _OPEN) - (token in _CLOSE)
+        if depth <= 0:
+            return start + len(token) == len(text) and token in _CLOSE
+    return False
+
+
+def tokens(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the commands and single characters of LaTeX, with their places."""
+    for match in _TOKEN.finditer(text):
+        yield match.start(), match[0]
+
+
+def split(text: str, at: re.Pattern[str]) -> list[str]:
+    """Return the parts of a text between matches that stand in no bracket.
+
+    >>> split("(1, 2), 3", re.compile(","))
+    ['(1, 2)', ' 3']
+    """
+    parts, begin, after, depth = list[str](), 0, 0, 0
+    for start, token in tokens(text):
+        if start < after:
+            continue
+        if depth == 0 and (match := at.match(text, start)) and match.end() > start:
+            parts.append(text[begin:start])
+            begin = after = match.end()
+            continue
+        depth = max(0, depth + (token in _OPEN) - (token in _CLOSE))
+    return [*parts, text[begin:]]

@@ -1,0 +1,183 @@
+"""The rates at which a device multiplies matrices of a model's shapes, in float32 and in bfloat16, and the precision
+that follows from them. What flows through: widths of a model to GFLOP/s. Knows no model, no recipe and no run.
+
+On a CPU they are those of one core, by the processor time of one thread: beside other programs the choice is the same.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+Multiplies = Literal["float32", "bfloat16"]
+
+GAIN = 1.5  # how much faster bfloat16 must be to be chosen: by less, the choice could differ from run to run
+_BATCHED = 0.1  # share of attention's batched products in the arithmetic of a small model over short texts
+_LEAST_ROUNDS = 2  # the first one also sets kernels up
+_MOST_WORK = 4e8  # operations of one product on a CPU
+_ROWS = {"cpu": (64, 512), "cuda": (256, 8192)}  # tokens of a forward: decoding, learning
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The widths of a model's layers. By default those of SmolLM2-135M."""
+
+    hidden: int = 576
+    inner: int = 1536  # of a feed-forward layer, or of one expert
+    heads: int = 9
+    kv_heads: int = 3
+    head: int = 64  # width of one
+
+    @classmethod
+    def of(cls, config: "PretrainedConfig") -> Self:
+        """Read them off a Hugging Face config."""
+        text = config.get_text_config()
+        heads = int(getattr(text, "num_attention_heads", 0) or 1)
+        inner = getattr(text, "intermediate_size", None) or getattr(text, "moe_intermediate_size", None)
+        return cls(
+            hidden=int(text.hidden_size),
+            inner=int(inner) if isinstance(inner, int) else 4 * int(text.hidden_size),
+            heads=heads,
+            kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
+            head=int(getattr(text, "head_dim", None) or text.hidden_size // heads),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """GFLOP/s of a model's linear layers and of its attention's batched products; on a CPU those of one core."""
+
+    linear_float32: float
+    linear_bfloat16: float
+    batched_float32: float
+    batched_bfloat16: float
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast bfloat16 is, both kinds of products together; below 1 it is slower."""
+        slow = (1 - _BATCHED) / self.linear_float32 + _BATCHED / self.batched_float32
+        fast = (1 - _BATCHED) / self.linear_bfloat16 + _BATCHED / self.batched_bfloat16
+        return slow / fast
+
+    @property
+    def chosen(self) -> Multiplies:
+        """The precision to compute in."""
+        return "bfloat16" if self.gain >= GAIN else "float32"
+
+    @property
+    def emulates(self) -> bool:
+        """Whether float32 is faster by as much, as it is where bfloat16 has no instructions."""
+        return self.gain <= 1 / GAIN
+
+    def of(self, precision: Multiplies) -> tuple[float, float]:
+        """Return those of linear layers and of batched products."""
+        if precision == "bfloat16":
+            return self.linear_bfloat16, self.batched_bfloat16
+        return self.linear_float32, self.batched_float32
+
+    def in_words(self) -> str:
+        return (
+            f"linear layers {number(self.linear_bfloat16)} GFLOP/s in bfloat16 and {number(self.linear_float32)} in "
+            f"float32, batched products {number(self.batched_bfloat16)} and {number(self.batched_float32)}"
+        )
+
+
+def number(rate: float) -> str:
+    """Write a rate or a factor with two digits or more."""
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
+
+
+@cache
+def measure(shapes: Shapes, device: str = "cpu", seconds: float = 0.5) -> Rates:
+    """Measure once in a process, for ``seconds`` or a few rounds of all products, whichever is longer. All take turns,
+    and the fastest of each counts."""
+    products = [
+        product
+        for rows in _ROWS[device]
+        for precision in (torch.float32, torch.bfloat16)
+        for product in (_linear(shapes, rows, precision, device), _batched(shapes, rows, precision, device))
+    ]
+    fastest = [float("inf")] * len(products)
+    end, rounds = time.perf_counter() + seconds, 0
+    with torch.inference_mode(), torch.autocast(device, enabled=False), _one_thread():
+        while rounds < _LEAST_ROUNDS or time.perf_counter() < end:
+            for index, product in enumerate(products):
+                fastest[index] = min(fastest[index], product.time())
+            rounds += 1
+
+    def rate(kind: str, precision: torch.dtype) -> float:
+        some = [
+            (product.work, took)
+            for product, took in zip(products, fastest, strict=True)
+            if (product.kind, product.precision) == (kind, precision)
+        ]
+        return sum(work for work, _ in some) / sum(took for _, took in some) / 1e9
+
+    return Rates(
+        rate("linear", torch.float32),
+        rate("linear", torch.bfloat16),
+        rate("batched", torch.float32),
+        rate("batched", torch.bfloat16),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    kind: Literal["linear", "batched"]
+    precision: torch.dtype
+    device: str
+    work: float  # operations, a multiplication and an addition each
+    run: Callable[[], Tensor]
+
+    def time(self) -> float:
+        """Return the seconds of one run."""
+        if self.device == "cpu":
+            begun = time.thread_time()
+            self.run()
+            return time.thread_time() - begun
+        torch.cuda.synchronize()
+        begun = time.perf_counter()
+        self.run()
+        torch.cuda.synchronize()
+        return time.perf_counter() - begun
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _linear(shapes: Shapes, rows: int, precision: torch.dtype, device: str) -> _Product:
+    """A feed-forward layer over the tokens of a forward; of a wide model on a CPU a part of it."""
+    width, inner = shapes.hidden, shapes.inner
+    if device == "cpu":
+        width, inner = min(width, 1024), min(inner, 2048)
+        rows = min(rows, max(16, int(_MOST_WORK / (2 * width * inner))))
+    x, weight = (torch.randn(size, width, device=device).to(precision) for size in (rows, inner))
+    return _Product("linear", precision, device, 2.0 * rows * width * inner, partial(linear, x, weight))
+
+
+def _batched(shapes: Shapes, rows: int, precision: torch.dtype, device: str) -> _Product:
+    """Queries times keys. In decoding many answers share the keys of their prompt; in learning a text has its own."""
+    most = 4 if device == "cpu" else 64
+    kv_heads, group = min(shapes.kv_heads, most), min(max(1, shapes.heads // shapes.kv_heads), most)
+    decodes = rows == _ROWS[device][0]
+    texts, queries, keys = (rows // 8, 8, 256) if decodes else (rows // 256, 128, 128)
+    q = torch.randn(texts * kv_heads, group * queries, shapes.head, device=device).to(precision)
+    k = torch.randn(texts * kv_heads, keys, shapes.head, device=device).to(precision)
+    work = 2.0 * q.numel() * keys
+    return _Product("batched", precision, device, work, partial(torch.bmm, q, k.mT))

@@ -1,0 +1,27 @@
+"""The metrics of one sampled group, before filters."""
+
+import statistics
+
+from whet.metrics import Metrics
+from whet.types import Group, Status
+
+
+def count_group(metrics: Metrics, group: Group, mode: str, version: int) -> None:
+    """Add the rewards, scores and lengths of a group. ``mode`` names how it thinks, if it does; ``version`` is that of
+    the weights now."""
+    metrics.mean("reward/std", statistics.pstdev(episode.reward for episode in group.episodes))
+    for episode in group.episodes:
+        metrics.mean("reward/mean", episode.reward)
+        metrics.min("reward/min", episode.reward).max("reward/max", episode.reward)
+        if mode:
+            metrics.mean(f"thinking/{mode}/reward", episode.reward)
+            metrics.mean(f"thinking/{mode}/length", episode.trained_tokens)
+            metrics.mean(f"thinking/{mode}/cut", episode.usage.cut_thoughts > 0)
+        for name, value in episode.scores.items():
+            metrics.mean("accuracy" if name == "correct" else f"scores/{name}", value)
+        metrics.mean("answer/length_mean", episode.trained_tokens)
+        metrics.mean("answer/truncated", float(episode.status is Status.TRUNCATED))
+        metrics.sum("answer/tokens", episode.trained_tokens)
+        metrics.mean("episode/turns", episode.usage.turns)
+        oldest = min((span.versions[0] for span in episode.spans if span.versions), default=version)
+        metrics.max("staleness/max", version - oldest)
