@@ -36,10 +36,10 @@ test: install
 
 # A part of the fast tests and two steps of the quickstart on an older processor.
 test-avx2: install
-	$(AVX2) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm" tests/test_machine.py \
+	$(AVX2) $(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not hours and not vllm" tests/run/test_machine.py \
 		tests/contracts tests/losses tests/learner/test_gradients.py tests/learner/test_learner.py \
-		tests/learner/test_precision.py tests/learner/test_state.py tests/generators/test_torch_generator.py \
-		tests/models/test_decode_attention.py tests/models/test_packed_linear.py tests/models/test_precision.py
+		tests/learner/test_precision.py tests/learner/test_state.py tests/engines/test_torch_generator.py \
+		tests/engines/test_decode_attention.py tests/models/test_packed_linear.py tests/models/test_precision.py
 	folder=$$(mktemp -d)/run && \
 		$(AVX2) $(BIN)/whet train quickstart steps=2 evaluation.limit=16 evaluation.every=0 --folder $$folder && \
 		grep -q "computes in float32" $$folder/log.txt

@@ -30,25 +30,25 @@ from machine import add_precision, chosen_dtype, describe, seconds
 from refit import Listed
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel
 
-from whet.batch import Batch
-from whet.data.renderer import Renderer
-from whet.environments.base import Environment, Environments, Observation, Step
+from whet.chat.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Episode, Group, Message, Span, Task, Trajectory
+from whet.engines.base import Completion, Refittable, SamplingParams
+from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.engine_model import build_engine_model
+from whet.engines.torch.generator import TorchGenerator
+from whet.engines.vllm.config import VllmGeneratorConfig
 from whet.fetch.model import fetch_model
-from whet.generators.base import Completion, Refittable, SamplingParams
-from whet.generators.engine_model import build_engine_model
-from whet.generators.torch_config import TorchGeneratorConfig
-from whet.generators.torch_generator import TorchGenerator
-from whet.generators.vllm_config import VllmGeneratorConfig
 from whet.metrics.clock import Timing
-from whet.models.forest_attention import forest_hidden, use_forest_attention
+from whet.models.attention.forest import forest_hidden, use_forest_attention
 from whet.models.head import head_of
 from whet.processes.compute import compute_now
 from whet.processes.malloc import keep_freed_memory
 from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling
+from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tools.tool import tools_of
 from whet.tools.toolbox import Toolbox, ToolLimits
-from whet.types import Distribution, Episode, Group, Message, Span, Task, Trajectory
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
 

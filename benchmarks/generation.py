@@ -25,10 +25,10 @@ import torch
 from machine import add_precision, chosen_dtype, describe, product_rate
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from whet.generators.base import SamplingParams
-from whet.generators.engine_model import build_engine_model
-from whet.generators.torch_config import TorchGeneratorConfig
-from whet.generators.torch_generator import TorchGenerator
+from whet.engines.base import SamplingParams
+from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.engine_model import build_engine_model
+from whet.engines.torch.generator import TorchGenerator
 from whet.processes.compute import compute_now
 from whet.processes.malloc import keep_freed_memory
 

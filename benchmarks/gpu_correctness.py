@@ -14,15 +14,15 @@ from torch import Tensor
 
 from tests.learner.parts import PolicyGradient, some_batch, whole, worker
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
+from whet.core.types import Distribution
+from whet.models.attention.dense import AttentionSettings
+from whet.models.attention.flex import FlexLayout
+from whet.models.attention.forest import ForestLayout, forest_attention
+from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import LoraSettings
-from whet.models.dense_attention import AttentionSettings
 from whet.models.device import choose_device
-from whet.models.flex_attention import FlexLayout
-from whet.models.forest_attention import ForestLayout, forest_attention
 from whet.models.head import Head
 from whet.models.shards import Tokens
-from whet.models.varlen_attention import VarlenLayout
-from whet.types import Distribution
 
 KERNELS = {0: "math", 1: "flash", 2: "efficient", 3: "cudnn"}
 
@@ -249,7 +249,7 @@ def digests(s: Setting) -> Iterator[Row]:
 @check("A8")
 def generator(s: Setting) -> Iterator[Row]:
     """The built-in generator's greedy tokens and log-probs."""
-    from whet.generators.engine_model import EngineModel
+    from whet.engines.torch.engine_model import EngineModel
 
     model, prompt, tokens = tiny_llama(), list(range(1, 40)), list(range(50, 66))
     right = torch.tensor(EngineModel(tiny_llama()).score_decode(prompt, tokens))

@@ -13,16 +13,16 @@ from gpu import Row, Setting, check, seconds, wait, within
 from learning import counted_flops
 from torch import Tensor, nn
 
-from whet.batch import Batch, ModelOutput
+from whet.core.batch import Batch, ModelOutput
+from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.learner.config import OptimizerConfig
 from whet.learner.float8 import use_float8
 from whet.learner.model import LearnerModel
 from whet.learner.optimizer import build_adamw, pieces
 from whet.learner.precision import narrow_stream
 from whet.models import tiled_logprobs
+from whet.models.attention.forest import use_forest_attention
 from whet.models.compiled import compile_layers
-from whet.models.forest_attention import use_forest_attention
-from whet.types import Episode, Group, Span, Task, Trajectory
 
 PEAK = 989e12  # of an H100 or H200 in bfloat16, dense
 

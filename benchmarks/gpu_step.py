@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from gpu import Row, Setting, check, wait, within
 
-from whet.generators.base import SamplingParams
-from whet.generators.torch_config import TorchGeneratorConfig
+from whet.engines.base import SamplingParams
+from whet.engines.torch.config import TorchGeneratorConfig
 
 
 def _folder(scratch: str, s: Setting) -> Path:
@@ -106,7 +106,7 @@ def _timed(work: Any, s: Setting) -> float:
 def grpo(s: Setting) -> Iterator[Row]:
     """Steps of GRPO, with proofs of arrival: where the time goes."""
     from tests.toy import toy_recipe
-    from whet.run import start
+    from whet.run.run import start
 
     with tempfile.TemporaryDirectory() as scratch:
         (model := Path(scratch) / "model").mkdir()
@@ -138,7 +138,7 @@ def large_adapter(s: Setting) -> Iterator[Row]:
 
     from whet.learner.model import LearnerModel
     from whet.learner.precision import keep_in_bfloat16
-    from whet.models.forest_attention import use_forest_attention
+    from whet.models.attention.forest import use_forest_attention
 
     large = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
     small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

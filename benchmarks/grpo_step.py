@@ -30,21 +30,21 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from trl_step import reward
 
 from whet.algorithms.grpo import GRPO
-from whet.batch import Batch
 from whet.checkpoint.config import CheckpointConfig
-from whet.environments.arithmetic import Arithmetic
-from whet.evaluate import EvaluationConfig
-from whet.generators.torch_config import TorchGeneratorConfig
+from whet.core.batch import Batch
+from whet.core.types import Group, Task
+from whet.engines.torch.config import TorchGeneratorConfig
 from whet.learner.config import LearnerConfig, OptimizerConfig
-from whet.machine import decide
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute, run_computing
-from whet.recipe import Recipe
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.sampling import Sampling
-from whet.run import Run, open_run
-from whet.train import train
-from whet.types import Group, Task
+from whet.run.evaluate import EvaluationConfig
+from whet.run.machine import decide
+from whet.run.recipe import Recipe
+from whet.run.run import Run, open_run
+from whet.run.train import train
+from whet.tasks.math.arithmetic import Arithmetic
 
 TRL_BEST: dict[str, Any] = {"per_device_train_batch_size": 16, "gradient_checkpointing": False}
 # What TRL_BEST's process gets: threads that never sleep, and memory that is kept (as whet keeps its own).

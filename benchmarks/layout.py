@@ -20,16 +20,16 @@ import torch
 from machine import seconds
 from torch import Tensor
 
-from whet.batch import Batch
 from whet.cluster.message import packed
+from whet.core.batch import Batch
+from whet.core.packing import pack
+from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.learner.learner import trained_only
+from whet.models.attention.forest import layout_of
+from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel
-from whet.models.forest_attention import layout_of
 from whet.models.shards import Tokens
-from whet.models.varlen_attention import VarlenLayout
-from whet.packing import pack
 from whet.processes.malloc import keep_freed_memory
-from whet.types import Episode, Group, Span, Task, Trajectory
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

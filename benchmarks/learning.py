@@ -15,14 +15,14 @@ import torch
 from machine import add_precision, chosen_dtype, product_rate, seconds
 from torch import Tensor
 
-from whet.batch import Batch
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Episode, Group, Span, Task, Trajectory
 from whet.learner.precision import fastest_on_cpu
+from whet.models.attention.forest import forest_hidden
 from whet.models.compiled import compile_layers
-from whet.models.forest_attention import forest_hidden
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
 from whet.processes.malloc import keep_freed_memory
-from whet.types import Distribution, Episode, Group, Span, Task, Trajectory
 
 
 def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:

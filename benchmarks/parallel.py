@@ -18,17 +18,17 @@ import torch
 from learning import grpo_batch
 from machine import add_precision, chosen_dtype, describe
 
-from whet.batch import Batch
+from whet.base.errors import ConfigError, WhetError
 from whet.cluster.processes import ProcessCluster
 from whet.config import load
-from whet.errors import ConfigError, WhetError
+from whet.core.batch import Batch
 from whet.learner.config import LearnerConfig, OptimizerConfig, Precision
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import WorkerConfig
 from whet.losses.supervised import SFTLoss
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
-from whet.recipe import Recipe
+from whet.run.recipe import Recipe
 
 ALONE = "one process"
 LAYOUTS = ["parallel.fsdp=2", "parallel.context=2", "parallel.pipeline=2"]  # 9 heads can't be cut in two

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from machine import describe
 
-from whet.batch import Batch
-from whet.build import build_generator, build_learner, build_renderer, build_sync
 from whet.config import load
-from whet.generators.base import SamplingParams
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group, Span, Task, Trajectory
+from whet.engines.base import SamplingParams
 from whet.losses.composite import PolicyLoss
-from whet.recipe import Recipe
-from whet.types import Episode, Group, Span, Task, Trajectory
+from whet.run.build import build_generator, build_learner, build_renderer, build_sync
+from whet.run.recipe import Recipe
 
 HOW = ("merged", "adapter")
 

@@ -4,7 +4,7 @@ import re
 
 from openai import OpenAI
 
-from whet.types import Task
+from whet.core.types import Task
 
 CLIENT = OpenAI(base_url="http://127.0.0.1", api_key="none")  # made once, because it loads certificates
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from whet.base.errors import WhetError
+from whet.base.seeds import derive_seed
 from whet.data.row import Row, Text, read_rows
-from whet.errors import WhetError
-from whet.seeds import derive_seed
 
 
 class Solution(BaseModel):

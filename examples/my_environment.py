@@ -2,9 +2,9 @@
 
 import random
 
-from whet.environments.base import TaskSet
-from whet.environments.math_grader import compare_numbers, last_boxed
-from whet.types import Task
+from whet.core.types import Task
+from whet.tasks.base import TaskSet
+from whet.tasks.math.grader import compare_numbers, last_boxed
 
 WORDS = ("strawberry", "bookkeeper", "mississippi", "committee", "banana", "parallel", "possession", "raccoon")
 

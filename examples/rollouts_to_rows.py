@@ -14,11 +14,11 @@ from itertools import cycle, islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from whet.environments.tool_calls_in_text import invokes_tool
-from whet.errors import DataError, WhetError
+from whet.base.errors import DataError, WhetError
+from whet.base.seeds import derive_seed
+from whet.core.types import Message
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
-from whet.seeds import derive_seed
-from whet.types import Message
+from whet.tasks.tools.calls_in_text import invokes_tool
 
 Answers = dict[str, RolloutRecord]  # by what was said: the different answers to one task
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["tests.parallel.cases", "whet.run"])
+PROCESSES.set_forkserver_preload(["tests.parallel.cases", "whet.run.run"])
 
 
 def whet(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

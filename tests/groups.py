@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from whet.types import Episode, Group, Message, Span, Status, Task, Trajectory
+from whet.core.types import Episode, Group, Message, Span, Status, Task, Trajectory
 
 
 def episode(

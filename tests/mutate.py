@@ -236,9 +236,9 @@ def _warm_up() -> None:
     import torch
     import torch.testing
 
-    import whet.batch
     import whet.config
-    import whet.types  # noqa: F401
+    import whet.core.batch
+    import whet.core.types  # noqa: F401
 
     torch.set_num_threads(1)
     leaf = torch.zeros(2, requires_grad=True)

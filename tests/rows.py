@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.toy import read_settings, toy_settings
-from whet.recipe import Recipe
+from whet.run.recipe import Recipe
 
 
 def write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Path:

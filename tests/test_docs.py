@@ -18,7 +18,7 @@ from whet.cli.main import app, main
 from whet.config import load
 from whet.config.explain import explain
 from whet.config.problems import RecipeError
-from whet.recipe import Recipe
+from whet.run.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -154,7 +154,7 @@ def test_settings_that_are_named_exist(page: Path) -> None:
 def test_output_is_what_the_command_prints(
     page: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("whet.run.start", lambda *_: pytest.fail("the page shows an error here"))
+    monkeypatch.setattr("whet.run.run.start", lambda *_: pytest.fail("the page shows an error here"))
     for block in blocks(page, "console"):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, shown = part.partition("\n")
@@ -225,7 +225,7 @@ def test_the_recipe_of_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_loop_is_the_loop() -> None:
     shown = next(text for text in blocks(ROOT / "docs/architecture.md", "python") if "async def train" in text)
-    assert shown.strip() in (ROOT / "whet/train.py").read_text(encoding="utf-8")
+    assert shown.strip() in (ROOT / "whet/run/train.py").read_text(encoding="utf-8")
 
 
 def test_the_filter_of_the_rollouts_page_filters() -> None:
@@ -236,7 +236,7 @@ def test_the_filter_of_the_rollouts_page_filters() -> None:
 
 
 def test_signatures_are_those_of_the_code() -> None:
-    shown = next(text for text in blocks(ROOT / "docs/architecture.md", "python") if "# whet/types.py" in text)
+    shown = next(text for text in blocks(ROOT / "docs/architecture.md", "python") if "# whet/core/types.py" in text)
     wrong, file, owner = [], Path(), ""
     for line in shown.splitlines():
         code = line.partition("#")[0].strip()
@@ -284,8 +284,8 @@ def _plain(signature: str) -> str:
 
 def test_every_metric_of_a_run_is_explained(tiny_model: Path, tmp_path: Path) -> None:
     from tests.toy import toy_recipe
-    from whet import run
     from whet.metrics.sinks.jsonl import read_metrics
+    from whet.run import run
 
     evaluation = {"limit": 2, "samples": 2}
     folder = run.start(toy_recipe(tiny_model, steps=1, evaluation=evaluation), tmp_path / "run")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.rows import rows_recipe
-from whet.data.renderer import Renderer
+from whet.chat.renderer import Renderer
 from whet.metrics.rollout_file import RolloutRecord, write_rollouts
 
 ROOT = Path(__file__).parent.parent

@@ -10,22 +10,19 @@ PACKAGE = Path(__file__).parent.parent / "whet"
 
 # From the ground up. A module may import from its own floor and from those below it.
 FLOORS = [
-    {"closing", "errors", "files", "progress", "seeds", "types", "lazy", "other_names", "visible"},
-    {"config", "fetch", "run_folder", "run_log", "stop_signals", "processes"},
-    {"metrics", "routes", "forest", "batch", "packing"},
-    {"losses", "environments", "data", "judges", "gym", "tools"},
+    {"base"},
+    {"config", "fetch", "processes"},
+    {"core", "metrics", "sandbox"},
+    {"losses", "chat", "tools"},
+    {"data"},
+    {"tasks"},
     {"models"},
-    {"generators", "cluster", "parallel"},
+    {"engines", "cluster", "parallel"},
     {"rollouts", "endpoint", "learner", "weights", "checkpoint"},
     {"distillation"},
     {"algorithms"},
-    {"build", "machine"},
-    {"train", "evaluate", "serve"},
-    {"feed"},
-    {"sections"},
-    {"recipe"},
     {"run"},
-    {"plan", "agreement", "show"},
+    {"diagnose", "show"},
     {"api"},
     {"cli", "recipes", "__main__", "__init__"},
 ]
@@ -34,8 +31,8 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # Who may import what at all, as path prefixes below whet/.
 ONLY_IN = {
     "ray": ("cluster/",),
-    "vllm": ("generators/vllm_",),
-    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/", "plan/layout"),
+    "vllm": ("engines/vllm/",),
+    "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/", "diagnose/layout"),
 }
 
 
@@ -89,10 +86,10 @@ def test_a_package_is_imported_only_where_it_belongs(package: str) -> None:
     assert not strangers
 
 
-def test_environments_know_no_torch() -> None:
+def test_tasks_import_no_torch() -> None:
     strangers = [
         f"{path.name}:{line}"
-        for path in (PACKAGE / "environments").rglob("*.py")
+        for path in (PACKAGE / "tasks").rglob("*.py")
         for line, name in imports(path)
         if name.split(".")[0] in ("torch", "transformers")
     ]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from whet.config import dump_yaml, load
-from whet.environments.base import TaskSet
-from whet.recipe import Recipe
-from whet.types import Task
+from whet.core.types import Task
+from whet.run.recipe import Recipe
+from whet.tasks.base import TaskSet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

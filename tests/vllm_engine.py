@@ -10,10 +10,10 @@ from typing import Any
 from tests.tiny import tiny_tokenizer
 from tests.toy import toy_recipe
 from tests.weights.collected import Listed
-from whet.build import build_generator, build_learner, build_renderer, build_sync
 from whet.cluster.local import LocalCluster
-from whet.generators.vllm_config import VllmGeneratorConfig
-from whet.generators.vllm_generator import VllmGenerator
+from whet.engines.vllm.config import VllmGeneratorConfig
+from whet.engines.vllm.generator import VllmGenerator
+from whet.run.build import build_generator, build_learner, build_renderer, build_sync
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
 

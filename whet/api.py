@@ -13,15 +13,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from whet.base.errors import ConfigError, WhetError
 from whet.config import Problem, RecipeError, load
 from whet.config.component import importing
 from whet.config.tree import DEFAULT
-from whet.errors import ConfigError, WhetError
 from whet.models.config import check_models
-from whet.recipe import Recipe
-from whet.run_folder import check_free, new_folder
-from whet.run_log import readers_may_go
-from whet.stop_signals import Stopped, StopRequest
+from whet.run.folder import check_free, new_folder
+from whet.run.log import readers_may_go
+from whet.run.recipe import Recipe
+from whet.run.signals import Stopped, StopRequest
 
 
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
@@ -56,7 +56,7 @@ def start(
     chosen = new_folder(name=name) if folder is None else Path(folder)
 
     def train(stop: StopRequest) -> Path:
-        from whet import run  # takes seconds
+        from whet.run import run  # takes seconds
 
         return run.start(value, chosen, stop)
 
@@ -67,7 +67,7 @@ def resume(folder: str | Path, *overrides: str) -> Path:
     """Go on with a run from its newest complete checkpoint and return its folder."""
 
     def train(stop: StopRequest) -> Path:
-        from whet import run  # takes seconds
+        from whet.run import run  # takes seconds
 
         return run.resume(Path(folder), overrides, stop)
 

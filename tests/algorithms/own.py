@@ -9,10 +9,10 @@ from torch import Tensor
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
 from whet.algorithms.grpo import GRPO, GroupAdvantage
 from whet.algorithms.parts import AnyLoss
-from whet.batch import Batch, ModelOutput
+from whet.core.batch import Batch, ModelOutput
+from whet.core.types import Group
 from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
-from whet.types import Group
 
 
 class Surprising(WeightedLoss):

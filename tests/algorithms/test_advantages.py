@@ -21,11 +21,11 @@ from whet.algorithms.prime import ProcessRewards
 from whet.algorithms.registry import ADVANTAGES
 from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from whet.algorithms.turns import TurnAdvantage
-from whet.batch import Batch
+from whet.base.errors import DataError
 from whet.config import Component
-from whet.errors import DataError
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
 from whet.losses.kl import KL
-from whet.types import Group, Span, Task
 
 SEEDS = (0, 1, 2, 3)
 OLD = ("values", "old_logprobs", "reference_logprobs")

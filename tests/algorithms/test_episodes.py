@@ -17,8 +17,8 @@ from whet.algorithms.ppo import GAE
 from whet.algorithms.prime import ProcessRewards
 from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from whet.algorithms.turns import TurnAdvantage
-from whet.batch import Batch
-from whet.types import Episode, Group, Span, Status, Task, Trajectory
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group, Span, Status, Task, Trajectory
 
 
 def reply(tokens: int, reward: float = 0.0) -> Span:

@@ -15,7 +15,7 @@ from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GRPO
 from whet.algorithms.ppo import PPO
 from whet.algorithms.presets import CISPO, DAPO, DR_GRPO, GDPO, GSPO, REINFORCE_PLUS_PLUS, RLOO
-from whet.batch import Batch
+from whet.core.batch import Batch
 from whet.learner.config import OptimizerConfig
 from whet.rollouts.filters import DynamicSampling
 

@@ -13,14 +13,14 @@ from whet.algorithms.grpo import GRPO
 from whet.algorithms.online_dpo import OnlineDPO
 from whet.algorithms.ppo import PPO
 from whet.algorithms.prime import PRIME
+from whet.base.errors import ConfigError
 from whet.config import dump_yaml, load
 from whet.config.explain import annotated_yaml, explain
-from whet.errors import ConfigError
 from whet.losses.composite import PolicyLoss
 from whet.losses.off_policy import TIS, IcePop
 from whet.models.config import LoraSettings
-from whet.recipe import Recipe
 from whet.rollouts.config import RolloutConfig
+from whet.run.recipe import Recipe
 
 ROWS = {"sft": "supervised", "dpo": "preference", "kto": "labelled", "reward_model": "preference"}
 TEACHERS: Any = {"tutor": {"path": "elsewhere"}}

@@ -15,9 +15,9 @@ from tests.rows import rows_recipe
 from tests.tiny import tiny_llama
 from whet.algorithms.kto import KTO
 from whet.algorithms.kto_pairs import mismatched
-from whet.batch import Batch
-from whet.seeds import derive_seed
-from whet.types import Group, Span
+from whet.base.seeds import derive_seed
+from whet.core.batch import Batch
+from whet.core.types import Group, Span
 
 PLAIN = {
     "language": tiny_llama(VOCABULARY, **SMALL).double(),

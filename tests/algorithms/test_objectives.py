@@ -13,10 +13,10 @@ from tests.groups import group
 from tests.learner.parts import VOCABULARY, assert_layout_does_not_matter, whole
 from whet.algorithms.base import Algorithm
 from whet.algorithms.registry import ALGORITHMS
-from whet.batch import Batch
 from whet.config import Component
+from whet.core.batch import Batch
+from whet.core.types import Group
 from whet.learner.base import Top
-from whet.types import Group
 
 AnyAlgorithm = Annotated[Algorithm, Component(ALGORITHMS)]
 PAIRED = {"dpo", "online_dpo", "reward_model"}

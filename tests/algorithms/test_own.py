@@ -7,12 +7,12 @@ import pytest
 
 from tests.e2e.test_learning import lines
 from tests.toy import toy_recipe
-from whet import run
 from whet.algorithms.grpo import GRPO, GroupAdvantage
+from whet.base.errors import ConfigError
 from whet.config import dump_yaml, load
-from whet.errors import ConfigError
 from whet.losses.policy_gradient import PPOClip
-from whet.recipe import Recipe
+from whet.run import run
+from whet.run.recipe import Recipe
 
 OWN = "tests.algorithms.own"
 

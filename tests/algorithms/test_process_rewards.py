@@ -14,11 +14,11 @@ from tests.tiny import tiny_tokenizer
 from whet.algorithms.grpo import GroupAdvantage
 from whet.algorithms.prime import PRIME, ProcessRewards, RewardStart
 from whet.algorithms.registry import ADVANTAGES
-from whet.batch import Batch
-from whet.errors import ConfigError, DataError
+from whet.base.errors import ConfigError, DataError
+from whet.core.batch import Batch
+from whet.core.types import Group
 from whet.learner.config import OptimizerConfig
 from whet.models.config import ModelConfig
-from whet.types import Group
 
 
 def judged(groups: list[Group], ratios: list[float]) -> Batch:

@@ -12,12 +12,12 @@ from transformers import AutoTokenizer
 from tests.checkpoint.without_whet import run_without_whet
 from tests.learner.parts import published
 from tests.tiny import tiny_llama, tiny_mixtral, tiny_qwen3, tiny_tokenizer
+from whet.base.errors import ConfigError
+from whet.base.files import load_tensors, save_tensors
 from whet.checkpoint.export import export
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
-from whet.errors import ConfigError
-from whet.files import load_tensors, save_tensors
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.metrics.sinks.jsonl import encode_line

@@ -12,19 +12,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 from tests.checkpoint.without_whet import run_without_whet
 from tests.groups import episode
 from tests.tiny import VOCAB, tiny_gemma, tiny_llama, tiny_qwen3, tiny_tokenizer
-from whet.batch import Batch
+from whet.base.errors import ConfigError, WhetError
+from whet.base.files import load_tensors
+from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
 from whet.checkpoint.store import CheckpointStore
 from whet.config import dump_yaml
-from whet.data.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.types import Group, Message, Task
 from whet.data.rows import judged
-from whet.errors import ConfigError, WhetError
-from whet.files import load_tensors
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.losses.reward_model import sequence_scores
 from whet.models.config import LoraSettings, ModelConfig
-from whet.types import Group, Message, Task
 
 CONVERSATIONS: list[list[Message]] = [
     [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5"}],

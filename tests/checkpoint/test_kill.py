@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import whet
 from tests.checkpoint.writer import Save, assert_whole, save_all
+from whet.base.errors import ConfigError
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import CRASH_POINTS, VARIABLE, crash_point
 from whet.checkpoint.store import CheckpointStore
-from whet.errors import ConfigError
 
 POINTS = [name for name in CRASH_POINTS if name.startswith("checkpoint.")]
 POINTED = POINTS[POINTS.index("checkpoint.before_prune") :]  # here the new checkpoint is already the latest

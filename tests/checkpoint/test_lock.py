@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from whet.base.errors import WhetError
 from whet.checkpoint.lock import run_lock
-from whet.errors import WhetError
 
 HOLD = (
     "import sys, time; from pathlib import Path; from whet.checkpoint.lock import run_lock\n"

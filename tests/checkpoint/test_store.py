@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.writer import Save, assert_whole, contents, save_all, write_contents
+from whet.base.errors import WhetError
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
-from whet.errors import WhetError
 
 
 def store_with(folder: Path, saves: list[Save], **settings: object) -> CheckpointStore:

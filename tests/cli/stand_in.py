@@ -1,6 +1,6 @@
 """The command line over the small recipe of the tests: ``python -m tests.cli.stand_in train r.yaml``.
 
-``whet.run`` is replaced by one whose run does what ``name`` says: finish, crash, be interrupted.
+``whet.run.run`` is replaced by one whose run does what ``name`` says: finish, crash, be interrupted.
 """
 
 import atexit
@@ -10,8 +10,8 @@ import types
 from pathlib import Path
 
 from tests.config.settings import Settings
+from whet.base.errors import WhetError
 from whet.config import Config
-from whet.errors import WhetError
 
 
 class Learner(Config):
@@ -49,17 +49,17 @@ def start(recipe: WithSteps, folder: Path, stop: object = None) -> Path:
 
 
 if __name__ == "__main__":
-    recipe = types.ModuleType("whet.recipe")
+    recipe = types.ModuleType("whet.run.recipe")
     recipe.Recipe = WithSteps  # type: ignore[attr-defined]
-    sys.modules["whet.recipe"] = recipe
-    run = types.ModuleType("whet.run")
+    sys.modules["whet.run.recipe"] = recipe
+    run = types.ModuleType("whet.run.run")
     run.start = start  # type: ignore[attr-defined]
-    sys.modules["whet.run"] = run
+    sys.modules["whet.run.run"] = run
     import whet
-    import whet.run_folder
+    import whet.run.folder
 
-    whet.run_folder.new_folder = lambda *_, **__: Path("runs/one")
-    whet.run = run  # type: ignore[attr-defined]
+    whet.run.folder.new_folder = lambda *_, **__: Path("runs/one")
+    whet.run.run = run  # type: ignore[attr-defined]
     from whet.cli import main
 
     try:

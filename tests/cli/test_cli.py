@@ -12,9 +12,9 @@ import pytest
 
 from tests.cpu_time import childrens_cpu_seconds_below
 from whet import __version__
+from whet.base.errors import ConfigError
 from whet.cli.main import main
-from whet.errors import ConfigError
-from whet.run_folder import create
+from whet.run.folder import create
 
 ROOT = Path(__file__).parents[2]
 
@@ -209,7 +209,7 @@ def test_several_interrupts_end_in_one_line(folder):
     assert (process.returncode, said) == (130, "interrupted. Go on with: whet resume runs/one\n")
 
 
-@pytest.mark.parametrize("module", ["typer", "whet.cli.main", "whet.recipe"])
+@pytest.mark.parametrize("module", ["typer", "whet.cli.main", "whet.run.recipe"])
 def test_an_interrupt_before_anything_has_begun_ends_in_one_line(folder, module):
     """It comes while this module is imported."""
     code = f"""
@@ -272,7 +272,7 @@ def test_a_reader_that_goes_away_is_no_error(folder):
 def test_validate_prints_what_was_graded_and_fails_if_any_is_wrong(folder):
     good = whet("validate", "arithmetic", "train_size=20", "--samples", "3", cwd=folder, module="whet")
     assert (good.returncode, good.stdout.splitlines()[-1]) == (0, "all as expected")
-    bad = whet("validate", "tests.environments.test_validate:Echo", "accepts_all=true", cwd=folder, module="whet")
+    bad = whet("validate", "tests.tasks.test_validate:Echo", "accepts_all=true", cwd=folder, module="whet")
     assert bad.returncode == 1
     assert "WRONG  boundary, nothing: expected 0, but: it earned 2" in bad.stdout
 

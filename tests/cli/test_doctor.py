@@ -2,8 +2,8 @@
 
 import pytest
 
-from whet.cli import doctor_checks as checks
 from whet.cli.doctor import summary
+from whet.diagnose import checks
 from whet.models.rates import Rates
 
 
@@ -118,7 +118,7 @@ def test_a_missing_model_is_broken_for_a_recipe_that_starts_from_it(tmp_path, mo
     from tests.toy import save_tiny_model, toy_recipe
     from whet.config import load
     from whet.fetch import smollm2
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
     monkeypatch.setattr(smollm2, "cache_folder", lambda: tmp_path / "empty")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -135,8 +135,8 @@ def test_a_missing_model_is_broken_for_a_recipe_that_starts_from_it(tmp_path, mo
 
 def test_memory_is_compared_with_the_plan_of_the_recipe(tmp_path, monkeypatch):
     from tests.toy import save_tiny_model, toy_recipe
-    from whet.plan.memory import resident
-    from whet.plan.plan import make_plan
+    from whet.diagnose.memory import resident
+    from whet.diagnose.plan import make_plan
 
     recipe = toy_recipe(save_tiny_model(tmp_path / "model"))
     peak = make_plan(recipe, resident()).processes["this process"].peak() / 2**30
@@ -155,9 +155,9 @@ def test_a_recipe_that_does_not_load_is_broken(tmp_path, monkeypatch):
 
     from tests.config.settings import Settings
 
-    module = types.ModuleType("whet.recipe")
+    module = types.ModuleType("whet.run.recipe")
     module.Recipe = Settings  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "whet.recipe", module)
+    monkeypatch.setitem(sys.modules, "whet.run.recipe", module)
     (tmp_path / "good.yaml").write_text("steps: 3\n")
     (tmp_path / "bad.yaml").write_text("stepz: 3\n")
     monkeypatch.chdir(tmp_path)
@@ -190,7 +190,7 @@ def test_a_recipe_that_samples_is_tried(tmp_path, capsys):
 
 
 def test_the_sandbox_is_checked_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whet.processes import sandbox
+    from whet.sandbox import sandbox
 
     monkeypatch.setattr(sandbox, "offered", lambda: ("bubblewrap", ["namespaces: unshare: Operation not permitted"]))
     assert [(one.value, one.state) for one in checks.sandbox()] == [("by bubblewrap", "good")]

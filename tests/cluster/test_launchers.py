@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 
 from whet.cluster.config import RayClusterConfig
 from whet.config import load
-from whet.recipe import Recipe
+from whet.run.recipe import Recipe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

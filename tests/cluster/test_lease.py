@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tests.contracts.cluster_contract import in_event_loop
+from whet.base.errors import DeadlineError
 from whet.cluster.lease import Devices
-from whet.errors import DeadlineError
 
 
 class Sleeper:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.learner.parts import some_batch, whole
-from whet.batch import Batch
 from whet.cluster.message import packed, unpacked
+from whet.core.batch import Batch
 
 
 def sent(value: Any) -> tuple[Any, bytearray]:

@@ -12,10 +12,10 @@ import pytest
 
 from tests.cluster.workers import Choir, Talker
 from tests.contracts.cluster_contract import CounterConfig, in_event_loop
+from whet.base.errors import DeadlineError, WhetError, WorkerError
 from whet.cluster.base import Placement
 from whet.cluster.config import RayClusterConfig
 from whet.cluster.ray_cluster import RayCluster
-from whet.errors import DeadlineError, WhetError, WorkerError
 
 pytestmark = [
     pytest.mark.slow,

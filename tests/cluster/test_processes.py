@@ -15,9 +15,9 @@ import torch
 from tests.cluster.workers import alive
 from tests.contracts.cluster_contract import ClusterContract, Counter, CounterConfig
 from tests.contracts.fault_contract import FaultContract, eventually
+from whet.base.errors import WhetError
 from whet.cluster.base import Cluster, Placement, RankInfo
 from whet.cluster.processes import ProcessCluster
-from whet.errors import WhetError
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import join
 

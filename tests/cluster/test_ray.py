@@ -9,10 +9,10 @@ import pytest
 
 from tests.contracts.cluster_contract import ClusterContract, Counter, CounterConfig, in_event_loop
 from tests.contracts.fault_contract import FaultContract
+from whet.base.errors import WhetError
 from whet.cluster.base import Cluster, Placement
 from whet.cluster.config import RayClusterConfig
 from whet.cluster.ray_cluster import Claims, RayCluster
-from whet.errors import WhetError
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from tests.contracts.cluster_contract import CounterConfig
+from whet.base.errors import DeadlineError, GeneratorError, WhetError, WorkerError
 from whet.cluster.base import RankInfo, Service
 from whet.cluster.config import LocalClusterConfig, RayClusterConfig
 from whet.config import Config
-from whet.errors import DeadlineError, GeneratorError, WhetError, WorkerError
 
 ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 

@@ -1,5 +1,6 @@
 """A user's own class is found by its dotted path, and what is wrong with it is said with file and line."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from tests.config.settings import Loss, Pair, Settings
 from whet.config import Component, Config, RecipeError, dump_yaml, load
 from whet.config.component import ComponentError, component_path, import_path
+from whet.config.moved import MOVED
 
 MINE = "from tests.config.settings import Loss\nclass Mine(Loss):\n    power: tuple[int, ...] = (1,)\n"
 
@@ -98,9 +100,9 @@ SCRIPT = """
 import sys
 import whet
 from helper_beside import NUMBER
-from whet.environments.base import TaskSet
-from whet.recipe import Recipe
-from whet.types import Task
+from whet.tasks.base import TaskSet
+from whet.run.recipe import Recipe
+from whet.core.types import Task
 
 class Mine(TaskSet):
     def tasks(self, split):
@@ -137,3 +139,13 @@ def test_a_script_without_a_guard_says_so_instead_of_training_when_it_is_importe
     script.write_text(SCRIPT.replace("GUARD", "True"))
     with pytest.raises(ComponentError, match="starts a run while it is imported"):
         import_path(f"{script}:Mine")
+
+
+def test_the_old_path_of_a_class_that_moved_is_answered_with_its_new_one():
+    with pytest.raises(ComponentError, match=r"has moved: write whet\.tasks\.code\.task_set:Code$"):
+        import_path("whet.environments.code:Code")
+
+
+@pytest.mark.parametrize("new", sorted(MOVED.values()))
+def test_every_module_that_moved_stands_where_the_table_says(new):
+    assert importlib.util.find_spec(new) is not None

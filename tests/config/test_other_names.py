@@ -9,8 +9,8 @@ import pytest
 from whet.config import RecipeError, load
 from whet.config.schema import find_place
 from whet.config.tree import from_plain
-from whet.other_names import OTHER_NAMES
-from whet.recipe import Recipe
+from whet.run.other_names import OTHER_NAMES
+from whet.run.recipe import Recipe
 
 
 def said(*overrides: str, recipe: str = "quickstart") -> str:

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from whet.config import RecipeError, list_recipes, load
-from whet.recipe import Recipe
+from whet.run.recipe import Recipe
 
 READ_ALL = """
 import json, resource, sys
 from whet.config import RecipeError, list_recipes, load
-from whet.recipe import Recipe
+from whet.run.recipe import Recipe
 heavy = {"torch", "transformers", "datasets", "peft", "reasoning_gym", "ray"}
 found = {}
 for name in list_recipes():
@@ -79,7 +79,7 @@ def test_an_empty_text_to_stop_at_is_refused():
 
 def test_a_runtime_environment_of_an_unknown_worker_is_refused():
     from whet.cluster.config import WORKERS
-    from whet.generators.hosted import HostedEngine
+    from whet.engines.remote import HostedEngine
     from whet.learner.worker import LearnerWorker
 
     said = complaint("cluster.type=ray", "cluster.runtime_env.LernerWorker={pip: [numpy]}")
@@ -92,8 +92,8 @@ def test_a_runtime_environment_of_an_unknown_worker_is_refused():
 def test_arguments_of_the_chat_template_reach_the_renderer(tmp_path):
     from tests.tiny import CHAT_TEMPLATE
     from tests.toy import save_tiny_model
-    from whet.build import build_renderer
-    from whet.errors import ConfigError
+    from whet.base.errors import ConfigError
+    from whet.run.build import build_renderer
 
     template = tmp_path / "recipe.yaml"
     lines = ["extends: quickstart", f"model: {{path: {save_tiny_model(tmp_path / 'model')}}}"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from whet.base.errors import DeadlineError, WhetError
 from whet.cluster.base import Cluster, Placement, RankInfo
 from whet.config import Config
-from whet.errors import DeadlineError, WhetError
 
 
 def in_event_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

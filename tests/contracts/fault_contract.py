@@ -11,8 +11,8 @@ import pytest
 
 from tests.cluster.workers import Choir, Talker, alive
 from tests.contracts.cluster_contract import Counter, CounterConfig, in_event_loop
+from whet.base.errors import DeadlineError, WorkerError
 from whet.cluster.base import Cluster, Placement
-from whet.errors import DeadlineError, WorkerError
 from whet.processes.cores import divided_cores
 
 

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.tiny import VOCAB, tiny_tokenizer
-from whet.errors import WhetError
-from whet.generators.base import Completion, Generator, SamplingParams
-from whet.types import Distribution
+from whet.base.errors import WhetError
+from whet.core.types import Distribution
+from whet.engines.base import Completion, Generator, SamplingParams
 
 PROMPT = list(b"two and two is")
 OTHER = list(b"a quite different and somewhat longer prompt than the first")

@@ -16,9 +16,9 @@ from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 from tests.data.chat_templates import FAMILIES
 from tests.other_tokenizers import metaspace_tokenizer
 from tests.tiny import tiny_tokenizer, vocab_id
-from whet.data.renderer import Renderer
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
 from whet.data.rows import PreferenceRows, SupervisedRows
-from whet.errors import DataError
 
 RENDERERS = {name: Renderer(family.tokenizer()) for name, family in FAMILIES.items()}
 CONTROL = {

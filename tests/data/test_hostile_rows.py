@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_tokenizer
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
 from whet.data.jsonl import read_jsonl
-from whet.data.renderer import Renderer
 from whet.data.rows import LabelledRows, PreferenceRows, Rows, ScoredRows, SupervisedRows
 from whet.data.source import DatasetSource
-from whet.errors import DataError
 
 RENDERER = Renderer(tiny_tokenizer())
 KINDS: dict[str, tuple[type[Rows], dict[str, Any]]] = {

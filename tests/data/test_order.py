@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from whet.base.errors import ConfigError
 from whet.data.order import TaskOrder
-from whet.errors import ConfigError
 
 
 def draw(order, count):

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from tests.tiny import tiny_tokenizer
-from whet.batch import Batch
-from whet.data.renderer import Renderer
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.batch import Batch
 from whet.data.row_kinds import Conversation, Preference
 from whet.data.rows import PreferenceRows, Rows, SupervisedRows
 from whet.data.split import Tally
-from whet.errors import DataError
 
 RENDERER = Renderer(tiny_tokenizer())
 CHAT = [

@@ -6,9 +6,9 @@ import json
 import pytest
 
 from tests.groups import episode
+from whet.base.errors import ConfigError, DataError
+from whet.core.types import Group, Span, Task
 from whet.data.source import DatasetSource, MappedRows
-from whet.errors import ConfigError, DataError
-from whet.types import Group, Span, Task
 
 
 def group(index):

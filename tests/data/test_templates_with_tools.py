@@ -11,11 +11,11 @@ import trl
 
 from tests.data.chat_templates import FAMILIES
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
-from whet.data.calls import checked_call
-from whet.data.renderer import Renderer
-from whet.data.replies import ReplyFormat
-from whet.errors import ConfigError
-from whet.types import Message, ToolCall
+from whet.base.errors import ConfigError
+from whet.chat.calls import checked_call
+from whet.chat.renderer import Renderer
+from whet.chat.replies import ReplyFormat
+from whet.core.types import Message, ToolCall
 
 NAMES = ("SmolLM2", "Qwen3", "Llama 3", "Hermes", "Gemma")
 RENDERERS = {name: Renderer(FAMILIES[name].tokenizer(), tools_as_text=not FAMILIES[name].tools) for name in NAMES}

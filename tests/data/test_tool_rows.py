@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
-from whet.data.renderer import Renderer
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.types import Trajectory
 from whet.data.rows import LabelledRows, SupervisedRows
-from whet.errors import DataError
-from whet.types import Trajectory
 
 # In the manner of Qwen's: results of tools stand in a user's turn, several of them in one.
 TEMPLATE = (

@@ -16,16 +16,16 @@ from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.reference import alignment, mixture
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.algorithms.distillation import Distillation, OnPolicyDistillation, Taught
-from whet.batch import Batch
+from whet.base.errors import ConfigError, DataError
+from whet.chat.renderer import Renderer
 from whet.cluster.local import LocalCluster
-from whet.data.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Group, Span, Task, Trajectory
 from whet.distillation.retokenize import retokenize
-from whet.errors import ConfigError, DataError
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import WorkerConfig
 from whet.models.config import ModelConfig
-from whet.types import Distribution, Group, Span, Task, Trajectory
 
 TEMPERATE = Distribution(temperature=0.8)
 LOSS = {"loss": "on_policy_distillation"}

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.other_tokenizers import TEXT, bpe_tokenizer, lowercase_tokenizer, metaspace_tokenizer
 from tests.reference import alignment as slow
 from tests.tiny import tiny_tokenizer
-from whet.data.renderer import Renderer
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.types import Message, Span, Trajectory
 from whet.distillation.mixture import span_shares
 from whet.distillation.retokenize import retokenize, shared_spans, text_ends
-from whet.errors import DataError
-from whet.types import Message, Span, Trajectory
 
 MAKERS = {"bytes": tiny_tokenizer, "bpe": bpe_tokenizer, "metaspace": metaspace_tokenizer}
 

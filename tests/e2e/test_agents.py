@@ -7,8 +7,8 @@ import pytest
 
 from tests.e2e.test_learning import lines
 from tests.toy import toy_recipe
-from whet import run
 from whet.metrics.rollout_file import read_rollouts
+from whet.run import run
 
 SETTINGS: dict[str, Any] = {
     "checkpoints": {"every": 0},

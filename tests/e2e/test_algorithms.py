@@ -10,10 +10,10 @@ import pytest
 from tests.e2e.test_learning import lines
 from tests.rows import labelled, pairs, texts, write_rows
 from tests.toy import Lowercase, toy_recipe
-from whet import run
 from whet.config import load
-from whet.recipe import Recipe
-from whet.types import Task
+from whet.core.types import Task
+from whet.run import run
+from whet.run.recipe import Recipe
 
 
 class ShareAsScore(Lowercase):

@@ -10,12 +10,12 @@ from tests.e2e.test_resume import killed_and_resumed, metrics
 from tests.forks import whet
 from tests.parallel.saving import pieces
 from tests.toy import toy_recipe, write_recipe
+from whet.base.errors import WhetError
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
-from whet.errors import WhetError
 from whet.learner import state
 from whet.learner.learner import WorkerLearner
-from whet.run import resume, start
+from whet.run.run import resume, start
 
 SPREAD = {"cluster": {"type": "processes"}, "parallel": {"fsdp": 2}}
 

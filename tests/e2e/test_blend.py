@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.toy import toy_recipe
-from whet import run
-from whet.evaluate import evaluate
 from whet.metrics.sinks.jsonl import read_metrics, without_time
-from whet.recipe import Recipe
+from whet.run import run
+from whet.run.evaluate import evaluate
+from whet.run.recipe import Recipe
 from whet.show.facts import Summary
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.tiny import VOCAB, tiny_qwen3_moe, tiny_tokenizer
 from tests.toy import toy_recipe
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.metrics.sinks.jsonl import read_metrics, without_time
-from whet.run import resume, start
+from whet.run.run import resume, start
 
 _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 

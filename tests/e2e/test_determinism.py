@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.toy import toy_recipe
-from whet import run
 from whet.metrics.sinks.jsonl import read_metrics, without_time
+from whet.run import run
 
 
 def finished(tiny_model: Path, folder: Path, **changes: Any) -> tuple[list[dict[str, Any]], bytes]:

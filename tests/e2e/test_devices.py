@@ -11,11 +11,11 @@ import pytest
 
 from tests.e2e.test_clusters import numbers
 from tests.toy import toy_recipe
-from whet.errors import ConfigError
-from whet.generators.decoder import Decoder
-from whet.generators.torch_generator import TorchGenerator
+from whet.base.errors import ConfigError
+from whet.engines.torch.decoder import Decoder
+from whet.engines.torch.generator import TorchGenerator
 from whet.learner.worker import LearnerWorker
-from whet.run import start
+from whet.run.run import start
 
 
 class Trace:

@@ -13,12 +13,12 @@ from tests.forks import whet
 from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.rows import rows_recipe, texts, write_rows
 from tests.toy import Lowercase, toy_recipe, write_recipe
-from whet import run
+from whet.base.errors import ConfigError, WhetError
 from whet.checkpoint.export import export
 from whet.config import load
-from whet.errors import ConfigError, WhetError
-from whet.recipe import Recipe
-from whet.types import Task
+from whet.core.types import Task
+from whet.run import run
+from whet.run.recipe import Recipe
 
 NOT_SAVED = {"checkpoints": {"every": 0}, "evaluation": {"enabled": False}}
 

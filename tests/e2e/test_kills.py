@@ -16,10 +16,10 @@ import pytest
 
 from tests.toy import Lowercase, toy_recipe, write_recipe
 from whet.checkpoint.store import CheckpointStore
-from whet.environments.base import Environment, Observation, Step
+from whet.core.types import Message, Task
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.rollouts.audit import audit
-from whet.types import Message, Task
+from whet.tasks.base import Environment, Observation, Step
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +85,7 @@ CLUSTERS: dict[str, dict[str, Any]] = {
     "processes": {"cluster": {"type": "processes"}},
     "ray": {
         "cluster": {"type": "ray", "cpus_per_rank": 0.5, "restarts": 100},
-        "generator": {"type": "tests.generators.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
+        "generator": {"type": "tests.engines.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
     },
 }
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.toy import Lowercase, toy_recipe
-from whet import run
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.types import Task
 from whet.metrics.rollout_file import read_rollouts
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.rollouts.audit import audit
-from whet.types import Task
+from whet.run import run
 
 
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:

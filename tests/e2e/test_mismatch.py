@@ -10,10 +10,10 @@ import pytest
 
 from tests.e2e.test_learning import lines
 from tests.toy import toy_recipe
-from whet import run
-from whet.errors import WhetError
-from whet.feed import SampledFeed
-from whet.generators.torch_generator import TorchGenerator
+from whet.base.errors import WhetError
+from whet.engines.torch.generator import TorchGenerator
+from whet.run import run
+from whet.run.feed import SampledFeed
 
 NOT_SAVED = {"checkpoints": {"every": 0}, "evaluation": {"enabled": False}}
 

@@ -20,7 +20,7 @@ from tests.toy import toy_recipe
 from whet.metrics.sinks import Kind, Sink, SinkConfig, Value
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.rollouts.audit import audit
-from whet.run import start
+from whet.run.run import start
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,7 +96,7 @@ def run_over_nodes(model: Path, folder: Path) -> None:
             model,
             **SETTINGS,
             cluster={"type": "ray", "address": cluster.address},
-            generator={"type": "tests.generators.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
+            generator={"type": "tests.engines.hosted:HostableConfig", "on_cluster": True, "replicas": 2},
             weights={"transport": "collective", "deadline": 60.0},
             sinks=["jsonl", {"type": "tests.e2e.test_nodes:Strikes"}],
         )

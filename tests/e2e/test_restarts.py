@@ -11,11 +11,11 @@ import psutil
 import pytest
 
 from tests.toy import toy_recipe
-from whet.errors import WorkerError
+from whet.base.errors import WorkerError
 from whet.metrics.sinks import Kind, Sink, SinkConfig, Value
 from whet.metrics.sinks.jsonl import read_metrics, without_time
 from whet.rollouts.audit import audit
-from whet.run import start
+from whet.run.run import start
 
 _RAY = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 

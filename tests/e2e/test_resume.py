@@ -63,7 +63,7 @@ def test_every_crash_point_resumes_to_the_same_bits(
 
 def _keeping_one(recipe: Path) -> Any:
     from whet.config import load
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
     return load(Recipe, recipe, ["checkpoints.keep_last=1", "checkpoints.keep_best=0"]).value
 

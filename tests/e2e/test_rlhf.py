@@ -10,11 +10,11 @@ from tests.e2e.test_learning import lines
 from tests.forks import whet
 from tests.rows import rows_recipe, write_rows
 from tests.toy import toy_recipe
-from whet import run
+from whet.base.errors import WhetError
 from whet.checkpoint.export import export
 from whet.config import load
-from whet.errors import WhetError
-from whet.recipe import Recipe
+from whet.run import run
+from whet.run.recipe import Recipe
 
 OTHER = "0123456789 .,;:!?()[]{}<>+-*/=#%&$@ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 

@@ -8,9 +8,9 @@ import pytest
 from tests.e2e.test_clusters import numbers
 from tests.tiny import tiny_qwen3_moe
 from tests.toy import save_tiny_model, toy_recipe
-from whet.errors import ConfigError
-from whet.plan.plan import make_plan
-from whet.run import resume, start
+from whet.base.errors import ConfigError
+from whet.diagnose.plan import make_plan
+from whet.run.run import resume, start
 
 
 def replaying(folder: Path, **changes: Any) -> Any:

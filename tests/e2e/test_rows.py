@@ -15,14 +15,14 @@ from tests.e2e.test_resume import killed_and_resumed, metrics
 from tests.forks import whet
 from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
 from tests.toy import write_recipe
-from whet import run
+from whet.base.errors import ConfigError, WhetError
+from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
-from whet.data.renderer import Renderer
 from whet.data.rows import SupervisedRows
-from whet.errors import ConfigError, WhetError
-from whet.feed import RowsFeed, measure_rows
 from whet.learner import worker
 from whet.learner.worker import LearnerWorker
+from whet.run import run
+from whet.run.feed import RowsFeed, measure_rows
 from whet.show.summary import commands
 
 NO_CHECKPOINTS = {"every": 0}
@@ -326,7 +326,7 @@ def test_data_that_an_algorithm_cannot_learn_from_is_refused(tiny_model: Path, t
 
 
 def test_rows_are_read_and_not_answered_in_an_evaluation(tiny_model: Path, tmp_path: Path) -> None:
-    from whet.evaluate import evaluate
+    from whet.run.evaluate import evaluate
 
     path = write_rows(tmp_path / "texts.jsonl", texts(40))
     recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"})
@@ -354,7 +354,7 @@ def test_only_commands_that_a_run_over_rows_can_take_are_suggested(tiny_model: P
 
 
 def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_model: Path, tmp_path: Path) -> None:
-    from whet.batch import Batch
+    from whet.core.batch import Batch
 
     path = write_rows(tmp_path / "pairs.jsonl", pairs(10))
     renderer = Renderer(AutoTokenizer.from_pretrained(tiny_model))

@@ -12,16 +12,16 @@ import pytest
 from ruamel.yaml import YAML
 
 from tests.toy import Lowercase, toy_recipe, write_recipe
-from whet import run
-from whet.build import trained_weights
+from whet.base.errors import ConfigError, WhetError
 from whet.checkpoint.manifest import CheckpointError
 from whet.cli.main import main
-from whet.errors import ConfigError, WhetError
-from whet.evaluate import evaluate
+from whet.core.types import Task
 from whet.learner.learner import WorkerLearner
 from whet.metrics.rollout_file import read_rollouts, rollout_path
+from whet.run import run
+from whet.run.build import trained_weights
+from whet.run.evaluate import evaluate
 from whet.show.report import write_report
-from whet.types import Task
 
 
 def test_a_folder_whose_start_failed_can_be_used_again(tiny_model: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import whet
 from tests.toy import Lowercase
 from whet.losses.composite import PolicyLoss
 from whet.rollouts.rewards import Reward
-from whet.types import Episode
+from whet.core.types import Episode
 
 
 class Mine(Lowercase):

@@ -11,7 +11,7 @@ from tests.e2e.test_resume import metrics
 from tests.rows import rows_recipe, texts, write_rows
 from tests.tiny import tiny_granite, tiny_qwen3_5
 from tests.toy import save_tiny_model, toy_recipe
-from whet import run
+from whet.run import run
 
 FAMILIES = [tiny_granite, tiny_qwen3_5]
 

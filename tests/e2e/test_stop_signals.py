@@ -20,10 +20,10 @@ from tests.contracts.fault_contract import eventually
 from tests.e2e.test_resume import metrics
 from tests.forks import whet
 from tests.toy import Lowercase, toy_recipe, write_recipe
-from whet import run
-from whet.errors import WhetError
-from whet.stop_signals import Stopped
-from whet.types import Task
+from whet.base.errors import WhetError
+from whet.core.types import Task
+from whet.run import run
+from whet.run.signals import Stopped
 
 
 class Held(Lowercase):

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.toy import toy_recipe
-from whet import run
-from whet.errors import ConfigError
-from whet.recipe import Recipe
+from whet.base.errors import ConfigError
+from whet.run import run
+from whet.run.recipe import Recipe
 
 
 def recipe(tiny_model: Path, tools_as_text: bool) -> Recipe:

@@ -11,18 +11,18 @@ import httpx
 from openai import AsyncOpenAI
 
 from tests.tiny import tiny_tokenizer
-from whet.data.renderer import Renderer
+from whet.chat.renderer import Renderer
+from whet.core.types import Episode
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
-from whet.environments.base import Address, TaskSet
-from whet.environments.hosted import HostedEnvironments
-from whet.generators.base import Completion, SamplingParams
+from whet.engines.base import Completion, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
-from whet.types import Episode
+from whet.tasks.base import Address, TaskSet
+from whet.tasks.hosted import HostedEnvironments
 
 RENDERER = Renderer(tiny_tokenizer(), tools_as_text=True)
 

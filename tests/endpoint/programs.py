@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI, OpenAI, RateLimitError
 
-from whet.types import Task
+from whet.core.types import Task
 
 TOOL: Any = {
     "type": "function",

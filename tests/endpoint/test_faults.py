@@ -17,11 +17,11 @@ from tests.cpu_time import cpu_seconds_below
 from tests.endpoint.agents import Scene, scene
 from tests.endpoint.test_api import ADD, run, user
 from tests.tiny import tiny_tokenizer
-from whet.data.renderer import Renderer
+from whet.base.errors import ConfigError, GeneratorError
+from whet.chat.renderer import Renderer
 from whet.endpoint.connections import Connections
 from whet.endpoint.conversations import Conversations
 from whet.endpoint.server import Endpoint
-from whet.errors import ConfigError, GeneratorError
 
 JSON = {"content-type": "application/json"}
 

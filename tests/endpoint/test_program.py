@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from tests.endpoint import programs
 from tests.endpoint.agents import first_episode
 from tests.toy import Lowercase
-from whet.environments.program import AgentTasks
-from whet.environments.prompts import Prompts
-from whet.errors import DataError, GeneratorError
+from whet.base.errors import DataError, GeneratorError
+from whet.core.types import Episode, Status
 from whet.rollouts.sampling import Sampling
-from whet.types import Episode, Status
+from whet.tasks.program import AgentTasks
+from whet.tasks.prompts import Prompts
 
 
 def episode_of(

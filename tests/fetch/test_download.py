@@ -7,8 +7,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from whet.base.errors import DataError
 from whet.data.row import Row, Text, read_rows
-from whet.errors import DataError
 from whet.fetch.download import fetch_file
 
 

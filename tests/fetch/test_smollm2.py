@@ -10,7 +10,7 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 
-from whet.errors import DeadlineError, WhetError
+from whet.base.errors import DeadlineError, WhetError
 from whet.fetch.smollm2 import NAME, smollm2_folder
 from whet.models.loading import ModelConfig, load_model, load_tokenizer
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from tests.groups import group
-from whet.batch import Batch, ModelOutput, Output
 from whet.config import Config
+from whet.core.batch import Batch, ModelOutput, Output
+from whet.core.packing import MicroBatch, pack
+from whet.core.types import Group
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import trained_only
-from whet.learner.named_weights import ModelWeights, StagedWeights
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.losses.base import Unit
 from whet.metrics import Metrics
 from whet.models.config import LoraSettings, ModelConfig
-from whet.packing import MicroBatch, pack
 from whet.parallel.parameters import full_tensors
-from whet.types import Group
+from whet.weights.named_weights import ModelWeights, StagedWeights
 
 VOCABULARY = 32
 ADAMW = OptimizerConfig(lr=1e-2)

@@ -20,7 +20,7 @@ from tests.learner.parts import (
     worker,
 )
 from tests.tiny import tiny_deepseek, tiny_qwen3_moe
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.learner.balance import BIAS, balanced
 from whet.models.config import LoraSettings
 

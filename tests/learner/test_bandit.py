@@ -12,10 +12,10 @@ from transformers import AutoModelForCausalLM
 
 from tests.groups import episode
 from tests.learner.parts import VOCABULARY, cut, gradients, whole, worker
-from whet.batch import Batch
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
 from whet.losses.composite import PolicyLoss
 from whet.losses.policy_gradient import CISPOClip, PPOClip, Reinforce
-from whet.types import Group, Span, Task
 
 PROMPT = [3, 1, 4]
 

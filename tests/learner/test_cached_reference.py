@@ -9,7 +9,7 @@ import torch
 
 from tests.learner.parts import PolicyGradient, some_batch
 from tests.learner.test_learner import config, with_learner
-from whet.files import load_tensors, save_tensors
+from whet.base.files import load_tensors, save_tensors
 from whet.learner import cached_reference
 from whet.learner.cached_reference import CachedReference
 from whet.learner.learner import WorkerLearner
@@ -212,7 +212,7 @@ def test_a_file_that_is_only_read_stays_as_it_is(llama, tmp_path):
 
 
 def test_a_batch_without_sequences_asks_nobody(llama, tmp_path):
-    from whet.batch import Batch
+    from whet.core.batch import Batch
 
     async def go(learner: WorkerLearner) -> None:
         cached = await fill(learner, tmp_path / "reference.safetensors")

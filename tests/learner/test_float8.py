@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.tiny import tiny_llama
 from tests.toy import toy_recipe
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.learner.config import OptimizerConfig
 from whet.learner.float8 import _fits, use_float8
 from whet.learner.optimizer import build_adamw

@@ -21,8 +21,8 @@ from tests.learner.parts import (
     whole,
     worker,
 )
-from whet.batch import Batch
-from whet.types import Distribution
+from whet.core.batch import Batch
+from whet.core.types import Distribution
 
 LOSSES = [PolicyGradient(), SequenceRatio(), BestOfGroup(), WithEntropy()]
 

@@ -8,7 +8,7 @@ import torch
 from tests.groups import group
 from tests.learner.parts import VOCABULARY, whole, worker
 from whet.algorithms.prime import ProcessRewards
-from whet.batch import Batch
+from whet.core.batch import Batch
 from whet.learner.config import OptimizerConfig
 from whet.losses.implicit_reward import ImplicitReward
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.learner.parts import ADAMW, BestOfGroup, Poisoned, PolicyGradient, SequenceRatio, some_batch, whole, worker
 from tests.weights.collected import weights_of
+from whet.base.errors import DeadlineError, WhetError
 from whet.cluster.local import LocalCluster
-from whet.errors import DeadlineError, WhetError
 from whet.learner.config import LearnerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import WorkerConfig

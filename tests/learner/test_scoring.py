@@ -16,11 +16,11 @@ from tests.learner.parts import (
     whole,
     worker,
 )
-from whet.batch import Batch
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.types import Distribution
 from whet.learner.base import Top
 from whet.models.config import LoraSettings
-from whet.types import Distribution
 
 LORA = LoraSettings(rank=2, alpha=4.0)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.learner.parts import Poisoned, PolicyGradient, assert_same, cut, some_batch, weights, whole, worker
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.learner.dump import read_dump
 
 

@@ -19,7 +19,7 @@ from tests.learner.parts import (
     whole,
     worker,
 )
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.learner.config import OptimizerConfig
 from whet.models.config import LoraSettings
 

@@ -17,7 +17,7 @@ from tests.learner.parts import (
     worker,
 )
 from tests.tiny import tiny_qwen3
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.learner.config import OptimizerConfig
 from whet.learner.float8 import use_float8
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.losses.cases import CASES, Case
-from whet.batch import ModelOutput
+from whet.core.batch import ModelOutput
 from whet.learner.model import build_whole
 from whet.learner.passes import forward_backward
 from whet.losses.implicit_reward import ImplicitReward

@@ -15,8 +15,8 @@ from tests.groups import groups as some_groups
 from tests.learner.parts import ADAMW, VOCABULARY, assert_close, some_batch, weights, whole, worker
 from tests.losses.cases import CASES, POLICY, Case
 from whet.algorithms.grpo import GroupAdvantage
-from whet.batch import Batch
 from whet.cluster.local import LocalCluster
+from whet.core.batch import Batch
 from whet.learner.config import LearnerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker, WorkerConfig

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.groups import episode
-from whet.batch import Axis, Batch, ModelOutput
-from whet.types import Episode, Group, Span, Status, Task
+from whet.core.batch import Axis, Batch, ModelOutput
+from whet.core.types import Episode, Group, Span, Status, Task
 
 K = 4
 

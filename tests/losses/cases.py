@@ -9,7 +9,7 @@ from tests.reference import distillation as distill
 from tests.reference import policy as slow
 from tests.reference import preference as prefer
 from tests.reference.plain import Plain, Said
-from whet.batch import Batch, ModelOutput
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
 from whet.losses.divergences import JSD, Forward, Mixed, Reverse

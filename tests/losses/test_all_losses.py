@@ -11,8 +11,8 @@ import torch
 from tests.losses.batches import part, without
 from tests.losses.cases import CASES, Case
 from tests.reference.plain import Said, plain, said
-from whet.batch import Batch, ModelOutput
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.core.batch import Batch, ModelOutput
 
 every_loss = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 SEEDS = (0, 1, 2)

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tests.losses.batches import fill, random_groups, refilled
 from tests.reference import distillation as slow
 from tests.reference.plain import plain, said
-from whet.batch import Batch, ModelOutput
 from whet.config import Component
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
 from whet.losses.divergences import JSD, Divergence, Forward, Mixed, Reverse
 from whet.losses.registry import DIVERGENCES

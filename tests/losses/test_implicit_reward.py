@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from tests.losses.batches import fill, random_groups, unpaired_groups
 from tests.reference import preference as slow
 from tests.reference.plain import plain, said
-from whet.batch import Batch, ModelOutput
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.implicit_reward import ImplicitReward
 from whet.losses.registry import LOSSES
 

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from tests.losses.batches import fill, random_groups
 from tests.reference import policy as slow
 from tests.reference.plain import plain, said
-from whet.batch import Batch, ModelOutput
 from whet.config import Component
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss, PositiveNLL
 from whet.losses.kl import KL
 from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics

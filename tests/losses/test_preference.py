@@ -12,13 +12,13 @@ from tests.groups import episode
 from tests.losses.batches import fill, pair_groups, random_groups, unpaired_groups
 from tests.reference import preference as slow
 from tests.reference.plain import plain, said
-from whet.batch import Batch, ModelOutput
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.core.batch import Batch, ModelOutput
+from whet.core.types import Group, Span, Task
 from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, Pairs, SimPOLoss
 from whet.losses.reward_model import BradleyTerry, ScoreRegression
 from whet.losses.value import ValueLoss, explained_variance
-from whet.types import Group, Span, Task
 
 PAIR_LOSSES = [
     DPOLoss(),

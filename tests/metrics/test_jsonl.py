@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from whet.errors import DataError
+from whet.base.errors import DataError
 from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics, truncate_after, without_time
 
 

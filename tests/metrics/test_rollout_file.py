@@ -4,7 +4,7 @@ import math
 import pytest
 
 from tests.show.runs import HOSTILE, record
-from whet.errors import DataError
+from whet.base.errors import DataError
 from whet.metrics.rollout_file import (
     RolloutRecord,
     drop_rollouts_after,

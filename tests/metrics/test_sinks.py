@@ -9,7 +9,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.show.runs import evaluation_values, train_values
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.metrics.sinks import OpenSinks, Sink, SinkConfig
 from whet.metrics.sinks.jsonl import FILE, JSONLSink, read_metrics
 from whet.metrics.sinks.registry import SINKS

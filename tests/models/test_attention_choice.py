@@ -8,10 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.test_forest_attention import DEEP, LENGTHS, build, forest
-from whet.errors import ConfigError
-from whet.models import attention_choice, flex_attention, row_attention
-from whet.models.attention_choice import choose_attention
-from whet.models.forest_attention import forest_hidden, use_forest_attention
+from whet.base.errors import ConfigError
+from whet.models.attention import choice as attention_choice
+from whet.models.attention import flex as flex_attention
+from whet.models.attention import row as row_attention
+from whet.models.attention.choice import choose_attention
+from whet.models.attention.forest import forest_hidden, use_forest_attention
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -110,7 +112,7 @@ def test_a_kernel_that_fails_or_is_wrong_is_not_used(
 
 
 def test_the_layout_of_the_chosen_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    from whet.models import varlen_attention
+    from whet.models.attention import varlen as varlen_attention
 
     model, calls = build("llama"), []
     use_forest_attention(model)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from tests.groups import group
 from tests.tiny import tiny_llama, tiny_qwen3, tiny_qwen3_moe
 from tests.toy import toy_recipe
-from whet.batch import Batch
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
+from whet.core.batch import Batch
 from whet.learner.precision import narrow_stream
+from whet.models.attention.forest import forest_hidden, use_forest_attention
 from whet.models.compiled import compile_layers
-from whet.models.forest_attention import forest_hidden, use_forest_attention
 
 CPU = torch.device("cpu")
 

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.tiny import tiny_llama
-from whet.errors import ConfigError
-from whet.models import decode_attention, device, forest_attention
-from whet.models.decode_attention import BLOCK, DecodeCache
-from whet.models.dense_attention import AttentionSettings, fused_attention
-from whet.models.forest_attention import NAME, ForestLayout, use_forest_attention
-from whet.models.prefix import Prefix
+from whet.base.errors import ConfigError
+from whet.engines.torch import decode_attention
+from whet.engines.torch.decode_attention import BLOCK, DecodeCache
+from whet.engines.torch.prefix import Prefix
+from whet.models import device
+from whet.models.attention import forest as forest_attention
+from whet.models.attention.dense import AttentionSettings, fused_attention
+from whet.models.attention.forest import NAME, ForestLayout, use_forest_attention
 from whet.models.tiled_logprobs import tiles_on
 
 META = torch.device("meta")

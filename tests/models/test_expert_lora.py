@@ -10,12 +10,12 @@ from peft.tuners.lora.layer import ParamWrapper
 from pydantic import ValidationError
 
 from tests.tiny import tiny_deepseek, tiny_llama, tiny_mixtral, tiny_qwen3_moe
-from whet.errors import WhetError
-from whet.learner.named_weights import ModelWeights
+from whet.base.errors import WhetError
 from whet.models.config import LoraSettings, ModelConfig
-from whet.models.expert_lora import ExpertAdapter, expert_parameters
-from whet.models.experts import experts_of
 from whet.models.loading import adapted_modules, load_model
+from whet.models.moe.expert_lora import ExpertAdapter, expert_parameters
+from whet.models.moe.experts import experts_of
+from whet.weights.named_weights import ModelWeights
 
 FAMILIES = {"qwen3_moe": tiny_qwen3_moe, "mixtral": tiny_mixtral, "deepseek": tiny_deepseek}
 LORA = LoraSettings(rank=3, alpha=6.0, experts=True, target_modules=["o_proj"])

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tests.models.test_forest_attention import forest, separately, states_and_gradients
 from tests.models.tiny_families import FAMILIES, tiny_model
-from whet.errors import ConfigError, WhetError
-from whet.generators.cached_model import open_engine
-from whet.generators.engine_model import keeps_more
-from whet.models.experts import experts_of, use_grouped_experts
+from whet.base.errors import ConfigError, WhetError
+from whet.engines.torch.cached_model import open_engine
+from whet.engines.torch.engine_model import keeps_more
+from whet.models.attention.forest import forest_hidden
+from whet.models.attention.states import forks, steps
 from whet.models.families import select_attention
-from whet.models.forest_attention import forest_hidden
 from whet.models.head import check_head
-from whet.models.state_forest import forks, steps
+from whet.models.moe.experts import experts_of, use_grouped_experts
 
 
 def families(names: str) -> set[str]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.models.test_forest_attention import DEEP, LENGTHS, ROUNDING, build, forest, separately
-from whet.models.flex_attention import TILE, FlexLayout
-from whet.models.forest_attention import ForestLayout, forest_hidden, use_forest_attention
+from whet.models.attention.flex import TILE, FlexLayout
+from whet.models.attention.forest import ForestLayout, forest_hidden, use_forest_attention
 
 CPU = torch.device("cpu")
 PREORDER = [-1, 0, 1, 2, 1, 0, -1, 6, 6, 6, -1]

@@ -20,13 +20,14 @@ from transformers import (
 
 from tests.groups import episode
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
-from whet.batch import Batch
-from whet.errors import WhetError
-from whet.models import bins, dense_attention
-from whet.models.dense_attention import AttentionSettings
-from whet.models.dense_attention import dense_attention as dense
-from whet.models.forest_attention import ForestLayout, decoder_of, forest_hidden, supports_forest, use_forest_attention
-from whet.types import Group, Span, Task
+from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
+from whet.models.attention import bins
+from whet.models.attention import dense as dense_attention
+from whet.models.attention.dense import AttentionSettings
+from whet.models.attention.dense import dense_attention as dense
+from whet.models.attention.forest import ForestLayout, decoder_of, forest_hidden, supports_forest, use_forest_attention
 
 SIZES: dict[str, Any] = {
     "vocab_size": 264,

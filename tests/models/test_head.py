@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.types import Distribution
 from whet.models import tiled_logprobs
 from whet.models.head import Head, check_head, head_of
-from whet.types import Distribution
 
 T, H, V = 13, 8, 50
 DISTRIBUTIONS = [
@@ -189,7 +189,7 @@ def test_what_is_kept_for_the_backward_pass_does_not_grow_with_the_vocabulary() 
 MEMORY = """
 import resource, torch
 from whet.models.head import Head
-from whet.types import Distribution
+from whet.core.types import Distribution
 hidden, weight = torch.randn(4096, 16, requires_grad=True), torch.randn(40000, 16, requires_grad=True)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 targets = torch.zeros(4096, dtype=torch.long)

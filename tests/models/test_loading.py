@@ -12,13 +12,13 @@ from transformers import MambaConfig, MambaForCausalLM
 
 from tests.groups import episode
 from tests.tiny import tiny_llama, tiny_qwen3, tiny_tokenizer
-from whet.batch import Batch
-from whet.errors import WhetError
-from whet.models.forest_attention import forest_hidden, supports_forest
+from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
+from whet.models.attention.forest import forest_hidden, supports_forest
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model, load_model_config, load_tokenizer
 from whet.models.values import ValueHead
-from whet.types import Group, Span, Task
 
 BATCH = Batch.from_groups([Group("a", Task("a", []), [episode([Span([1, 2], False), Span([3, 4], True)])] * 2)])
 

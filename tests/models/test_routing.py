@@ -10,10 +10,10 @@ from transformers import PreTrainedModel
 
 from tests.groups import group
 from tests.tiny import tiny_deepseek, tiny_llama, tiny_mixtral, tiny_qwen3_moe
-from whet.batch import Batch
-from whet.models.experts import use_grouped_experts
-from whet.models.forest_attention import forest_hidden, use_forest_attention
-from whet.models.routing import RouteRecorder, cannot_replay, follow_routes
+from whet.core.batch import Batch
+from whet.models.attention.forest import forest_hidden, use_forest_attention
+from whet.models.moe.experts import use_grouped_experts
+from whet.models.moe.routing import RouteRecorder, cannot_replay, follow_routes
 
 FAMILIES = [tiny_qwen3_moe, tiny_mixtral, tiny_deepseek]
 VOCABULARY = 32

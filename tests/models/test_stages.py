@@ -7,11 +7,11 @@ from transformers import LlamaModel
 
 from tests.parallel.cases import batch_of
 from tests.tiny import tiny_gemma, tiny_llama, tiny_qwen3
-from whet.errors import WhetError
-from whet.models.forest_attention import decoder_of, forest_hidden, use_forest_attention
+from whet.base.errors import WhetError
+from whet.core.types import Distribution
+from whet.models.attention.forest import decoder_of, forest_hidden, use_forest_attention
 from whet.models.shards import Tokens
 from whet.models.stages import StageInput, check_stages, drop_other_layers, stages_of
-from whet.types import Distribution
 
 
 @pytest.mark.parametrize("make", [tiny_llama, tiny_qwen3, tiny_gemma])

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from tests.models.test_forest_attention import forest, separately, states_and_gradients
 from tests.tiny import tiny_granite, tiny_qwen3_5
-from whet.errors import WhetError
-from whet.models.forest_attention import decoder_of, forest_hidden
+from whet.base.errors import WhetError
+from whet.models.attention.forest import decoder_of, forest_hidden
 
 FAMILIES = [tiny_qwen3_5, tiny_granite]
 TOLERANCE = 1e-5  # their scans and norms are in float32, whatever the weights are

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.models.test_forest_attention import DEEP, LENGTHS, build, forest, separately, states_and_gradients
-from whet.models.dense_attention import AttentionSettings
-from whet.models.forest_attention import forest_hidden, use_forest_attention
-from whet.models.row_attention import Rows, attend
+from whet.models.attention.dense import AttentionSettings
+from whet.models.attention.forest import forest_hidden, use_forest_attention
+from whet.models.attention.row import Rows, attend
+from whet.models.attention.varlen import VarlenLayout
 from whet.models.shards import Tokens
-from whet.models.varlen_attention import VarlenLayout
 
 CPU = torch.device("cpu")
 

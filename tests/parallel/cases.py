@@ -14,16 +14,16 @@ from torch import Tensor
 from tests.groups import group
 from tests.learner.parts import VOCABULARY, PolicyGradient, ValueLoss, WithEntropy, published
 from tests.parallel.ranks import info_of
-from whet.batch import Batch
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.packing import MicroBatch, pack
+from whet.core.types import Distribution
 from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
-from whet.packing import MicroBatch, pack
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import full_tensor, local
-from whet.types import Distribution
 
 CPU = torch.device("cpu")
 LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "topk_ids"}

@@ -16,9 +16,9 @@ from tests.learner.parts import PolicyGradient
 from tests.parallel.cases import Case, build, gathered, micro_batches
 from tests.parallel.ranks import on_ranks
 from tests.tiny import tiny_tokenizer
+from whet.base.errors import WhetError
 from whet.checkpoint.export import export
 from whet.checkpoint.store import CheckpointStore
-from whet.errors import WhetError
 
 
 def go_on(rendezvous: str, rank: int, case: Case, come_from: Path | None, go_to: Path | None, steps: range) -> Any:

@@ -7,8 +7,8 @@ import torch
 
 from tests.learner.parts import PolicyGradient, assert_close
 from tests.parallel.cases import Case, build, gathered, micro_batches
+from whet.core.packing import MicroBatch
 from whet.learner.worker import LearnerWorker
-from whet.packing import MicroBatch
 
 
 def poisoned(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:

@@ -23,7 +23,7 @@ from tests.parallel.comparing import assert_scored_alike, check, far, tables
 from tests.parallel.ranks import on_ranks
 from tests.parallel.saving import assert_handed_on, exported, folders, go_on
 from tests.parallel.skipping import assert_skipped, skip
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.models.config import LoraSettings, ModelConfig
 from whet.models.loading import load_model
 from whet.parallel.config import ParallelConfig

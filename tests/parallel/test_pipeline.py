@@ -30,18 +30,18 @@ from tests.parallel.comparing import check, far, some, worst_error
 from tests.parallel.ranks import info_of, on_ranks
 from tests.parallel.saving import assert_same_files, folders, go_on, refuse, save_twice
 from tests.parallel.skipping import assert_skipped, skip
-from whet.batch import Batch, ModelOutput
+from whet.base.errors import WhetError
 from whet.cluster.processes import ProcessCluster
-from whet.errors import WhetError
+from whet.core.batch import Batch, ModelOutput
+from whet.core.packing import pack
+from whet.core.types import Distribution
 from whet.learner.base import Top
 from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.learner.learner import WorkerLearner
 from whet.learner.worker import LearnerWorker, WorkerConfig
 from whet.models.config import LoraSettings, ModelConfig
-from whet.packing import pack
 from whet.parallel.config import ParallelConfig
 from whet.parallel.parameters import full_tensor
-from whet.types import Distribution
 
 SLOW = pytest.mark.slow
 TWO, INTERLEAVED = {"pipeline": 2}, {"pipeline": 2, "stages_per_rank": 2}

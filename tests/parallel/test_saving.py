@@ -13,7 +13,7 @@ from tests.learner.parts import assert_close
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
 from tests.parallel.saving import assert_handed_on, assert_same_files, exported, folders, go_on, refuse, save_twice
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.learner.state import load_weights
 
 ONE, TWO, BOTH = {}, {"fsdp": 2}, {"fsdp": 2, "tensor": 2}

@@ -13,8 +13,8 @@ from tests.learner.parts import PolicyGradient
 from tests.parallel.cases import Case, build, refused
 from tests.parallel.ranks import free_port, info_of, on_ranks
 from tests.parallel.skipping import assert_skipped, poisoned, skip
+from whet.base.errors import WhetError
 from whet.cluster.local import LocalCluster
-from whet.errors import WhetError
 from whet.learner.config import LearnerConfig
 from whet.learner.dump import read_dump
 from whet.learner.learner import WorkerLearner

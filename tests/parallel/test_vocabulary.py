@@ -7,12 +7,12 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.parallel.cases import CPU
 from tests.parallel.ranks import info_of, on_ranks
+from whet.core.types import Distribution
 from whet.models.head import Head
 from whet.models.shards import Vocabulary
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import join
 from whet.parallel.vocabulary import SpreadVocabulary
-from whet.types import Distribution
 
 WORDS, WIDTH, PLACES = 31, 5, 9
 DISTRIBUTIONS = [

@@ -12,10 +12,10 @@ from torch import Tensor
 from tests.learner.parts import published
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
-from whet.learner import named_weights
-from whet.learner.named_weights import ModelWeights, StagedWeights
+from whet.weights import named_weights
 from whet.weights.digest import differing, digest
 from whet.weights.manifest import to_text
+from whet.weights.named_weights import ModelWeights, StagedWeights
 from whet.weights.receiver import Receiver
 from whet.weights.source import Content, WeightRequest
 

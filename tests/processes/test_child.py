@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.workers import alive
 from tests.contracts.fault_contract import eventually
-from whet.errors import DeadlineError, WorkerError
+from whet.base.errors import DeadlineError, WorkerError
 from whet.processes.child import Answer, Child, ChildDied, thread_settings
 
 HERE = "tests.processes.test_child"

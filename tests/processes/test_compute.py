@@ -11,10 +11,10 @@ import torch
 from tests.processes.elsewhere import operations_elsewhere
 from tests.rows import pairs, rows_recipe, write_rows
 from tests.toy import toy_recipe
-from whet import run
-from whet.errors import DeadlineError
-from whet.evaluate import evaluate
+from whet.base.errors import DeadlineError
 from whet.processes.compute import COMPUTE, compute, compute_now, run_computing
+from whet.run import run
+from whet.run.evaluate import evaluate
 
 
 def test_work_is_done_on_the_compute_thread_while_the_loop_goes_on() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from whet.closing import left_behind
-from whet.errors import WhetError
+from whet.base.closing import left_behind
+from whet.base.errors import WhetError
 from whet.processes.loop_thread import Escape, LoopThread, described
 
 

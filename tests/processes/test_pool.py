@@ -10,9 +10,9 @@ import pytest
 
 from tests.contracts.fault_contract import eventually
 from tests.processes import functions
-from whet.environments.grading import GradingPool
-from whet.errors import CallError, WhetError
+from whet.base.errors import CallError, WhetError
 from whet.processes.pool import CallCrash, CallTimeout, WorkerLimits
+from whet.tasks.grading import GradingPool
 
 
 def run(calls, prepare=None, **limits):

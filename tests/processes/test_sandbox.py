@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.contracts.fault_contract import eventually
-from whet.errors import ConfigError, WhetError
-from whet.processes import sandbox as module
-from whet.processes.sandbox import ISOLATIONS, Checks, Ended, ProgramLimits, Sandbox, offered, required
+from whet.base.errors import ConfigError, WhetError
+from whet.sandbox import sandbox as module
+from whet.sandbox.sandbox import ISOLATIONS, Checks, Ended, ProgramLimits, Sandbox, offered, required
 
 pytestmark = pytest.mark.skipif(offered()[0] is None, reason="this system isolates nothing")
 
@@ -469,7 +469,7 @@ def test_without_isolation_nothing_runs_but_by_request(monkeypatch: pytest.Monke
 
 ALONE = """
 import sysconfig
-from whet.processes.sandbox import Checks, ProgramLimits, Sandbox
+from whet.sandbox.sandbox import Checks, ProgramLimits, Sandbox
 sandbox = Sandbox(ProgramLimits(workers=1, cpu_s=2, deadline_s=10))
 program = "import os, sys; print(os.getpid() > 0, [p for p in sys.path if 'packages' in p], os.listdir({folder!r}))"
 print(sandbox.submit(program.format(folder=sysconfig.get_path("stdlib") + "/site-packages")).result(60)["out"])

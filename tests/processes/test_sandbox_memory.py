@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from whet.processes.sandbox import Checks, ProgramLimits, Sandbox, offered
+from whet.sandbox.sandbox import Checks, ProgramLimits, Sandbox, offered
 
 pytestmark = pytest.mark.skipif(offered()[0] is None, reason="this system isolates nothing")
 

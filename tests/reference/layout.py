@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from whet.forest import MIN_COMMON_PREFIX
-from whet.models.bins import bins_of
+from whet.core.forest import MIN_COMMON_PREFIX
+from whet.core.types import Group, Trajectory
+from whet.models.attention.bins import bins_of
 from whet.models.shards import Tokens
-from whet.types import Group, Trajectory
 
 
 @dataclass

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
+from whet.core.batch import Batch, ModelOutput
 
 
 @dataclass

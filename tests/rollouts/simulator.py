@@ -12,18 +12,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from whet.environments.base import Observation, Step
-from whet.errors import GeneratorError, ReplicaLostError
-from whet.generators.base import Completion, SamplingParams
-from whet.generators.router import Router
+from whet.base.errors import GeneratorError, ReplicaLostError
+from whet.base.seeds import derive_seed
+from whet.core.types import Group, Message, Task
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.router import Router
 from whet.metrics import Metrics
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import Filter
 from whet.rollouts.ledger import MARKS
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutSource
-from whet.seeds import derive_seed
-from whet.types import Group, Message, Task
+from whet.tasks.base import Observation, Step
 
 
 class _Selector(selectors.SelectSelector):

@@ -11,18 +11,18 @@ import pytest
 from tests.groups import group
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, read_settings, toy_settings
+from whet.base.errors import ConfigError
 from whet.config import RecipeError
-from whet.environments.base import Environments
-from whet.environments.cases import Case
-from whet.environments.validate import validate, wrong
-from whet.errors import ConfigError
+from whet.core.types import Group, Task
 from whet.rollouts.blend import Blend, BlendDraws, Part
 from whet.rollouts.by_environment import ByEnvironment
 from whet.rollouts.curriculum import PassRateCurriculum
 from whet.rollouts.filters import BestAndWorst, DynamicSampling
 from whet.rollouts.rewards import Score
 from whet.rollouts.sampling import Limits
-from whet.types import Group, Task
+from whet.tasks.base import Environments
+from whet.tasks.cases import Case
+from whet.tasks.validate import validate, wrong
 
 NOBODY: frozenset[int] = frozenset()
 

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from tests.groups import group
 from tests.rollouts.test_source import Constant, source, uids
 from tests.toy import Flaky, Lowercase
-from whet.errors import ConfigError, DataError
+from whet.base.errors import ConfigError, DataError
+from whet.core.types import Group, Task
 from whet.rollouts.curriculum import PassRateCurriculum, PassRateDraws
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.pass_rate import pass_rate
-from whet.types import Group, Task
 
 NOBODY: frozenset[int] = frozenset()
 

@@ -9,16 +9,16 @@ import pytest
 
 from tests.tiny import tiny_tokenizer
 from tests.toy import toy_recipe
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
 from whet.config import RecipeError
-from whet.data.renderer import Renderer
-from whet.environments.base import Observation, Step
-from whet.errors import DataError
-from whet.generators.base import Completion, SamplingParams
+from whet.core.types import Episode, Message, Status
+from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.episode import run_episode
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
-from whet.types import Episode, Message, Status
+from whet.tasks.base import Observation, Step
 
 RENDERER = Renderer(tiny_tokenizer())
 

@@ -11,9 +11,9 @@ import pytest
 from tests.limits import run_limited
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_settings, write_settings
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.types import Task
 from whet.rollouts.failures import Failures, is_mistake
-from whet.types import Task
 
 
 class Mistaken(Lowercase):

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.groups import group
+from whet.core.types import Status
 from whet.rollouts.filters import BestAndWorst, DynamicSampling, OverlongFilter, OverlongShaping, PassRate
-from whet.types import Status
 
 
 def test_dynamic_sampling_drops_groups_without_spread_and_only_those() -> None:

@@ -13,16 +13,16 @@ import torch
 from tests.e2e.test_learning import lines
 from tests.rollouts.test_source import source
 from tests.toy import Lowercase, toy_recipe
-from whet import run
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GroupAdvantage
 from whet.algorithms.reinforce_plus_plus import ReinforcePlusPlusAdvantage
-from whet.batch import Batch
-from whet.errors import DataError, WhetError
-from whet.generators.base import Completion, SamplingParams
-from whet.generators.torch_config import TorchGeneratorConfig
+from whet.base.errors import DataError, WhetError
+from whet.core.batch import Batch
+from whet.core.types import Group, Task
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.torch.config import TorchGeneratorConfig
 from whet.rollouts.filters import DynamicSampling
-from whet.types import Group, Task
+from whet.run import run
 
 NO_NUMBERS: dict[str, Any] = {
     "nan": math.nan,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from whet.base.errors import DataError, WhetError
 from whet.checkpoint.store import CheckpointStore
 from whet.cli.main import main
-from whet.errors import DataError, WhetError
 from whet.metrics.rollout_file import RolloutRecord, write_rollouts
 from whet.metrics.sinks.jsonl import truncate_after
 from whet.rollouts.audit import audit

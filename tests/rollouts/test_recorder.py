@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 
 from tests.tiny import tiny_tokenizer
-from whet.batch import Batch
-from whet.data.renderer import Renderer
+from whet.chat.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group, Span, Status, Task, Trajectory
 from whet.rollouts.filters import OverlongFilter
 from whet.rollouts.recorder import records
-from whet.types import Episode, Group, Span, Status, Task, Trajectory
 
 RENDERER = Renderer(tiny_tokenizer())
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tests.toy import toy_recipe
-from whet import run
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.core.types import Episode, Group, Span, Status, Task, Trajectory, Usage
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.rollouts.audit import audit
 from whet.rollouts.replay import drop_groups_after, keep_groups, kept_groups
-from whet.types import Episode, Group, Span, Status, Task, Trajectory, Usage
+from whet.run import run
 
 
 def learned(folder: Path) -> tuple[list[Any], bytes]:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.toy import read_settings, toy_settings
+from whet.core.types import Episode, Message, Span, Trajectory, Usage
 from whet.rollouts.rewards import (
     Clip,
     Gate,
@@ -16,7 +17,6 @@ from whet.rollouts.rewards import (
     Sum,
     compose,
 )  # fmt: skip
-from whet.types import Episode, Message, Span, Trajectory, Usage
 
 
 def episode(text: str = "four", reward: float = 1.0, tokens: int = 4, **message: list[str]) -> Episode:

@@ -13,18 +13,18 @@ import torch
 from tests.groups import group
 from tests.learner.parts import PolicyGradient, cut, save_model, whole, worker
 from tests.tiny import tiny_llama, tiny_qwen3_moe, tiny_tokenizer
-from whet.batch import Batch
-from whet.data.renderer import Renderer
-from whet.errors import ConfigError
-from whet.generators.base import Completion, SamplingParams
-from whet.generators.torch_config import TorchGeneratorConfig
-from whet.generators.torch_generator import TorchGenerator
+from whet.base.errors import ConfigError
+from whet.chat.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.expert_ids import of_tokens
+from whet.core.types import Episode, Group, Task, Trajectory
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.torch.config import TorchGeneratorConfig
+from whet.engines.torch.generator import TorchGenerator
 from whet.models.config import LoraSettings
-from whet.models.routing import RouteRecorder
+from whet.models.moe.routing import RouteRecorder
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording, Session
-from whet.routes import of_tokens
-from whet.types import Episode, Group, Task, Trajectory
 
 RENDERER = Renderer(tiny_tokenizer())
 CONFIG = {"num_hidden_layers": 3, "num_experts": 8, "initializer_range": 0.3}  # of which two have experts

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from tests.tiny import tiny_tokenizer
-from whet.data.renderer import Renderer
-from whet.environments.base import Observation, Step
-from whet.errors import DataError
-from whet.generators.base import Completion, SamplingParams
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.types import Message, Status
+from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.episode import run_episode
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Session
-from whet.types import Message, Status
+from whet.tasks.base import Observation, Step
 
 RENDERER = Renderer(tiny_tokenizer())
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.rollouts.simulator import Simulation, World
-from whet.errors import GeneratorError, WhetError
+from whet.base.errors import GeneratorError, WhetError
 from whet.rollouts.config import RolloutConfig
 
 AHEAD = st.sampled_from(

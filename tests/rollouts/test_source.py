@@ -11,16 +11,16 @@ import pytest
 
 from tests.toy import Flaky, Hanging, Lowercase, toy_recipe
 from tests.weights.collected import load_into
-from whet.build import build_generator, build_renderer, trained_weights
-from whet.environments.base import Observation, Step, TaskSet
-from whet.environments.hosted import HostedEnvironments
-from whet.errors import DataError, DeadlineError, WhetError
+from whet.base.errors import DataError, DeadlineError, WhetError
+from whet.core.types import Task
 from whet.processes.pool import Pool
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import DynamicSampling
 from whet.rollouts.source import RolloutSource
-from whet.types import Task
+from whet.run.build import build_generator, build_renderer, trained_weights
+from whet.tasks.base import Observation, Step, TaskSet
+from whet.tasks.hosted import HostedEnvironments
 
 
 class Constant(Lowercase):

@@ -4,12 +4,12 @@ import asyncio
 from typing import Any
 
 from tests.tiny import tiny_tokenizer
-from whet.data.renderer import Renderer
-from whet.generators.base import Completion, SamplingParams
+from whet.chat.renderer import Renderer
+from whet.core.types import Message
+from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Limits, Sampling
 from whet.rollouts.session import Recording, Session
 from whet.rollouts.thinking import parted
-from whet.types import Message
 
 RENDERER = Renderer(tiny_tokenizer())
 

@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from tests.show.runs import evaluation_values, train_values
+from whet.base.progress import Progress
 from whet.metrics.sinks.jsonl import JSONLSink
-from whet.progress import Progress
 from whet.show.console import ConsoleSink, ConsoleWriter, plain_line
 from whet.show.curves import Curve, plot
 from whet.show.dashboard import Dashboard

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.toy import toy_recipe, write_recipe
 from whet import __version__
-from whet.progress import Progress
+from whet.base.progress import Progress
 from whet.show.heartbeat import Heartbeat
 
 

@@ -13,7 +13,7 @@ import pytest
 import whet
 from tests.show.runs import train_values
 from tests.toy import Flaky, toy_recipe, write_recipe
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.metrics.sinks.jsonl import JSONLSink
 from whet.show.live_report import LiveReport
 

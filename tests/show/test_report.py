@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.show.runs import record, run_of_everything
-from whet.errors import DataError
+from whet.base.errors import DataError
 from whet.metrics.rollout_file import rollout_path, write_rollouts
 from whet.metrics.sinks.jsonl import JSONLSink
 from whet.show import rollouts as rollouts_part

@@ -5,10 +5,10 @@ import pytest
 from rich.console import Console
 
 from tests.show.runs import record
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.base.escaping import visible
 from whet.metrics.rollout_file import RolloutRecord
 from whet.show.view import level, select, view
-from whet.visible import visible
 
 BIDI_CONTROLS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 

@@ -10,10 +10,10 @@ from typing import Any
 import psutil
 import pytest
 
+from whet.core.types import ToolCall
 from whet.tools.mcp_server import MCPConnection, MCPServer
 from whet.tools.tool import Tool
 from whet.tools.toolbox import Toolbox, ToolLimits
-from whet.types import ToolCall
 
 pytest.importorskip("mcp")
 

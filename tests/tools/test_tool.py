@@ -7,7 +7,7 @@ from typing import Any, Literal, Optional
 import pytest
 from pydantic import BaseModel
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.tools.tool import Tool, ToolError, tool, tools_of
 
 

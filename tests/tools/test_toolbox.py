@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.contracts.fault_contract import eventually
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
+from whet.core.types import Message, ToolCall
 from whet.processes.loop_thread import Escape
 from whet.tools.tool import tool, tools_of
 from whet.tools.toolbox import Toolbox, ToolLimits
-from whet.types import Message, ToolCall
 
 SHORT = ToolLimits(max_result_chars=100)
 SOON = ToolLimits(deadline_s=0.2, max_result_chars=100)

@@ -14,8 +14,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from tests.losses.batches import random_groups
-from whet.batch import Batch, ModelOutput
-from whet.types import Group, Weighting
+from whet.core.batch import Batch, ModelOutput
+from whet.core.types import Group, Weighting
 
 
 class Table(nn.Module):

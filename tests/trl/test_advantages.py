@@ -13,8 +13,8 @@ from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from tests.groups import episode
 from whet.algorithms.gdpo import GDPOAdvantage
 from whet.algorithms.grpo import GroupAdvantage
-from whet.batch import Batch
-from whet.types import Group, Span, Task
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
 
 pytestmark = pytest.mark.trl
 GROUP = 4

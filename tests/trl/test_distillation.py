@@ -11,7 +11,7 @@ from trl.experimental.gold import GOLDTrainer
 from trl.experimental.iw_opd import IWOPDTrainer
 
 from tests.trl.scene import Scene, Table, same, sampled, scene, trainer
-from whet.batch import ModelOutput
+from whet.core.batch import ModelOutput
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
 from whet.losses.divergences import JSD, Forward, Reverse
 

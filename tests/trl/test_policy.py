@@ -10,8 +10,8 @@ from torch import Tensor
 from trl import GRPOTrainer, RLOOTrainer
 
 from tests.trl.scene import Scene, gradient, same, same_gradient, sampled, scene, trainer
+from whet.core.types import Weighting
 from whet.losses.composite import PolicyLoss
-from whet.types import Weighting
 
 pytestmark = pytest.mark.trl
 SEEDS = (0, 1, 2)

@@ -12,7 +12,7 @@ from trl.experimental.orpo import ORPOTrainer
 
 from tests.losses.batches import pair_groups, unpaired_groups
 from tests.trl.scene import Scene, same, scene, trainer
-from whet.batch import ModelOutput
+from whet.core.batch import ModelOutput
 from whet.losses.dpo_forms import IPO, Hinge, Robust, Sigmoid
 from whet.losses.preference import DPOLoss, KTOLoss, ORPOLoss, SimPOLoss
 from whet.losses.reward_model import BradleyTerry

@@ -13,9 +13,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed: pip install 'whet[vll
 from tests.tiny import tiny_qwen3
 from tests.vllm_engine import Loop, Parts
 from tests.weights.test_in_process import learn_something
-from whet.batch import Batch
-from whet.generators.base import SamplingParams
-from whet.types import Distribution, Episode, Group, Span, Task, Trajectory
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Episode, Group, Span, Task, Trajectory
+from whet.engines.base import SamplingParams
 
 pytestmark = [
     pytest.mark.cuda,

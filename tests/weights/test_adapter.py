@@ -15,9 +15,9 @@ from tests.toy import toy_recipe
 from tests.weights.collected import Listed, weights_of
 from tests.weights.test_engine import TRANSPORTS, StandIn, Write
 from tests.weights.test_in_process import learn_something
-from whet.build import build_generator, build_learner, build_renderer
-from whet.errors import ConfigError, RefitError
-from whet.types import Distribution
+from whet.base.errors import ConfigError, RefitError
+from whet.core.types import Distribution
+from whet.run.build import build_generator, build_learner, build_renderer
 from whet.weights.buffers import BufferWriter
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync

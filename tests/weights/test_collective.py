@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from whet.errors import ConfigError, DeadlineError
+from whet.base.errors import ConfigError, DeadlineError
 from whet.weights import transport
 from whet.weights.collective import Broadcast, BroadcastWriter
 from whet.weights.manifest import pack

@@ -24,10 +24,10 @@ from tests.tiny import tiny_llama
 from tests.toy import read_settings, toy_recipe, toy_settings
 from tests.weights.test_engine import parts
 from tests.weights.test_in_process import learn_something
-from whet.build import build_sync
+from whet.base.errors import ConfigError, RefitError, WhetError
 from whet.config.problems import RecipeError
-from whet.errors import ConfigError, RefitError, WhetError
 from whet.learner.worker import LearnerWorker
+from whet.run.build import build_sync
 from whet.weights import buffers, receiver, shared_memory
 from whet.weights.buffers import BufferReader, BufferWriter
 from whet.weights.digest import differing, digest

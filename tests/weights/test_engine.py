@@ -18,13 +18,13 @@ from tests.cluster.test_lease import Sleeper
 from tests.toy import toy_recipe
 from tests.weights.collected import Listed, weights_of
 from tests.weights.test_in_process import learn_something
-from whet.build import build_generator, build_learner, build_renderer
+from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError
 from whet.cluster.lease import Devices
-from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError
-from whet.generators.base import Completion, SamplingParams
-from whet.generators.router import Router
-from whet.generators.torch_generator import TorchGenerator
-from whet.types import Distribution
+from whet.core.types import Distribution
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.router import Router
+from whet.engines.torch.generator import TorchGenerator
+from whet.run.build import build_generator, build_learner, build_renderer
 from whet.weights.buffers import BufferWriter
 from whet.weights.collective import BroadcastWriter, join
 from whet.weights.config import TransportName, WeightSyncConfig

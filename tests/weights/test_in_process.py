@@ -12,14 +12,14 @@ import torch
 from tests.groups import episode
 from tests.toy import toy_recipe
 from tests.weights.collected import weights_of
-from whet.batch import Batch
-from whet.build import build_generator, build_learner, build_renderer
+from whet.base.errors import ConfigError, RefitError
 from whet.config import load
-from whet.errors import ConfigError, RefitError
-from whet.generators.engine_model import OpenEngine
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Task
+from whet.engines.torch.engine_model import OpenEngine
 from whet.losses.composite import PolicyLoss
-from whet.recipe import Recipe
-from whet.types import Group, Span, Task
+from whet.run.build import build_generator, build_learner, build_renderer
+from whet.run.recipe import Recipe
 from whet.weights.config import RefitConfig
 from whet.weights.in_process import InProcessSync
 

@@ -14,10 +14,10 @@ from tests.tiny import tiny_qwen3
 from tests.vllm_engine import Loop, Parts
 from tests.weights.faults import FAULTS
 from tests.weights.test_in_process import learn_something
-from whet.errors import GeneratorError, RefitError
-from whet.generators.base import SamplingParams
-from whet.generators.vllm_generator import VllmGenerator
-from whet.types import Distribution
+from whet.base.errors import GeneratorError, RefitError
+from whet.core.types import Distribution
+from whet.engines.base import SamplingParams
+from whet.engines.vllm.generator import VllmGenerator
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

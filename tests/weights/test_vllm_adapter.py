@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 from tests.tiny import VOCAB, tiny_llama, tiny_qwen3
 from tests.vllm_engine import Loop, Parts
 from tests.weights.test_in_process import learn_something
-from whet.errors import ConfigError, RefitError
-from whet.generators.base import SamplingParams
+from whet.base.errors import ConfigError, RefitError
+from whet.engines.base import SamplingParams
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -76,7 +76,7 @@ class Fault:
         self.model = model
 
     def _at_finish(self, rank: int, fault: Any) -> None:
-        from whet.generators.vllm_adapter import VllmAdapter
+        from whet.engines.vllm.adapter import VllmAdapter
 
         honest = VllmAdapter.finish
 

@@ -8,8 +8,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed: make install-vllm")
 from tests.tiny import tiny_qwen3_moe
 from tests.vllm_engine import Loop, make
 from tests.weights.collected import Listed
-from whet.generators.base import SamplingParams
-from whet.types import Distribution
+from whet.core.types import Distribution
+from whet.engines.base import SamplingParams
 from whet.weights.config import WeightSyncConfig
 from whet.weights.engine import EngineSync
 

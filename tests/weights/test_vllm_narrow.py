@@ -11,8 +11,8 @@ from tests.tiny import tiny_qwen3
 from tests.vllm_engine import Loop, Parts
 from tests.weights.faults import FAULTS
 from tests.weights.test_in_process import learn_something
-from whet.errors import RefitError
-from whet.generators.vllm_model import in_8_bits
+from whet.base.errors import RefitError
+from whet.engines.vllm.model import in_8_bits
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -19,10 +19,10 @@ from tests.vllm_engine import Loop, Parts, load, make
 from tests.weights.collected import weights_of
 from tests.weights.faults import FAULTS
 from tests.weights.test_in_process import learn_something
-from whet.errors import DeadlineError, GeneratorError, RefitError
-from whet.generators.base import SamplingParams
-from whet.generators.vllm_guard import marked
-from whet.types import Distribution
+from whet.base.errors import DeadlineError, GeneratorError, RefitError
+from whet.core.types import Distribution
+from whet.engines.base import SamplingParams
+from whet.engines.vllm.guard import marked
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from whet.batch import Batch
+from whet.base.errors import DataError
+from whet.base.lazy import Tensor, torch
 from whet.config import Config
-from whet.errors import DataError
-from whet.lazy import Tensor, torch
+from whet.core.batch import Batch
 from whet.losses.kl import KL
 
 Std = Literal["sample", "population"]

@@ -15,17 +15,17 @@ from pydantic import Field, model_validator
 
 from whet.algorithms.advantage import Advantage
 from whet.algorithms.parts import AnyFilter
-from whet.batch import Batch, Output
 from whet.config import Config
+from whet.core.batch import Batch, Output
+from whet.core.types import Group, Weighting
 from whet.data.base import Data
-from whet.environments.base import TaskSet
 from whet.learner.config import Head, OptimizerConfig
 from whet.losses.base import Loss, Unit
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute
 from whet.rollouts.filters import Filter
-from whet.types import Group, Weighting
+from whet.tasks.base import TaskSet
 
 if TYPE_CHECKING:
     from whet.learner.base import Scorer

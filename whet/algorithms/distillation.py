@@ -18,18 +18,18 @@ from pydantic import Field, model_validator
 from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
 from whet.algorithms.parts import AnyAdvantage, AnyLoss
-from whet.batch import Batch
+from whet.base.errors import ConfigError, DataError, WhetError
+from whet.core.batch import Batch
+from whet.core.types import Group
 from whet.data.base import Data
 from whet.data.rows import SupervisedRows
 from whet.distillation.teacher import COLUMNS, Teacher
-from whet.errors import ConfigError, DataError, WhetError
 from whet.losses.base import Unit
 from whet.losses.distillation import DistillationLoss
 from whet.losses.weighted import at_trained, token_metrics
 from whet.metrics import Metrics
 from whet.models.config import ModelConfig
 from whet.processes.compute import compute
-from whet.types import Group
 
 if TYPE_CHECKING:
     from whet.learner.base import Scorer

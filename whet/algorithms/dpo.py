@@ -6,11 +6,11 @@ from typing import ClassVar
 
 from whet.algorithms.parts import AnyLoss
 from whet.algorithms.preference import PreferenceAlgorithm
+from whet.core.types import Weighting
 from whet.data.base import Data
 from whet.data.rows import PreferenceRows
 from whet.losses.base import Unit
 from whet.losses.preference import DPOLoss
-from whet.types import Weighting
 
 
 class DPO(PreferenceAlgorithm):

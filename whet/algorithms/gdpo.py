@@ -15,8 +15,8 @@ from whet.algorithms.advantage import (
     group_std,
     whitened_episodes,
 )
-from whet.batch import Batch
-from whet.lazy import torch
+from whet.base.lazy import torch
+from whet.core.batch import Batch
 
 
 class GDPOAdvantage(Advantage):

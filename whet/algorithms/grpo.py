@@ -16,7 +16,7 @@ from pydantic import Field
 from whet.algorithms.advantage import Advantage, Credit, Std, divided, finite_rewards, group_centred, group_std
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
 from whet.algorithms.parts import AnyAdvantage, AnyLoss
-from whet.batch import Batch
+from whet.core.batch import Batch
 from whet.losses.composite import PolicyLoss
 from whet.losses.policy_gradient import PPOClip
 

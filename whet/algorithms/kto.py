@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from whet.algorithms.kto_pairs import mismatched
 from whet.algorithms.parts import AnyLoss
 from whet.algorithms.preference import PreferenceAlgorithm
-from whet.batch import Batch
+from whet.core.batch import Batch
+from whet.core.types import Group, Weighting
 from whet.data.base import Data
 from whet.data.rows import LabelledRows
 from whet.losses.base import Unit
 from whet.losses.preference import KTOLoss
 from whet.metrics import Metrics
-from whet.types import Group, Weighting
 
 if TYPE_CHECKING:
     from whet.learner.base import Scorer

@@ -6,9 +6,9 @@ Their order is that of a hash of their groups' names, so that it depends on the 
 
 from itertools import groupby
 
-from whet.batch import Batch
-from whet.seeds import derive_seed
-from whet.types import Episode, Group, Span, Task, Trajectory
+from whet.base.seeds import derive_seed
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group, Span, Task, Trajectory
 
 
 def mismatched(batch: Batch) -> Batch:

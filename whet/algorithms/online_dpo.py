@@ -7,10 +7,10 @@ from pydantic import Field
 
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
 from whet.algorithms.parts import AnyFilter, AnyLoss
+from whet.core.types import Weighting
 from whet.losses.base import Unit
 from whet.losses.preference import DPOLoss
 from whet.rollouts.filters import BestAndWorst, Filter
-from whet.types import Weighting
 
 
 class OnlineDPO(OnlineAlgorithm):

@@ -17,14 +17,14 @@ from pydantic import Field
 from whet.algorithms.advantage import Advantage, Credit, Std, Steps, finite_rewards, reads_of, whitened_tokens
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
 from whet.algorithms.parts import AnyAdvantage, AnyLoss
-from whet.batch import Batch
-from whet.lazy import torch
+from whet.base.lazy import torch
+from whet.core.batch import Batch
+from whet.core.types import Group
 from whet.losses.composite import PolicyLoss
 from whet.losses.kl import KL
 from whet.losses.value import ValueLoss, explained_variance
 from whet.metrics import Metrics
 from whet.processes.compute import compute
-from whet.types import Group
 
 if TYPE_CHECKING:
     from whet.learner.base import Scorer

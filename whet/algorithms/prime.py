@@ -15,14 +15,14 @@ from pydantic import Field
 from whet.algorithms.advantage import Advantage, Credit, Steps, finite_rewards, group_centred, group_sums
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
 from whet.algorithms.parts import AnyAdvantage, AnyFilter, AnyLoss
-from whet.batch import Batch
-from whet.errors import ConfigError
-from whet.lazy import torch
+from whet.base.errors import ConfigError
+from whet.base.lazy import torch
+from whet.core.batch import Batch
+from whet.core.types import Weighting
 from whet.losses.composite import PolicyLoss
 from whet.losses.implicit_reward import ImplicitReward
 from whet.models.config import LoraSettings, ModelConfig
 from whet.rollouts.filters import PassRate
-from whet.types import Weighting
 
 
 class ProcessRewards(Advantage):

@@ -15,8 +15,8 @@ from whet.algorithms.advantage import (
     reads_of,
     whitened_tokens,
 )
-from whet.batch import Batch
-from whet.lazy import torch
+from whet.base.lazy import torch
+from whet.core.batch import Batch
 from whet.losses.kl import KL
 
 

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from whet.algorithms.base import Algorithm, Role
 from whet.algorithms.parts import AnyLoss
+from whet.core.types import Weighting
 from whet.data.base import Data
 from whet.data.rows import PreferenceRows, ScoredRows
 from whet.losses.reward_model import BradleyTerry
-from whet.types import Weighting
 
 
 class RewardModel(Algorithm):

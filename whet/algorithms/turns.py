@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from whet.algorithms.advantage import Advantage, Credit, Std, Steps, divided, finite_rewards
-from whet.batch import Batch
-from whet.lazy import torch
+from whet.base.lazy import torch
+from whet.core.batch import Batch
 
 
 class TurnAdvantage(Advantage):

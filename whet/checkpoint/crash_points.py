@@ -7,7 +7,7 @@ third time it comes by. Without the variable a crash point does nothing.
 import os
 import signal
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 
 VARIABLE = "WHET_CRASH_AT"
 

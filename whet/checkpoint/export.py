@@ -7,14 +7,14 @@ adapter. A reward model becomes a sequence classifier. The folder appears whole 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from whet.base.errors import ConfigError, WhetError
+from whet.base.files import replacing
 from whet.checkpoint.card import Kind, model_card
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.policy import load_policy
 from whet.checkpoint.reward_model import ROLE, choose_padding, load_reward_model
 from whet.checkpoint.store import Checkpoint, CheckpointStore, Which
 from whet.config import parse_mapping
-from whet.errors import ConfigError, WhetError
-from whet.files import replacing
 
 if TYPE_CHECKING:
     from whet.models.config import ModelConfig
@@ -83,7 +83,7 @@ def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only:
 
 def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
     """Return the id of the padding token for a reward model, whose scores depend on it."""
-    from whet.data.renderer import Renderer
+    from whet.chat.renderer import Renderer
     from whet.models.loading import load_tokenizer
 
     tokenizer: Any = load_tokenizer(config)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from whet.errors import WhetError
-from whet.files import naming
+from whet.base.errors import WhetError
+from whet.base.files import naming
 
 FILE = ".lock"
 

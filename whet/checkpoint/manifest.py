@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from whet.base.errors import WhetError
+from whet.base.files import sync_folder
 from whet.config import Config
-from whet.errors import WhetError
-from whet.files import sync_folder
 
 FILE = "manifest.json"
 _THREADS = 4

@@ -4,14 +4,14 @@ as its ``score``, and a padding token in which no conversation ends. Knows no lo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.base.errors import WhetError
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.policy import copy_into
-from whet.errors import WhetError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from whet.data.renderer import Renderer
+    from whet.chat.renderer import Renderer
     from whet.models.config import ModelConfig
 
 ROLE = "reward_model"

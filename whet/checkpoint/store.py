@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from whet.base.files import in_words, remove, sync_folder, write_atomically
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.manifest import FILE as MANIFEST
 from whet.checkpoint.manifest import CheckpointError, Manifest, check, read_manifest, seal
-from whet.files import in_words, remove, sync_folder, write_atomically
 
 log = logging.getLogger(__name__)
 

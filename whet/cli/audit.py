@@ -33,7 +33,7 @@ def _print(found: "Audit", most: int | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from whet.visible import visible
+    from whet.base.escaping import visible
 
     outcomes = ("trained", "filtered", "failed")
     table = Table("epoch", *outcomes, title=f"prompts up to step {found.step}")

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli import doctor_checks as checks
 from whet.cli.words import AsJson, Overrides, print_json
+from whet.diagnose import checks
 
 if TYPE_CHECKING:
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
 
 def doctor(
@@ -63,9 +63,9 @@ def summary(found: Sequence[checks.Finding]) -> str:
 
 def _loaded(recipe: str | None, overrides: list[str]) -> "Recipe | None":
     """Return the recipe; None where it does not load, which ``recipes_validate`` reports."""
+    from whet.base.errors import ConfigError
     from whet.config import load
-    from whet.errors import ConfigError
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
     try:
         return load(Recipe, recipe, overrides).value if recipe else None
@@ -76,11 +76,11 @@ def _loaded(recipe: str | None, overrides: list[str]) -> "Recipe | None":
 def _agreement(wanted: "Recipe | None") -> Iterator[checks.Finding]:
     """Sample a few answers and have the learner score them, if there is a recipe and it samples."""
     from whet.algorithms.base import OnlineAlgorithm
-    from whet.errors import WhetError
+    from whet.base.errors import WhetError
 
     if wanted is None or not isinstance(wanted.algorithm, OnlineAlgorithm):
         return
-    from whet.agreement import measure_agreement
+    from whet.diagnose.agreement import measure_agreement
     from whet.processes.compute import run_computing
 
     try:

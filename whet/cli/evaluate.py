@@ -9,8 +9,8 @@ import typer
 from whet.cli.words import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
-    from whet.evaluate import Report
-    from whet.recipe import Recipe
+    from whet.run.evaluate import Report
+    from whet.run.recipe import Recipe
 
 
 def evaluate(
@@ -37,9 +37,9 @@ def evaluate(
 ) -> None:
     """Score a model on the tasks, or the held-out rows, of a run or recipe."""
     from whet.config import load
-    from whet.environments.base import TaskSet
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
     from whet.show.heartbeat import Heartbeat
+    from whet.tasks.base import TaskSet
 
     settings = load(Recipe, target, overrides or []).value
     wanted = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
@@ -54,7 +54,7 @@ def evaluate(
         return
 
     def measured(name: str) -> "Report":
-        from whet.evaluate import evaluate as score
+        from whet.run.evaluate import evaluate as score
 
         run = run_of(name)
         own = settings if run is None or name == target else with_model_of(settings, run)
@@ -81,7 +81,7 @@ def run_of(name: str) -> Path | None:
 def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     """Return ``settings`` with the model of another run, because a checkpoint fits only its own run's model."""
     from whet.config import load
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
     own = load(Recipe, run).value
     parts = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")
@@ -90,9 +90,9 @@ def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
 
 def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
     """Score a model on held-out rows: the loss that training on such rows minimises."""
-    from whet.errors import ConfigError
-    from whet.feed import measure_rows
+    from whet.base.errors import ConfigError
     from whet.processes.compute import run_computing
+    from whet.run.feed import measure_rows
 
     if refused:
         raise ConfigError(f"{refused[0]}: this recipe learns from rows, which are scored, not answered; leave it out")

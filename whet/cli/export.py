@@ -26,7 +26,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
 ) -> None:
     """Write a run's model, or reward model, as a folder that transformers loads."""
-    from whet.errors import ConfigError
+    from whet.base.errors import ConfigError
 
     if step not in (None, "best", "latest") and not step.isdecimal():
         raise ConfigError(f"--step {step}: expected a whole number, 'best' or 'latest'")

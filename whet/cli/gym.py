@@ -23,7 +23,7 @@ def gym(
     """Serve a task set's grader as a resources server of NeMo Gym, or write its tasks as Gym's rows."""
     from whet.cli.targets import recipe_of
     from whet.endpoint.gym import check_single_turn, serve
-    from whet.gym.rows import write_rows
+    from whet.tasks.gym.rows import write_rows
 
     tasks = recipe_of(target, overrides or []).taskset
     if rows is not None:

@@ -15,13 +15,13 @@ from typing import Annotated
 
 import typer
 
+from whet.base.closing import left_behind
+from whet.base.errors import WhetError
+from whet.base.escaping import visible
+from whet.base.files import write_atomically
 from whet.cli import audit, doctor, evaluate, export, gym, plan, recipes, serve, show, train, validate, view
 from whet.cli.words import Session
-from whet.closing import left_behind
-from whet.errors import WhetError
-from whet.files import write_atomically
 from whet.processes.sentinel import endings_are_errors
-from whet.visible import visible
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.doctor_checks import memory_gib
 from whet.cli.words import AsJson, Overrides, RecipeArgument, print_json
+from whet.diagnose.checks import memory_gib
 
 if TYPE_CHECKING:
-    from whet.plan.plan import Plan
+    from whet.diagnose.plan import Plan
 
 
 def plan(
@@ -23,10 +23,10 @@ def plan(
 ) -> None:
     """Print what a recipe needs: its ranks, the memory of each, and what a refit moves. Starts nothing."""
     from whet.config import load
+    from whet.diagnose.memory import resident
+    from whet.diagnose.plan import make_plan
     from whet.models.config import check_models
-    from whet.plan.memory import resident
-    from whet.plan.plan import make_plan
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
     wanted = load(Recipe, recipe, overrides or []).value
     check_models(wanted)
@@ -47,8 +47,8 @@ def _gpu_memory() -> float | None:
 
 
 def _print(plan: "Plan") -> None:
-    from whet.files import in_words
-    from whet.processes.sandbox import UNPROTECTED
+    from whet.base.files import in_words
+    from whet.sandbox.sandbox import UNPROTECTED
     from whet.show.metric_catalog import show
 
     for role, size in plan.models.items():

@@ -9,7 +9,7 @@ import typer
 from whet.cli.words import Overrides
 
 if TYPE_CHECKING:
-    from whet.environments.base import Address
+    from whet.tasks.base import Address
 
 
 def serve(
@@ -30,8 +30,8 @@ def serve(
     from whet.cli.evaluate import run_of, with_model_of
     from whet.config import load
     from whet.processes.compute import run_computing
-    from whet.recipe import Recipe
-    from whet.serve import serve as served
+    from whet.run.recipe import Recipe
+    from whet.run.serve import serve as served
 
     run = run_of(target)
     samples = run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm)

@@ -8,7 +8,7 @@ import typer
 from whet.cli.words import AsJson, Overrides, RecipeArgument
 
 if TYPE_CHECKING:
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
 PRECISIONS = ("learner.precision", "generator.dtype")
 
@@ -25,7 +25,7 @@ def show(
     from whet.config import load
     from whet.config.explain import annotated_yaml
     from whet.config.explain import explain as explained
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
     loaded = load(Recipe, recipe, overrides or [])
     if explain is not None:
@@ -54,6 +54,6 @@ def _notes(recipe: "Recipe") -> dict[str, str]:
 
 def _print_choice(recipe: "Recipe") -> None:
     """Measure."""
-    from whet.machine import decide
+    from whet.run.machine import decide
 
     print(f"  here     {decide(recipe, starts=False)[1]}")

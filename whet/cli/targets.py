@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
 
 
 def recipe_of(target: str, changes: list[str]) -> "Recipe":
     """Return the recipe, or the quickstart's with the task set, of which ``changes`` are the settings then."""
     from whet.config import load
-    from whet.environments.registry import TASK_SETS
-    from whet.recipe import Recipe
+    from whet.run.recipe import Recipe
+    from whet.tasks.registry import TASK_SETS
 
     if target in TASK_SETS or ":" in target:
         return load(Recipe, "quickstart", [f"data={target}", *(f"data.{one}" for one in changes)]).value

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from whet.cli.words import Overrides, RecipeArgument, RunArgument, run_folder
-from whet.stop_signals import StopRequest
+from whet.run.signals import StopRequest
 
 
 def train(
@@ -21,8 +21,8 @@ def train(
     from whet.api import finished
     from whet.config import load
     from whet.models.config import check_models
-    from whet.recipe import Recipe
-    from whet.run_folder import check_free, new_folder
+    from whet.run.folder import check_free, new_folder
+    from whet.run.recipe import Recipe
 
     loaded = load(Recipe, recipe, overrides or [])
     check_models(loaded.value)
@@ -31,7 +31,7 @@ def train(
     context.obj.run = folder or new_folder(name=loaded.path.stem)
 
     def begin(stop: StopRequest) -> Path:
-        from whet import run  # takes seconds
+        from whet.run import run  # takes seconds
 
         return run.start(loaded.value, context.obj.run, stop)
 
@@ -46,7 +46,7 @@ def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None
     context.obj.run = run_folder(run)
 
     def begin(stop: StopRequest) -> Path:
-        from whet import run as runs  # takes seconds
+        from whet.run import run as runs  # takes seconds
 
         return runs.resume(context.obj.run, overrides or [], stop)
 

@@ -9,7 +9,7 @@ import typer
 from whet.cli.words import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
-    from whet.environments.validate import Graded
+    from whet.tasks.validate import Graded
 
 
 def validate(
@@ -24,9 +24,9 @@ def validate(
 ) -> None:
     """Grade answers whose reward is known. Exit code 1 if any is graded wrongly."""
     from whet.cli.targets import recipe_of
-    from whet.environments.validate import validate as grade
-    from whet.environments.validate import wrong
     from whet.processes.compute import run_computing
+    from whet.tasks.validate import validate as grade
+    from whet.tasks.validate import wrong
 
     settings = recipe_of(target, overrides or [])
     graded = run_computing(grade(settings.taskset, settings.validation.samples if samples is None else samples))
@@ -43,7 +43,7 @@ def _print(graded: "list[Graded]", found: "list[Graded]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from whet.visible import visible
+    from whet.base.escaping import visible
 
     table = Table("answers", "graded", "as expected")
     counts, right = Counter(one.kind for one in graded), Counter(one.kind for one in graded if one.right)

@@ -35,9 +35,9 @@ def print_json(value: Any) -> None:
 
 def run_folder(run: Path) -> Path:
     """Return the folder if it holds a run. Raises ConfigError naming the nearest run otherwise."""
+    from whet.base.errors import ConfigError
     from whet.config.loading import runs_in
     from whet.config.nearest import did_you_mean
-    from whet.errors import ConfigError
 
     if (run / "recipe.yaml").is_file():
         return run

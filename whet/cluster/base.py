@@ -8,8 +8,8 @@ it has one, is called at the end. One contract suite, tests/contracts/cluster_co
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from whet.base.errors import WhetError
 from whet.config import Config
-from whet.errors import WhetError
 
 
 @dataclass(slots=True, frozen=True)

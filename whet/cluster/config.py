@@ -6,10 +6,10 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.base.errors import WhetError
 from whet.cluster.base import Cluster, Service
 from whet.config import Config
 from whet.config.nearest import did_you_mean
-from whet.errors import WhetError
 
 WORKERS = ("LearnerWorker", "HostedEngine")
 """The classes of what a run launches on a cluster."""

@@ -14,8 +14,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol
 
+from whet.base.errors import DeadlineError, WhetError, WorkerError, WorkerStuckError
 from whet.cluster.base import Placement
-from whet.errors import DeadlineError, WhetError, WorkerError, WorkerStuckError
 from whet.processes.threads import JobThread
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from whet.errors import DeadlineError
+from whet.base.errors import DeadlineError
 
 
 class Tenant(Protocol):

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from whet.base.lazy import Tensor, torch
 from whet.config.component import component_path, import_path
-from whet.lazy import Tensor, torch
 
 _ALIGNED = 64  # bytes; each part begins at a multiple of it
 

@@ -6,13 +6,13 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+from whet.base.errors import WhetError, WorkerError
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup
 from whet.cluster.host import Host, Reply
 from whet.cluster.message import packed
 from whet.cluster.rendezvous import LOOPBACK, PrivateFile, Reservation, rank_infos
 from whet.config import Config
-from whet.errors import WhetError, WorkerError
 from whet.processes.child import Child, ChildDied, Message
 from whet.processes.cores import cores, divided_cores, part
 

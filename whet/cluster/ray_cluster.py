@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from whet.base.errors import DeadlineError, WhetError, WorkerError
 from whet.cluster.base import Placement, RankInfo, WorkerGroup
 from whet.cluster.group import Call, LinkedGroup, RemoteTraceback
 from whet.cluster.host import Reply
@@ -22,7 +23,6 @@ from whet.cluster.ray_actor import Location, RayHost
 from whet.cluster.ray_connection import connect, leave
 from whet.cluster.rendezvous import rank_infos
 from whet.config import Config
-from whet.errors import DeadlineError, WhetError, WorkerError
 from whet.processes.cores import part
 
 if TYPE_CHECKING:

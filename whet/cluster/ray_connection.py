@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.processes.environment import environment
 
 _users = 0  # of the connection, which is the process's

@@ -9,12 +9,12 @@ import logging
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
+from whet.base.errors import DeadlineError, WhetError, WorkerError
 from whet.cluster.base import Placement
 from whet.cluster.ray_actor import RayAsyncHost
 from whet.cluster.ray_cluster import ActorGroup, Room, plain_errors
 from whet.cluster.ray_connection import connect, leave
 from whet.config import Config
-from whet.errors import DeadlineError, WhetError, WorkerError
 
 if TYPE_CHECKING:
     from whet.cluster.config import RayClusterConfig

@@ -3,7 +3,7 @@
 A mapping such as ``{type: gsm8k, limit: 10}`` or a bare name comes in; an instance of the named ``Config`` comes out.
 Only the chosen class is imported. Knows no YAML and no files.
 
-    data: Annotated[TaskSet, Component({"gsm8k": "whet.environments.gsm8k:GSM8K"})]
+    data: Annotated[TaskSet, Component({"gsm8k": "whet.tasks.math.gsm8k:GSM8K"})]
 """
 
 import importlib
@@ -22,6 +22,7 @@ from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationIn
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from whet.config.base import Config
+from whet.config.moved import MOVED
 from whet.config.nearest import did_you_mean
 from whet.processes.user_code import own_frames
 
@@ -159,6 +160,8 @@ def import_path(path: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and module_name in MOVED:
+            raise ComponentError(f"{path} has moved: write {MOVED[module_name]}:{attribute}") from error
         raise ComponentError(_failure(module_name, error)) from error
     return _found(f"{module_name} ({getattr(module, '__file__', None)})", module, attribute)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,11 @@
 
 import codecs
 import json
-import math
 from pathlib import Path
 from typing import Any
 
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.base.strict_json import STRICT, TABLES
 
 Placed = tuple[str, dict[str, Any]]  # ("train.jsonl:17", an object)
 
@@ -39,7 +39,7 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
 
 def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, Any]:
     try:
-        value = (_TABLES if nan_is_null else STRICT).decode(line.decode())
+        value = (TABLES if nan_is_null else STRICT).decode(line.decode())
     except UnicodeDecodeError as problem:
         raise DataError(f"{where}: not UTF-8: {problem.reason} at byte {problem.start + 1} of the line") from None
     except json.JSONDecodeError as problem:
@@ -49,27 +49,3 @@ def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{where}: a row must be a JSON object, not {type(value).__name__}")
     return value
-
-
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is there twice")
-        found[key] = value
-    return found
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is not a finite number; write null, or leave the field out")
-    return number
-
-
-def _null(text: str) -> float | None:
-    return None if text == "NaN" else _finite(text)
-
-
-STRICT = json.JSONDecoder(object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_finite)
-"""Refuses keys that are there twice and numbers that are not finite."""
-_TABLES = json.JSONDecoder(object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_null)

@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
-from whet.errors import ConfigError
-from whet.seeds import derive_seed
+from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
 
 
 class TaskOrder:

@@ -5,5 +5,5 @@ ROWS = {
     "preference": "whet.data.rows:PreferenceRows",
     "labelled": "whet.data.rows:LabelledRows",
     "scored": "whet.data.rows:ScoredRows",
-    "traces": "whet.environments.traces:Traces",
+    "traces": "whet.tasks.traces:Traces",
 }

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 
+from whet.base.errors import DataError
 from whet.data.jsonl import read_jsonl
-from whet.errors import DataError
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
 
@@ -48,7 +48,7 @@ class Row(BaseModel):
     ...     question: Text
     >>> Question.of("train.jsonl:3", {"question": " "})
     Traceback (most recent call last):
-    whet.errors.DataError: train.jsonl:3: field 'question' must be a text that is not empty, not " "
+    whet.base.errors.DataError: train.jsonl:3: field 'question' must be a text that is not empty, not " "
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)

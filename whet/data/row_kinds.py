@@ -8,10 +8,10 @@ from typing import Annotated, Any, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from whet.base.strict_json import STRICT
+from whet.core.types import Message
 from whet.data.content import text_of
-from whet.data.jsonl import STRICT
 from whet.data.row import Row, missing, unicode
-from whet.types import Message
 
 
 def _message(value: dict[str, Any]) -> dict[str, Any]:

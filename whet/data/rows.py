@@ -12,15 +12,15 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.base.errors import DataError
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.data.base import Data
-from whet.data.renderer import Renderer
 from whet.data.row import read_rows
 from whet.data.row_kinds import Answer, Conversation, Example, Labelled, Preference, Scored
 from whet.data.source import MappedRows
 from whet.data.split import Tally, hold_out
-from whet.errors import DataError
-from whet.seeds import derive_seed
-from whet.types import Episode, Group, Message, Span, Task, Trajectory
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from whet.base.errors import ConfigError, DataError
+from whet.core.types import Group
 from whet.data.order import TaskOrder
-from whet.errors import ConfigError, DataError
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
-from whet.types import Group
 
 T = TypeVar("T")
 

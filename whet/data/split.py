@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from whet.errors import DataError
+from whet.base.errors import DataError
 
 log = logging.getLogger(__name__)
 

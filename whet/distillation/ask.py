@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from whet.batch import Batch
+from whet.base.errors import DataError
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group
 from whet.distillation.mixture import mixture, span_shares, top_of_mixture
 from whet.distillation.retokenize import Retokenized, retokenize
 from whet.distillation.teacher import Teacher
 from whet.distillation.vocabulary import renderer_of, same_tokens, tokenizer_of
-from whet.errors import DataError
 from whet.learner.base import Scorer, Top
-from whet.types import Episode, Group
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.data.renderer import Renderer
-from whet.errors import DataError
-from whet.types import Span, Trajectory
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.types import Span, Trajectory
 
 _OPENED = re.compile(r"<think>\s*(</think>\s*)?$")
 Decode = Callable[[Sequence[int]], str]

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from whet.data.renderer import Renderer
+from whet.chat.renderer import Renderer
 from whet.models.config import ModelConfig
 from whet.models.loading import load_tokenizer
 

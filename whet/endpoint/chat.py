@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator
 
+from whet.core.types import Message
 from whet.endpoint.request import (
     Answer,
     Arguments,
@@ -21,7 +22,6 @@ from whet.endpoint.request import (
     pieces,
     strict_of,
 )
-from whet.types import Message
 
 
 class CalledFunction(BaseModel):

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
-from whet.data.renderer import Renderer
+from whet.base.errors import ConfigError, DataError
+from whet.chat.renderer import Renderer
 from whet.endpoint.request import Answer, ApiError, Question
-from whet.errors import ConfigError, DataError
 from whet.rollouts.session import USED_UP, LimitReached, PromptTooLong, Recording, Reply, Session
 
 log = logging.getLogger(__name__)

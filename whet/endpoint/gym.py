@@ -21,18 +21,18 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from whet.data.calls import checked_arguments, why
-from whet.data.jsonl import STRICT
+from whet.base.errors import ConfigError
+from whet.base.strict_json import STRICT
+from whet.chat.calls import checked_arguments, why
+from whet.core.types import Task
 from whet.endpoint.body import read_body
 from whet.endpoint.connections import Connections, Server
 from whet.endpoint.request import ApiError
-from whet.environments.base import Step, TaskSet, checked_score
-from whet.environments.hosted import HostedEnvironments
-from whet.errors import ConfigError
-from whet.gym.items import final_text
-from whet.gym.rows import TASK
 from whet.processes.loop_thread import described
-from whet.types import Task
+from whet.tasks.base import Step, TaskSet, checked_score
+from whet.tasks.gym.items import final_text
+from whet.tasks.gym.rows import TASK
+from whet.tasks.hosted import HostedEnvironments
 
 log = logging.getLogger(__name__)
 

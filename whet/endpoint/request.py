@@ -23,9 +23,9 @@ from pydantic import (
     model_validator,
 )
 
-from whet.data.calls import checked_arguments
+from whet.chat.calls import checked_arguments
+from whet.core.types import Message, ToolCall
 from whet.data.content import text_of
-from whet.types import Message, ToolCall
 
 R = TypeVar("R", bound=BaseModel)
 

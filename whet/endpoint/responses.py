@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag
 
+from whet.core.types import Message
 from whet.endpoint.request import (
     Answer,
     Arguments,
@@ -22,7 +23,6 @@ from whet.endpoint.request import (
     pieces,
     strict_of,
 )
-from whet.types import Message
 
 
 class MessageItem(BaseModel):

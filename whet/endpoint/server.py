@@ -26,16 +26,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from whet.data.renderer import Renderer
+from whet.base.errors import ConfigError, DataError, WhetError
+from whet.chat.renderer import Renderer
+from whet.core.types import Message
 from whet.endpoint.body import read_body
 from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
 from whet.endpoint.connections import Connections, Server
 from whet.endpoint.conversations import Answers
 from whet.endpoint.request import ApiError, Request, read
 from whet.endpoint.responses import ResponsesRequest
-from whet.environments.base import Address
-from whet.errors import ConfigError, DataError, WhetError
-from whet.types import Message
+from whet.tasks.base import Address
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from whet.errors import DataError
+from whet.base.errors import DataError
 
 
 def fetch_rows(path: str) -> list[tuple[str, dict[str, Any]]]:

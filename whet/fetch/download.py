@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from urllib.request import urlopen
 
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.base.files import replacing
 from whet.fetch.smollm2 import cache_folder
-from whet.files import replacing
 
 _CHUNK = 1 << 20
 _SILENCE = 30.0  # seconds without a byte

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.fetch import smollm2
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ import random
 
 import httpx
 
-from whet.seeds import derive_seed
+from whet.base.seeds import derive_seed
 
 
 async def bounded(response: httpx.Response, most: int) -> bytes:

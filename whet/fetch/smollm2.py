@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.errors import DeadlineError, WhetError
-from whet.files import replacing, save_tensors
-from whet.progress import PROGRESS
+from whet.base.errors import DeadlineError, WhetError
+from whet.base.files import replacing, save_tensors
+from whet.base.progress import PROGRESS
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.learner.model import LearnerModel
 from whet.metrics import Metrics
-from whet.models.experts import experts_of
+from whet.models.moe.experts import experts_of
 from whet.parallel.mesh import Ranks
 
 BIAS = "e_score_correction_bias"

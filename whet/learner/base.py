@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from whet.batch import Batch
 from whet.cluster.lease import Tenant
+from whet.core.batch import Batch
 from whet.learner.config import Head, Precision
 from whet.losses.base import Loss
 from whet.metrics import Metrics

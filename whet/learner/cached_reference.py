@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.batch import Batch
-from whet.errors import WhetError
-from whet.files import load_tensors, save_tensors
+from whet.base.errors import WhetError
+from whet.base.files import load_tensors, save_tensors
+from whet.core.batch import Batch
 from whet.learner.base import Learner, LearnerFacts, Top
 from whet.processes.compute import compute
 

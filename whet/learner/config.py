@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from whet.batch import Output
 from whet.config import Config
+from whet.core.batch import Output
 from whet.models.config import AttentionName, DeviceName
 from whet.parallel.config import ParallelConfig
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.batch import Batch
-from whet.errors import WhetError
-from whet.files import load_tensors, replacing, save_tensors, write_atomically
-from whet.packing import MicroBatch
-from whet.types import Distribution
+from whet.base.errors import WhetError
+from whet.base.files import load_tensors, replacing, save_tensors, write_atomically
+from whet.core.batch import Batch
+from whet.core.packing import MicroBatch
+from whet.core.types import Distribution
 
 _FACTS = "dump.json"
 

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from whet.errors import ConfigError
-from whet.models.forest_attention import decoder_of
+from whet.base.errors import ConfigError
+from whet.models.attention.forest import decoder_of
 from whet.models.stages import layers_of
 
 _ROUTERS = ("gate", "router")  # of experts: few numbers, which decide much

@@ -11,16 +11,16 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from whet.batch import Batch, ModelOutput
+from whet.base.errors import DeadlineError, WhetError
 from whet.cluster.base import Cluster, Placement, WorkerGroup
 from whet.cluster.local import LocalCluster
-from whet.errors import DeadlineError, WhetError
+from whet.core.batch import Batch, ModelOutput
+from whet.core.packing import MicroBatch, idle_micro_batches, pack
 from whet.learner.base import LearnerFacts, Top, Update
 from whet.learner.worker import LearnerWorker, RankUpdate, WorkerConfig
 from whet.losses.base import Loss
 from whet.losses.weighted import WeightedLoss, at_trained
 from whet.metrics import Metrics
-from whet.packing import MicroBatch, idle_micro_batches, pack
 from whet.processes.compute import compute
 from whet.weights.source import Bucket, Handshake, WeightRequest
 

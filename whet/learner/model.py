@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.batch import Batch, ModelOutput, Output
+from whet.core.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
 from whet.learner.float8 import use_float8
 from whet.learner.precision import autocast, keep_in_bfloat16, narrow_stream, weight_dtype
-from whet.models.attention_choice import choose_attention
+from whet.models.attention.choice import choose_attention
+from whet.models.attention.forest import forest_hidden, unwrapped
 from whet.models.compiled import compile_layers
 from whet.models.config import AttentionKernel, AttentionName, ModelConfig
 from whet.models.device import placed
-from whet.models.forest_attention import forest_hidden, unwrapped
 from whet.models.head import head_of
 from whet.models.loading import load_model
 from whet.models.shards import WHOLE, Shards

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.learner.config import OptimizerConfig
 from whet.parallel.parameters import local
 

@@ -7,14 +7,14 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from whet.batch import Batch, ModelOutput, Output
+from whet.base.progress import PROGRESS
+from whet.core.batch import Batch, ModelOutput, Output
+from whet.core.packing import idle
 from whet.learner.base import Top
 from whet.learner.model import LearnerModel
 from whet.models.stages import StageInput
-from whet.packing import idle
 from whet.parallel.fsdp import set_last_backward
 from whet.processes.compute import COMPUTE
-from whet.progress import PROGRESS
 
 
 def forward(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.learner.config import MatmulPrecision, Precision
-from whet.models.forest_attention import decoder_of
+from whet.models.attention.forest import decoder_of
 from whet.models.rounding import rounded_modules
 
 _GAIN = 1.1  # how much faster "medium" must be to be chosen over "highest"

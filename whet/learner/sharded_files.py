@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.parallel.mesh import Ranks
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.packing import MicroBatch
 from whet.learner.dump import write_dump
 from whet.learner.state import Progress
 from whet.losses.base import Loss
-from whet.packing import MicroBatch
 from whet.parallel.mesh import Ranks, together
 
 

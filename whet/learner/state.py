@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from whet.errors import DeadlineError, WhetError
-from whet.files import save_tensors, write_atomically
+from whet.base.errors import DeadlineError, WhetError
+from whet.base.files import save_tensors, write_atomically
 from whet.learner.balance import BIAS
 from whet.learner.config import LearnerConfig
 from whet.learner.model import LearnerModel

@@ -17,17 +17,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from whet.batch import Batch, ModelOutput, Output
+from whet.base.errors import WhetError
+from whet.base.seeds import derive_seed
 from whet.cluster.base import RankInfo
 from whet.cluster.rendezvous import LOOPBACK
 from whet.config import Config
-from whet.errors import WhetError
+from whet.core.batch import Batch, ModelOutput, Output
+from whet.core.packing import MicroBatch
 from whet.learner.balance import Balance
 from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import OUTPUTS, Head, LearnerConfig, OptimizerConfig
 from whet.learner.dump import read_dump
 from whet.learner.model import LearnerModel, build_model
-from whet.learner.named_weights import requested_weights
 from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, move_moments, scale_gradients, set_rate
 from whet.learner.passes import forward, forward_backward
 from whet.learner.precision import choose_matmul_precision
@@ -35,19 +36,18 @@ from whet.learner.skipping import SkippedStep, first_not_finite
 from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
 from whet.metrics import Metrics
+from whet.models.attention.forest import supports_forest
+from whet.models.attention.states import forks
 from whet.models.config import ModelConfig
 from whet.models.device import be_deterministic, choose_device
-from whet.models.forest_attention import supports_forest
 from whet.models.loading import load_model_config
+from whet.models.moe.routing import follow_routes
 from whet.models.precision import choose_precision
-from whet.models.routing import follow_routes
-from whet.models.state_forest import forks
-from whet.packing import MicroBatch
 from whet.parallel.config import ParallelConfig
 from whet.parallel.fsdp import reshard
 from whet.parallel.mesh import Ranks, join
 from whet.parallel.parameters import squared_norm
-from whet.seeds import derive_seed
+from whet.weights.named_weights import requested_weights
 from whet.weights.sender import Sender
 from whet.weights.shared_memory import settle
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
-from whet.batch import Batch, ModelOutput, Output
-from whet.lazy import Tensor
+from whet.base.lazy import Tensor
+from whet.core.batch import Batch, ModelOutput, Output
 from whet.metrics import Metrics
 
 Unit = Literal["token", "sequence", "group"]

@@ -11,9 +11,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput, Output
+from whet.base.lazy import Tensor, torch
 from whet.config import Component, Config
-from whet.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput, Output
 from whet.losses.base import Unit
 from whet.losses.kl import KL
 from whet.losses.off_policy import Correction, mismatch

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput
+from whet.base.lazy import Tensor, torch
 from whet.config import Component
-from whet.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.divergences import Divergence, Forward, kl
 from whet.losses.registry import DIVERGENCES
 from whet.losses.weighted import WeightedLoss, at_trained, log1mexp, token_metrics

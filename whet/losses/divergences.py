@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 
 from pydantic import Field
 
+from whet.base.lazy import Tensor, torch
 from whet.config import Config
-from whet.lazy import Tensor, torch
 
 
 class Divergence(Config, ABC):

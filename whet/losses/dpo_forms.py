@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from whet.base.lazy import Tensor, torch
 from whet.config import Config
-from whet.lazy import Tensor, torch
 
 
 class Form(Config, ABC):

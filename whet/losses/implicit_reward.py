@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput
-from whet.errors import DataError
-from whet.lazy import Tensor, torch
+from whet.base.errors import DataError
+from whet.base.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
 from whet.losses.weighted import WeightedLoss, weighted_means
 from whet.metrics import Metrics

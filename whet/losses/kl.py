@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput
-from whet.lazy import Tensor
+from whet.base.lazy import Tensor
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics
 from whet.metrics import Metrics
 

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from pydantic import Field
 
-from whet.batch import Batch
+from whet.base.lazy import Tensor
 from whet.config import Config
-from whet.lazy import Tensor
+from whet.core.batch import Batch
 from whet.losses.base import Unit
 from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, token_metrics
 from whet.metrics import Metrics

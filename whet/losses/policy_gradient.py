@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput
-from whet.lazy import Tensor, torch
+from whet.base.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
 from whet.losses.kl import kl_metrics
 from whet.losses.weighted import (

@@ -11,10 +11,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput
+from whet.base.errors import DataError
+from whet.base.lazy import Tensor, torch
 from whet.config import Component
-from whet.errors import DataError
-from whet.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.base import Unit
 from whet.losses.dpo_forms import Form, Sigmoid
 from whet.losses.registry import FORMS

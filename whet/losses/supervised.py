@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from whet.batch import Batch, ModelOutput
-from whet.lazy import Tensor
+from whet.base.lazy import Tensor
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 

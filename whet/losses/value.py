@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from whet.batch import Batch, ModelOutput
-from whet.lazy import Tensor, torch
+from whet.base.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput
 from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
 from whet.metrics import Metrics
 

@@ -10,9 +10,9 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from whet.batch import Batch, ModelOutput, Output
+from whet.base.lazy import Tensor, torch
 from whet.config import Config
-from whet.lazy import Tensor, torch
+from whet.core.batch import Batch, ModelOutput, Output
 from whet.losses.base import Unit
 from whet.metrics import Metrics
 

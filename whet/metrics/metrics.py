@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, Self
 
-from whet.lazy import Tensor, torch
+from whet.base.lazy import Tensor, torch
 
 Kind = Literal["mean", "sum", "min", "max"]
 

@@ -12,9 +12,9 @@ from typing import Any, Self
 
 from pydantic_core import to_jsonable_python
 
-from whet.errors import DataError
-from whet.files import sync_folder, write_atomically
-from whet.types import Message, Status
+from whet.base.errors import DataError
+from whet.base.files import sync_folder, write_atomically
+from whet.core.types import Message, Status
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from statistics import NormalDist, fmean
 
 import numpy as np
 
-from whet.seeds import derive_seed
+from whet.base.seeds import derive_seed
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -9,9 +9,9 @@ import shutil
 import torch
 from torch import nn
 
-from whet.errors import ConfigError
-from whet.models.experts import experts_of
-from whet.models.forest_attention import decoder_of
+from whet.base.errors import ConfigError
+from whet.models.attention.forest import decoder_of
+from whet.models.moe.experts import experts_of
 from whet.models.stages import layers_of
 
 

@@ -5,7 +5,7 @@ import os
 import torch
 from torch import Tensor
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.models.config import DeviceName
 
 

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from whet.types import Distribution
+from whet.core.types import Distribution
 
 
 def truncates(distribution: Distribution) -> bool:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from whet.batch import Batch
-from whet.errors import WhetError
-from whet.models.forest_attention import decoder_of, forest_hidden, supports_forest, use_forest_attention
-from whet.models.state_forest import forks
-from whet.types import Episode, Group, Span, Task, Trajectory
+from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group, Span, Task, Trajectory
+from whet.models.attention.forest import decoder_of, forest_hidden, supports_forest, use_forest_attention
+from whet.models.attention.states import forks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

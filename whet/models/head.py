@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.types import Distribution
+from whet.models.attention.forest import NAME, ForestLayout, unwrapped
 from whet.models.distribution import least_logit, truncates
-from whet.models.forest_attention import NAME, ForestLayout, unwrapped
 from whet.models.shards import WHOLE, Vocabulary
 from whet.models.tiled_logprobs import HeadSettings, TokenLogprobs, tiles_on
-from whet.types import Distribution
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

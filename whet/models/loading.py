@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.base.seeds import derive_seed
 from whet.fetch.model import fetch_model
 from whet.models.config import LoraSettings, ModelConfig
-from whet.seeds import derive_seed
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -73,9 +73,9 @@ def load_model(
     reference. ``seed`` determines fresh adapters. ``empty`` gives the same on the device ``meta``, without weights.
     Raises ``WhetError`` where weights or architecture don't serve.
     """
-    from whet.models.experts import use_grouped_experts
     from whet.models.families import select_attention
     from whet.models.head import check_head
+    from whet.models.moe.experts import use_grouped_experts
 
     model = _empty(config, dtype) if empty else _with_weights(config, dtype)
     use_grouped_experts(model)
@@ -139,7 +139,7 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     targets = lora_targets(model, lora)
     if lora.experts:
-        from whet.models.expert_lora import expert_parameters
+        from whet.models.moe.expert_lora import expert_parameters
 
         settings["target_parameters"] = expert_parameters(model)
         if not settings["target_parameters"]:
@@ -148,7 +148,7 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
         torch.manual_seed(derive_seed("lora", seed))
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
     if lora.experts:
-        from whet.models.expert_lora import take_over
+        from whet.models.moe.expert_lora import take_over
 
         take_over(adapted)
     return adapted
@@ -158,7 +158,7 @@ def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str
     """Return the layers that PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose
     names PEFT doesn't take for those of routed experts, which are adapted as parameters (``lora.experts``). Raises
     ``WhetError`` where such a layer is asked for."""
-    from whet.models.experts import experts_of
+    from whet.models.moe.experts import experts_of
 
     if not any(True for _ in experts_of(model)):
         return lora.target_modules

@@ -1,5 +1,5 @@
 """A reward model: conversations come in, scores go out. Runs in a process of its own, which
-``whet.environments.reward_model_process`` starts without torch. Answers to one prompt are one forest, so that the
+``whet.tasks.preference.reward_model_process`` starts without torch. Answers to one prompt are one forest, so that the
 prompt is computed once. Knows no reward.
 """
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from whet.batch import Batch
-from whet.data.control_tokens import ControlTokens
-from whet.environments.reward_model_process import CutScore
-from whet.errors import DataError, WhetError
+from whet.base.errors import DataError, WhetError
+from whet.chat.control_tokens import ControlTokens
+from whet.core.batch import Batch
+from whet.core.types import Episode, Group, Span, Task, Trajectory
+from whet.models.attention.forest import forest_hidden, supports_forest, use_forest_attention
 from whet.models.config import ModelConfig
-from whet.models.forest_attention import forest_hidden, supports_forest, use_forest_attention
 from whet.models.loading import resolve
-from whet.types import Episode, Group, Span, Task, Trajectory
+from whet.tasks.preference.reward_model_process import CutScore
 
 
 class RewardModel:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from whet.models.experts import experts_of
+from whet.models.moe.experts import experts_of
 
 
 def rounded_modules(model: nn.Module) -> Iterator[nn.Module]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 
 
 @dataclass(slots=True, frozen=True)

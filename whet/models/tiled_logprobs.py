@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.core.types import Distribution
 from whet.models.distribution import least_logit, truncates
 from whet.models.shards import WHOLE, Vocabulary
-from whet.types import Distribution
 
 
 @dataclass(slots=True, frozen=True)

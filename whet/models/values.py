@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from whet.seeds import derive_seed
+from whet.base.seeds import derive_seed
 
 
 class ValueHead(nn.Module):

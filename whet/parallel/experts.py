@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from whet.errors import WhetError
-from whet.models.experts import ADAPTERS, Compute, experts_of
-from whet.models.forest_attention import decoder_of
+from whet.base.errors import WhetError
+from whet.models.attention.forest import decoder_of
+from whet.models.moe.experts import ADAPTERS, Compute, experts_of
 from whet.parallel.config import ParallelConfig
 from whet.parallel.mesh import Ranks
 

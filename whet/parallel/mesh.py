@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from whet.base.errors import WhetError
 from whet.cluster.base import RankInfo
-from whet.errors import WhetError
 from whet.parallel.config import ParallelConfig
 
 T = TypeVar("T")

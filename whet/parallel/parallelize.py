@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from whet.errors import WhetError
-from whet.models.forest_attention import NAME, decoder_of, unwrapped
+from whet.base.errors import WhetError
+from whet.models.attention.forest import NAME, decoder_of, unwrapped
 from whet.models.shards import Shards, Tokens, Vocabulary
 from whet.models.stages import Placeholder, check_stages, drop_other_layers, layers_of, stages_of
 from whet.parallel.context import SpreadTokens, TokensOfMultiple

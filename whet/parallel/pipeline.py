@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from whet.errors import WhetError
-from whet.models.forest_attention import decoder_of, unwrapped
+from whet.base.errors import WhetError
+from whet.models.attention.forest import decoder_of, unwrapped
 from whet.models.shards import Tokens
 from whet.models.stages import Stage, StageInput, stages_of
 from whet.parallel.mesh import Ranks

@@ -21,8 +21,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import Placement
 
-from whet.errors import WhetError
-from whet.models.forest_attention import NAME, decoder_of, unwrapped
+from whet.base.errors import WhetError
+from whet.models.attention.forest import NAME, decoder_of, unwrapped
 from whet.parallel.experts import routed
 
 _KNOWN = {"colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"}

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from typing import Any
 
-from whet.errors import DeadlineError, WorkerError
+from whet.base.errors import DeadlineError, WorkerError
 
 log = logging.getLogger(__name__)
 

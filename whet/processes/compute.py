@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
-from whet.errors import DeadlineError, WhetError
+from whet.base.errors import DeadlineError, WhetError
 from whet.processes.loop_thread import described
 from whet.processes.malloc import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors, watched

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # of a container, as cgroup v2 writes it: "QUOTA PERIOD" or "max PERIOD"
 

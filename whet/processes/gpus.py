@@ -4,7 +4,7 @@ Slurm shows none can ask, too."""
 import os
 from collections.abc import Sequence
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 
 
 def visible(names: Sequence[str], key: str) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TypeVar, TypeVarTuple
 
-from whet.closing import left_behind
-from whet.errors import WhetError
+from whet.base.closing import left_behind
+from whet.base.errors import WhetError
 from whet.processes.user_code import own_frames
 
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from typing import Any
 
 from pydantic import Field
 
+from whet.base.errors import CallError, DeadlineError, WhetError
 from whet.config import Config
-from whet.errors import CallError, DeadlineError, WhetError
 from whet.processes.child import Child, ChildDied, thread_settings
 
 Function = Callable[..., Any] | str

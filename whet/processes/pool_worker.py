@@ -9,7 +9,7 @@ import time
 import traceback
 from typing import Any
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.processes.child import Answer, resolve
 
 OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from whet.base.errors import DataError
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.store import CheckpointStore
-from whet.errors import DataError
+from whet.core.types import Status
 from whet.metrics.rollout_file import read_rollouts, rollout_steps
 from whet.rollouts.ledger import MARKS, UNDER_WAY, UNKNOWN, Entry, expanded, read_ledger
-from whet.types import Status
 
 
 @dataclass(slots=True)

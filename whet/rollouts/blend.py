@@ -7,20 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator
 
-from whet.closing import Closing
+from whet.base.closing import Closing
+from whet.base.errors import ConfigError, DataError
+from whet.base.seeds import derive_seed
 from whet.config import Component, Config
-from whet.environments.base import Environment, Environments, Program, TaskSet, called
-from whet.environments.cases import Answer, Case
-from whet.environments.registry import TASK_SETS
-from whet.errors import ConfigError, DataError
+from whet.core.types import Group, Task
 from whet.metrics import Metrics
 from whet.rollouts.by_environment import ByEnvironment
 from whet.rollouts.curriculum import CURRICULA, Curriculum, Draws, InTurn
 from whet.rollouts.filters import FILTERS, Filter
 from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Limits
-from whet.seeds import derive_seed
-from whet.types import Group, Task
+from whet.tasks.base import Environment, Environments, Program, TaskSet, called
+from whet.tasks.cases import Answer, Case
+from whet.tasks.registry import TASK_SETS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
 

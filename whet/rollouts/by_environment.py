@@ -5,9 +5,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from whet.core.types import Group, Status
 from whet.metrics import Metrics
 from whet.rollouts.pass_rate import pass_rate
-from whet.types import Group, Status
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 import statistics
 
+from whet.core.types import Group, Status
 from whet.metrics import Metrics
-from whet.types import Group, Status
 
 
 def count_group(metrics: Metrics, group: Group, mode: str, version: int) -> None:

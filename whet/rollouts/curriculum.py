@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
+from whet.base.errors import ConfigError, DataError
+from whet.base.seeds import derive_seed
 from whet.config import Config
+from whet.core.types import Group, Task
 from whet.data.order import TaskOrder
-from whet.errors import ConfigError, DataError
 from whet.metrics import Metrics
 from whet.rollouts.pass_rate import pass_rate
 from whet.rollouts.sum_tree import SumTree
-from whet.seeds import derive_seed
-from whet.types import Group, Task
 
 CURRICULA = {"pass_rate": "whet.rollouts.curriculum:PassRateCurriculum"}
 

@@ -7,18 +7,18 @@ import random
 import time
 from typing import TYPE_CHECKING
 
-from whet.data.renderer import Renderer
+from whet.base.errors import CallError, DataError, WhetError
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.core.types import Episode, Message, Status, Task
 from whet.endpoint.conversations import Conversations
-from whet.environments.base import Environment, Environments, Program, Step, checked_score
-from whet.errors import CallError, DataError, WhetError
-from whet.generators.base import Generator
+from whet.engines.base import Generator
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
 from whet.rollouts.failures import Failures, is_mistake
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Session
-from whet.seeds import derive_seed
-from whet.types import Episode, Message, Status, Task
+from whet.tasks.base import Environment, Environments, Program, Step, checked_score
 
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint

@@ -7,11 +7,11 @@ the line of the user's code that it came from) is shown once; the rest is counte
 import logging
 from collections import Counter
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
+from whet.core.types import Group, Status
 from whet.processes.user_code import own_frames, own_lines
 from whet.rollouts.config import RolloutConfig
 from whet.tools.toolbox import is_infrastructure
-from whet.types import Group, Status
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pydantic import Field, model_validator
 
 from whet.config import Config
+from whet.core.types import Episode, Group, Status
 from whet.rollouts.pass_rate import pass_rate
-from whet.types import Episode, Group, Status
 
 FILTERS = {
     "dynamic_sampling": "whet.rollouts.filters:DynamicSampling",

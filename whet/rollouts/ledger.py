@@ -12,8 +12,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from whet.errors import DataError, WhetError
-from whet.files import append
+from whet.base.errors import DataError, WhetError
+from whet.base.files import append
 from whet.metrics.sinks.jsonl import read_lines
 
 log = logging.getLogger(__name__)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from whet.data.renderer import Renderer
-from whet.errors import DataError
-from whet.types import Message
+from whet.base.errors import DataError
+from whet.chat.renderer import Renderer
+from whet.core.types import Message
 
 _CHARACTERS = 8  # of a token: more is not tried
 _CLOSE = 16  # the size is found but for a share of this

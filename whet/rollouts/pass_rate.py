@@ -1,6 +1,6 @@
 """How many of a group's answers are right: what filters and curricula mean by the difficulty of a task."""
 
-from whet.types import Group
+from whet.core.types import Group
 
 
 def pass_rate(group: Group, threshold: float) -> float:

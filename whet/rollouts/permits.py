@@ -2,7 +2,7 @@
 new weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
 learner was started more than n versions ago."""
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 
 
 class Permits:

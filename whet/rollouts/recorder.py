@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.batch import Batch
-from whet.data.renderer import Renderer
+from whet.chat.renderer import Renderer
+from whet.core.batch import Batch
+from whet.core.types import Group, Span, Status, Task, Trajectory
 from whet.metrics.rollout_file import RolloutRecord, Turn
-from whet.types import Group, Span, Status, Task, Trajectory
 
 _MOST_FIELDS, _MOST_CHARACTERS = 12, 400  # of a task's data
 _SHORT = reprlib.Repr()

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from whet.errors import DataError
-from whet.files import write_atomically
+from whet.base.errors import DataError
+from whet.base.files import write_atomically
+from whet.core.types import Episode, Group, Task
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
-from whet.types import Episode, Group, Task
 
 _FOLDER = "groups"  # in the run folder
 

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from whet.config import Component, Config
-from whet.types import Episode, Message, Trajectory
+from whet.core.types import Episode, Message, Trajectory
 
 REWARDS = {
     name: f"whet.rollouts.rewards:{kind}"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, StringConstraints, ValidationError, model_validator
 
 from whet.config import Config
-from whet.generators.base import SamplingParams
-from whet.types import Distribution
+from whet.core.types import Distribution
+from whet.engines.base import SamplingParams
 
 
 def _usable(temperature: float) -> float:

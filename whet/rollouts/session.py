@@ -15,17 +15,17 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from whet.data.calls import call_id
-from whet.data.renderer import Renderer
-from whet.errors import DataError
-from whet.generators.base import Completion, Generator, SamplingParams
+from whet.base.errors import DataError
+from whet.base.seeds import derive_seed
+from whet.chat.calls import call_id
+from whet.chat.renderer import Renderer
+from whet.core.expert_ids import complete
+from whet.core.types import Message, Span, Trajectory, Usage
+from whet.engines.base import Completion, Generator, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.thinking import opening, parted, sample_reply
-from whet.routes import complete
-from whet.seeds import derive_seed
-from whet.types import Message, Span, Trajectory, Usage
 
 Schemas = list[dict[str, Any]]  # of tools, as chat templates take them
 USED_UP = "the episode has used up its"

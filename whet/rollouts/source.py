@@ -15,17 +15,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from whet.closing import cancelled
+from whet.base.closing import cancelled
+from whet.base.errors import ConfigError, DataError, DeadlineError, WhetError
+from whet.base.progress import PROGRESS
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.core.types import Episode, Group, Status, Task
 from whet.data.order import TaskOrder
-from whet.data.renderer import Renderer
-from whet.environments.base import checked_score
-from whet.environments.hosted import HostedEnvironments
-from whet.errors import ConfigError, DataError, DeadlineError, WhetError
-from whet.generators.base import Generator
+from whet.engines.base import Generator
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.processes.loop_thread import described
-from whet.progress import PROGRESS
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.counts import count_group
@@ -37,8 +37,8 @@ from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.permits import Permits
 from whet.rollouts.rewards import Reward, Score, compose
 from whet.rollouts.sampling import Sampling
-from whet.seeds import derive_seed
-from whet.types import Episode, Group, Status, Task
+from whet.tasks.base import checked_score
+from whet.tasks.hosted import HostedEnvironments
 
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint

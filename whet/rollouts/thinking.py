@@ -7,12 +7,12 @@ Without templates that think, too: the tags are text. Knows no environment and n
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from whet.data.renderer import Renderer
-from whet.generators.base import Completion, SamplingParams
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.core.expert_ids import written
+from whet.core.types import Message, Span
+from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
-from whet.routes import written
-from whet.seeds import derive_seed
-from whet.types import Message, Span
 
 _OPEN, _CLOSE = "<think>", "</think>"
 _TAIL = 16  # tokens before a reply in which a template may open thoughts

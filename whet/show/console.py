@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from whet.base.escaping import visible
+from whet.base.progress import PROGRESS
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
-from whet.progress import PROGRESS
 from whet.show.facts import Measured
 from whet.show.metric_catalog import CATALOG, ENTRIES, duration, environments, show
-from whet.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

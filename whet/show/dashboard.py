@@ -16,12 +16,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from whet.base.escaping import visible
+from whet.base.progress import PROGRESS, Progress
 from whet.metrics.sinks.base import Kind, Value, numbers
-from whet.progress import PROGRESS, Progress
 from whet.show.curves import Curve, Plot
 from whet.show.facts import RunFacts
 from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, environments, phases, show
-from whet.visible import visible
 
 _CURVES = {*ENTRIES, *(entry.held_out for entry in CATALOG)}
 _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from whet.base.escaping import visible
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
-from whet.processes.sandbox import UNPROTECTED, unprotected
+from whet.sandbox.sandbox import UNPROTECTED, unprotected
 from whet.show.metric_catalog import duration, show
-from whet.visible import visible
 
 Rows = list[tuple[str, str]]
 

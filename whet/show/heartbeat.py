@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from whet import __version__
-from whet.progress import PROGRESS, Progress
-from whet.visible import visible
+from whet.base.escaping import visible
+from whet.base.progress import PROGRESS, Progress
 
 if TYPE_CHECKING:
     from rich.status import Status

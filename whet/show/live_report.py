@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from whet.base.progress import PROGRESS
 from whet.metrics.sinks.jsonl import FILE
-from whet.progress import PROGRESS
 from whet.show.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)

@@ -16,16 +16,16 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from whet.base.errors import DataError
+from whet.base.escaping import visible
+from whet.base.files import write_atomically
 from whet.config import RecipeError, parse_mapping
-from whet.errors import DataError
-from whet.files import write_atomically
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
 from whet.show.charts import Chart, Line, line_chart, stacked_chart
 from whet.show.facts import Measured, RunFacts, Summary
 from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, phases, show
 from whet.show.rollouts import cards, sample_rollouts
-from whet.visible import visible
 
 _ASSETS = Path(__file__).parent / "assets"
 _Lines = Sequence[Mapping[str, Any]]

@@ -10,11 +10,11 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from whet.base.escaping import visible
 from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show.facts import Change, Measured, Outcome, Summary
 from whet.show.metric_catalog import duration, show
-from whet.visible import visible
 
 
 def commands(run_folder: Path) -> dict[str, str]:

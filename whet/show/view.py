@@ -13,12 +13,12 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
-from whet.errors import DataError
+from whet.base.errors import DataError
+from whet.base.escaping import visible
+from whet.core.types import Status
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path, rollout_steps
 from whet.show.facts import rollout_rows
 from whet.show.transcript import task_data, transcript
-from whet.types import Status
-from whet.visible import visible
 
 Sort = Literal["order", "reward", "advantage", "length", "mismatch"]
 Only = Literal["correct", "wrong", "completed", "truncated", "failed"]

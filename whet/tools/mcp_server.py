@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.tools.source import ToolSource
 from whet.tools.tool import Tool, ToolError, bounded
 

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from pydantic import Field
 
+from whet.base.errors import ConfigError
 from whet.config import Config
 from whet.config.component import ComponentError, import_path
-from whet.errors import ConfigError
 from whet.tools.tool import Tool, tools_of
 
 

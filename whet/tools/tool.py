@@ -18,7 +18,7 @@ from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
-from whet.errors import ConfigError
+from whet.base.errors import ConfigError
 from whet.processes.blocking import on_own_thread
 
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # as the OpenAI API has it

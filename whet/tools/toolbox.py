@@ -11,13 +11,13 @@ from typing import Any
 
 from pydantic import Field
 
+from whet.base.errors import ConfigError, WhetError
+from whet.chat.control_tokens import NO_TEXT
 from whet.config import Config
 from whet.config.nearest import did_you_mean
-from whet.data.control_tokens import NO_TEXT
-from whet.errors import ConfigError, WhetError
+from whet.core.types import Message, ToolCall
 from whet.processes.loop_thread import Escape
 from whet.tools.tool import Tool, ToolError, bounded
-from whet.types import Message, ToolCall
 
 COUNTS = ("calls", "errors", "unknown", "timeouts", "refused")
 

@@ -9,7 +9,7 @@ then, either way   all tensors or digests equal ──► log-probs of a few tok
 from typing import Any, Protocol
 
 from whet.cluster.lease import Devices
-from whet.generators.base import Refittable
+from whet.engines.base import Refittable
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.weights.source import NamedTensors

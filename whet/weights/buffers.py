@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from whet.errors import ConfigError, RefitError
+from whet.base.errors import ConfigError, RefitError
 from whet.parallel.mesh import Ranks, device_id
 from whet.weights.manifest import Manifest, fill, largest_bucket, views
 from whet.weights.shared_memory import Handle, machine, open_shared, settle, share

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from whet.base.errors import ConfigError, DeadlineError, RefitError
 from whet.cluster.rendezvous import own_address
-from whet.errors import ConfigError, DeadlineError, RefitError
 from whet.processes.environment import environment
 from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, views
 from whet.weights.shared_memory import settle

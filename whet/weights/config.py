@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from whet.base.errors import ConfigError
 from whet.cluster.config import DevicesConfig
 from whet.config import Config
-from whet.errors import ConfigError
-from whet.generators.config import GeneratorConfig
+from whet.engines.config import GeneratorConfig
 from whet.models.config import LoraSettings
 
 TransportName = Literal["shared_memory", "disk", "collective", "cuda_ipc"]

@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
+from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, ReplicaLostError, WorkerError
+from whet.base.seeds import derive_seed
 from whet.cluster.lease import Devices
-from whet.errors import ConfigError, DeadlineError, GeneratorError, RefitError, ReplicaLostError, WorkerError
-from whet.generators.base import Completion, Engine, Refittable, SamplingParams
-from whet.generators.router import of_each
+from whet.core.types import Distribution
+from whet.engines.base import Completion, Engine, Refittable, SamplingParams
+from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
-from whet.seeds import derive_seed
-from whet.types import Distribution
 from whet.weights.base import OWN_DEVICES
 from whet.weights.config import TransportName, WeightSyncConfig
 from whet.weights.digest import differing

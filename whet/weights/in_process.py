@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
 import torch
 from torch import Tensor
 
+from whet.base.errors import RefitError
 from whet.cluster.lease import Devices
-from whet.errors import RefitError
-from whet.generators.base import OpenModel, Refittable
-from whet.generators.router import of_each
+from whet.engines.base import OpenModel, Refittable
+from whet.engines.router import of_each
 from whet.learner.base import Learner
 from whet.metrics import Metrics
 from whet.processes.compute import compute

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from whet.batch import Batch
-from whet.errors import RefitError
+from whet.base.errors import RefitError
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Episode, Group, Span, Task, Trajectory
 from whet.learner.base import Scorer
 from whet.metrics import Metrics
 from whet.processes.compute import compute
-from whet.types import Distribution, Episode, Group, Span, Task, Trajectory
 from whet.weights.config import RefitConfig
 
 

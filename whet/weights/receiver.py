@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch import Tensor
 
-from whet.errors import RefitError
-from whet.seeds import derive_seed
+from whet.base.errors import RefitError
+from whet.base.seeds import derive_seed
 from whet.weights.config import TransportName
 from whet.weights.digest import digest
 from whet.weights.manifest import Manifest, from_text

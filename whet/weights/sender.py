@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from whet.errors import RefitError
+from whet.base.errors import RefitError
 from whet.parallel.mesh import Ranks
 from whet.weights.config import usual_bucket
 from whet.weights.digest import tensor_digest

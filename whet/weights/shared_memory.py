@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from whet.errors import ConfigError, RefitError
+from whet.base.errors import ConfigError, RefitError
 
 Handle = bytes
 """By which another process of this machine opens the memory."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.errors import DataError
-from whet.files import naming, sync_folder, write_atomically
+from whet.base.errors import DataError
+from whet.base.files import naming, sync_folder, write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
 log = logging.getLogger(__name__)

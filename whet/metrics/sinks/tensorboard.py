@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.errors import WhetError
+from whet.base.errors import WhetError
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.errors import WhetError
-from whet.files import write_atomically
+from whet.base.errors import WhetError
+from whet.base.files import write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 

@@ -1,0 +1,183 @@
+"""Files are there completely or not at all; tensors come back as they were, however they lay in memory."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from whet.base import files
+from whet.base.errors import WhetError
+from whet.base.files import load_tensors, remove, replacing, save_tensors, write_atomically
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_text_and_bytes_are_written_and_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    write_atomically(path, "grüße")
+    assert path.read_text(encoding="utf-8") == "grüße"
+    write_atomically(path, b"\x00\x01")
+    assert path.read_bytes() == b"\x00\x01"
+    assert names(path.parent) == ["file"]
+
+
+def test_a_folder_takes_the_place_of_another_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for name in ("first", "second"):
+        with replacing(path) as staging:
+            (staging / "below").mkdir(parents=True)
+            (staging / "below" / name).write_text(name)
+            assert not (path / "below" / name).exists()
+        assert names(path / "below") == [name]
+    assert names(tmp_path) == ["folder"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no call that swaps two names")
+def test_a_folder_that_is_replaced_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").touch()
+
+    def killed(self: Path, target: Path) -> Path:
+        raise AssertionError("a kill after this rename would leave no folder")
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with replacing(path) as staging:
+        staging.mkdir()
+        (staging / "new").touch()
+    assert names(path) == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_where_the_system_cannot_swap_a_folder_is_replaced_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_swapped", lambda *_: False)
+    path = tmp_path / "folder"
+    for name in ("old", "new"):
+        with replacing(path) as staging:
+            staging.mkdir()
+            (staging / name).touch()
+    assert names(path) == ["new"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_what_a_killed_process_had_begun_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib
+from whet.base.files import replacing
+with replacing(pathlib.Path({str(tmp_path / "step-000001.jsonl")!r})) as staging:
+    staging.write_text("half")
+    os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False)
+    for name in (".hidden", f".live.{os.getpid()}-00000000", "kept"):
+        (tmp_path / name).touch()
+    assert len(names(tmp_path)) == 4
+    files.remove_leftovers(tmp_path)
+    assert names(tmp_path) == [".hidden", f".live.{os.getpid()}-00000000", "kept"]
+
+
+@pytest.mark.parametrize("old", [None, "file", "folder"])
+def test_where_making_it_fails_the_old_one_stays_and_nothing_else(tmp_path: Path, old: str | None) -> None:
+    path = tmp_path / "it"
+    if old == "file":
+        path.write_text("old")
+    elif old == "folder":
+        path.mkdir()
+
+    def half() -> None:
+        with replacing(path) as staging:
+            staging.mkdir()
+            (staging / "half").write_text("half of it")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        half()
+    assert names(tmp_path) == (["it"] if old else [])
+    assert old != "file" or path.read_text() == "old"
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latest" / "full").mkdir(parents=True)
+    with pytest.raises(WhetError, match=r"latest can't be written: .*Is a directory"):
+        write_atomically(tmp_path / "latest", "x")
+    assert names(tmp_path) == ["latest"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_that_takes_nothing_is_an_error_that_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    (tmp_path / "file").write_text("old")
+
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(files, "_flush", refuse)
+    with pytest.raises(WhetError, match=f"file can't be written: .*{os.strerror(number)}"):
+        write_atomically(tmp_path / "file", "new")
+    assert (tmp_path / "file").read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "folder" / "below").mkdir(parents=True)
+    for name in ("link", "folder", "nothing"):
+        remove(tmp_path / name)
+    assert names(tmp_path) == ["there"]
+
+
+def test_tensors_come_back_bit_for_bit_whatever_their_layout(tmp_path: Path) -> None:
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    tensors = {
+        "plain": base,
+        "transposed": base.T,
+        "tied": base,
+        "row": base[2],
+        "strided": base[:, ::2],
+        "expanded": torch.ones(1).expand(3),
+        "half": base.bfloat16(),
+        "bits": torch.tensor([True, False]),
+        "scalar": torch.tensor(3),
+        "empty": torch.empty(0, 5),
+        "negative_zero": torch.tensor([-0.0, float("nan")]),
+        "trained": torch.nn.Parameter(base.clone()),
+    }
+    save_tensors(tmp_path / "a.safetensors", tensors)
+    found = load_tensors(tmp_path / "a.safetensors")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert found[name].shape == tensor.shape
+        assert torch.equal(
+            found[name].flatten().view(torch.uint8), tensor.detach().contiguous().flatten().view(torch.uint8)
+        )
+    assert names(tmp_path) == ["a.safetensors"]
+
+
+def test_a_missing_or_damaged_tensor_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    with pytest.raises(WhetError, match=r"a\.safetensors"):
+        load_tensors(path)
+    save_tensors(path, {"a": torch.zeros(100)})
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(WhetError, match=r"a\.safetensors"):
+        load_tensors(path)
+
+
+def test_light_code_does_not_pay_for_torch() -> None:
+    script = (
+        "import sys, whet.base.files, whet.checkpoint.config, whet.checkpoint.crash_points\n"
+        "import whet.checkpoint.lock, whet.checkpoint.store, whet.checkpoint.export\n"
+        "print([name for name in ('torch', 'transformers', 'safetensors', 'peft') if name in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60).stdout == "[]\n"

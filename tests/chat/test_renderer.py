@@ -1,0 +1,131 @@
+"""Conversations grow by appending: nothing that was seen or sampled is rendered again."""
+
+import pytest
+
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer, vocab_id
+from whet.base.errors import ConfigError, DataError
+from whet.chat.renderer import Renderer
+
+END = vocab_id("<|im_end|>")
+# Templates in the manner of well-known models, with their habits.
+THINKING = (  # drops the thinking of all but the last reply, and writes an empty one into it (Qwen3)
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+OPENS_THINKING = (  # the prompt opens a tag that finished replies lack (R1)
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+BRACKETS = (  # no newline after a turn, text is trimmed (Mistral)
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content | trim }} [/INST]"
+    "{% elif m.role == 'assistant' %} {{ m.content | trim }}<|im_end|>"
+    "{% else %}{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}"
+)
+TEMPLATES = {
+    "chatml": CHAT_TEMPLATE,
+    "plain": "plain",
+    "thinking": THINKING,
+    "opens thinking": OPENS_THINKING,
+    "brackets": BRACKETS,
+}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture(params=TEMPLATES)
+def renderer(request):
+    return Renderer(tiny_tokenizer(), TEMPLATES[request.param])
+
+
+def test_a_conversation_appended_turn_by_turn_is_what_the_template_would_write():
+    renderer = Renderer(tiny_tokenizer())
+    conversation = [{"role": "system", "content": "s"}, user("a\nb"), assistant("c"), user("d"), assistant("é")]
+    tokens = renderer.render_prompt(conversation[:2])
+    tokens += renderer.render_reply(conversation[:2], conversation[2])
+    tokens += renderer.render_next(tokens, conversation[3:4])
+    tokens += renderer.render_reply(conversation[:4], conversation[4])
+    whole = tiny_tokenizer().apply_chat_template(conversation, tokenize=False)
+    assert renderer.decode(tokens) + "\n" == whole
+
+
+def test_what_comes_next_is_the_same_whether_or_not_the_reply_ended_itself(renderer):
+    prompt = renderer.render_prompt([user("question")])
+    sampled = renderer.tokenizer.encode("some <think>thoughts</think> reply ", add_special_tokens=False)
+    cut = prompt + sampled
+    ended = [*cut, END]
+    assert cut + renderer.render_next(cut, [user("next")]) == ended + renderer.render_next(ended, [user("next")])
+    added = renderer.decode(renderer.render_next(ended, [user("next")]))
+    assert "next" in added
+    assert "thoughts" not in added
+    assert "<|im_end|>" not in added.split("next")[0]
+
+
+def test_a_reply_is_what_has_to_be_sampled_and_parses_back(renderer):
+    messages = [user("question")]
+    tokens = renderer.render_reply(messages, assistant("the answer"))
+    assert tokens[-1] == END
+    assert tokens.count(END) == 1
+    assert renderer.parse_reply(tokens)["content"].endswith("the answer")
+    assert renderer.parse_reply(tokens[:-1])["content"] == renderer.parse_reply(tokens)["content"]
+
+
+def test_stop_tokens_are_the_end_of_turn_and_the_end_of_text():
+    assert Renderer(tiny_tokenizer()).stop_token_ids == (END,)
+    tokenizer = tiny_tokenizer()
+    tokenizer.eos_token = "<|endoftext|>"
+    renderer = Renderer(tokenizer)
+    assert renderer.stop_token_ids == (END, vocab_id("<|endoftext|>"))
+    prompt = renderer.render_prompt([user("q")])
+    by_eos = renderer.render_next([*prompt, vocab_id("<|endoftext|>")], [user("n")])
+    assert by_eos == renderer.render_next([*prompt, END], [user("n")])
+    assert renderer.parse_reply([65, END, vocab_id("<|endoftext|>")])["content"] == renderer.decode([65])
+
+
+def test_special_tokens_inside_a_reply_stay_visible():
+    renderer = Renderer(tiny_tokenizer())
+    tokens = renderer.tokenizer.encode("a<|im_start|>b<|im_end|>", add_special_tokens=False)
+    assert renderer.parse_reply(tokens) == assistant("a<|im_start|>b")
+
+
+def test_tools_and_arguments_reach_the_template():
+    template = "{% if tools %}{{ tools[0].name }} {% endif %}{{ mood }} " + CHAT_TEMPLATE
+    renderer = Renderer(tiny_tokenizer(), template, {"mood": "calm"})
+    assert renderer.decode(renderer.render_prompt([user("q")], tools=[{"name": "sum"}])).startswith("sum calm ")
+
+
+def test_a_tokenizer_without_a_template_is_refused_with_a_way_out():
+    with pytest.raises(ConfigError, match="'plain'"):
+        Renderer(tiny_tokenizer(chat_template=None))
+    assert Renderer(tiny_tokenizer(chat_template=None), "plain").stop_token_ids == (END,)
+    tokenizer = tiny_tokenizer(chat_template=None)
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="eos"):
+        Renderer(tokenizer, "plain")
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ messages | length }}" + CHAT_TEMPLATE, "differently once it is answered"),
+        ("{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}", "differently"),
+        ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "0 times"),
+        (CHAT_TEMPLATE + "{{ messages[-1].content }}", "differently|times"),
+    ],
+)
+def test_templates_that_cannot_be_appended_to_are_refused(template, says):
+    with pytest.raises(ConfigError, match=says):
+        Renderer(tiny_tokenizer(), template)
+
+
+def test_messages_the_template_refuses_are_a_data_error():
+    renderer = Renderer(tiny_tokenizer(), BRACKETS)
+    with pytest.raises(DataError, match="roles must alternate"):
+        renderer.render_prompt([{"role": "tool", "content": "x"}])

@@ -1,0 +1,146 @@
+"""What is known of a prompt: the longest beginning, the least recently used gone first; and to the bit what would be
+computed anew."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.engines.test_torch_generator import MODELS, make
+from tests.engines.test_torch_generator import run as run_one
+from tests.tiny import tiny_llama
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.torch.decode_attention import DecodeCache
+from whet.engines.torch.generator import TorchGenerator
+from whet.engines.torch.prefix import Prefix
+from whet.engines.torch.prefix_cache import Known, PrefixStore, shared
+
+NOTHING = torch.zeros(0)
+
+
+def known(length: int) -> Known:
+    return Known(Prefix(length), NOTHING)
+
+
+def test_the_longest_beginning_is_found_among_any_prompts() -> None:
+    draw = random.Random(3)
+    store = PrefixStore(10_000)
+    held: list[tuple[int, ...]] = []
+    for _ in range(300):
+        prompt = tuple(draw.randrange(2) for _ in range(draw.randint(1, 12)))
+        longest = max((shared(prompt, other) for other in held), default=0)
+        assert store.longest(prompt).length == min(longest, len(prompt) - 1)
+        if prompt not in held:
+            held.append(prompt)
+            store.add(prompt, known(len(prompt)))
+
+
+def test_what_was_not_used_for_longest_goes_first_and_what_was_extended_before_it() -> None:
+    store = PrefixStore(10)
+    for prompt in ((1, 1, 1), (2, 2, 2), (3, 3, 3)):
+        store.add(prompt, known(3))
+    store.trim()
+    assert store.get((1, 1, 1))
+    store.add((3, 3, 3, 3), known(4))
+    store.trim()
+    assert not store.get((3, 3, 3))
+    store.add((4, 4), known(2))
+    store.trim()
+    assert not store.get((2, 2, 2))
+    assert [store.longest((*p, 9)).length for p in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4))] == [3, 0, 3, 2]
+
+
+async def conversation(generator: TorchGenerator, number: int, lengths: list[int]) -> list[Completion]:
+    """Several turns: each prompt is the last one, its answer and an observation."""
+    draw = random.Random(number)
+    prompt, completions = list(range(90)), []
+    for turn, length in enumerate(lengths):
+        params = SamplingParams(draw.randint(1, 30), seed=100 * number + turn)
+        completions.append(await generator.sample(prompt, params, f"session {number}"))
+        prompt = prompt + completions[-1].tokens + [draw.randrange(200) for _ in range(length)]
+    return completions
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("model", MODELS)
+def test_turns_with_known_beginnings_equal_those_computed_anew_to_the_bit(
+    model: Callable[..., PreTrainedModel], dtype: str
+) -> None:
+    sharing, alone = make(model, dtype, max_batch=8), make(model, dtype, max_batch=3, prefix_tokens=0)
+    observations = [[1, 40, 3, 70], [64, 64, 16, 1], [7, 5, 90, 11], [30, 2, 1, 100]]
+
+    async def body() -> None:
+        mine = await asyncio.gather(*(conversation(sharing, i, turns) for i, turns in enumerate(observations)))
+        other = [await conversation(alone, i, turns) for i, turns in enumerate(observations)]
+        await alone.close()
+        for one, two in zip(mine, other, strict=True):
+            assert [(c.tokens, c.logprobs) for c in one] == [(c.tokens, c.logprobs) for c in two]
+        assert all(c.cached >= 89 for turns in mine for c in turns[1:])
+        assert all(c.cached == 0 for turns in other for c in turns)
+        assert sharing.counters.prompt_tokens == alone.counters.prompt_tokens == alone.counters.prefill_tokens
+        assert sharing.counters.prefill_tokens < 0.4 * alone.counters.prefill_tokens
+
+    run_one(sharing, body)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_prompt_leaves_does_not_depend_on_where_it_was_cut(dtype: str) -> None:
+    engine = make(tiny_llama, dtype).engine
+    prompt = [(7 * i) % 200 for i in range(700)]
+    [(whole, logits)] = engine.prefill([prompt])
+    for cut in (1, 63, 64, 65, 255, 256, 257, 511, 600, 699):
+        other = engine.prefill([prompt[:cut] + [5] * 40])[0][0]
+        [(prefix, again), _] = engine.prefill([prompt, [1, 2, 3]], [other.first(cut), Prefix(0)])
+        assert torch.equal(again, logits)
+        both = zip(prefix.keys + prefix.values, whole.keys + whole.values, strict=True)
+        assert all(torch.equal(torch.cat(one, 1), torch.cat(other, 1)) for one, other in both)
+
+
+def held(prefixes: list[Prefix]) -> int:
+    """The bytes of memory behind them, each counted once."""
+    pieces = [piece for prefix in prefixes for layer in prefix.keys + prefix.values for piece in layer]
+    return sum({(memory := piece.untyped_storage()).data_ptr(): memory.nbytes() for piece in pieces}.values())
+
+
+def test_prompts_that_begin_alike_hold_that_once() -> None:
+    engine = make().engine
+    preamble = [i % 200 for i in range(150)]
+    first = engine.prefill([[*preamble, 3, 4]])[0][0]
+    others = [[*preamble, 5, i] for i in range(20)]
+    prefixes = [prefix for prefix, _ in engine.prefill(others, [first.first(150)] * len(others))]
+    assert held([first, *prefixes]) == held([first]) * (152 + 2 * len(others)) // 152
+    short = first.first(40)
+    assert held([short]) == held([first]) * 40 // 152, "most of what it is cut from can go"
+    assert torch.equal(torch.cat(short.keys[0], 1), torch.cat(first.keys[0], 1)[:, :40])
+
+
+def test_a_generator_that_samples_nothing_holds_no_rows() -> None:
+    generator = make()
+
+    async def body() -> None:
+        await generator.sample([1, 2, 3], SamplingParams(4, seed=1), "")
+        cache = generator._decoder.cache
+        assert isinstance(cache, DecodeCache)
+        assert cache.keys == cache.values == []
+        assert cache.tiles == {}
+        again = await asyncio.gather(*(generator.sample([1, 2, 3], SamplingParams(4, seed=1), "") for _ in "ab"))
+        assert again[0].tokens == again[1].tokens
+
+    run_one(generator, body)
+
+
+def test_prompts_that_begin_alike_compute_that_once_also_when_they_come_together() -> None:
+    generator = make()
+    preamble = [i % 200 for i in range(150)]
+    prompts = [[*preamble, 10 + i, *([i] * i)] for i in range(12)]
+
+    async def body() -> None:
+        out = await asyncio.gather(*(generator.sample(p, SamplingParams(3, seed=1), "") for p in prompts for _ in "ab"))
+        own = sum(map(len, prompts)) - 150 * len(prompts)
+        assert generator.counters.prefill_tokens == 150 + own
+        assert sum(c.cached for c in out) == generator.counters.prompt_tokens - 150 - own
+
+    run_one(generator, body)

@@ -1,0 +1,153 @@
+"""Several replicas behind one generator: the contract, who goes where, and errors that name their replica."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.generator_contract import OTHER, PROMPT, GeneratorContract, crowd, run
+from tests.engines.test_torch_generator import make
+from tests.toy import toy_recipe
+from tests.weights.test_in_process import learn_something
+from whet.base.errors import RefitError, WhetError
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.router import Router, _Places
+from whet.engines.torch.config import TorchGeneratorConfig
+from whet.run.build import build_generator, build_learner, build_renderer, build_sync
+
+
+def routed(replicas: int = 2, **settings: Any) -> Router:
+    return Router([make(max_batch=12) for _ in range(replicas)], **settings)
+
+
+class TestContract(GeneratorContract):
+    @pytest.fixture
+    def generator(self) -> Router:
+        return routed()
+
+
+def prompt_tokens(router: Router) -> list[int]:
+    """Computed by each replica."""
+    return [replica.counters.prefill_tokens for replica in router.replicas]
+
+
+def test_the_samples_of_one_prompt_meet_on_one_replica_and_prompts_spread() -> None:
+    router = routed()
+
+    async def body() -> None:
+        requests = [((PROMPT, OTHER)[i // 8], SamplingParams(5, seed=i)) for i in range(16)]
+        await crowd(router, requests)
+        assert prompt_tokens(router) == [len(PROMPT), len(OTHER)]
+
+    run(router, body)
+
+
+def test_an_episode_stays_with_its_replica_and_a_later_one_finds_the_prompt() -> None:
+    router = routed()
+
+    async def body() -> None:
+        first, other = await crowd(router, [(PROMPT, SamplingParams(4)), (OTHER, SamplingParams(4))])
+        await router.sample(PROMPT + first.tokens + [9], SamplingParams(4), "session 0")
+        await router.sample(OTHER + other.tokens + [9], SamplingParams(4), "session 1")
+        assert (await router.sample(OTHER, SamplingParams(2), "another")).cached == len(OTHER)
+        assert prompt_tokens(router) == [len(PROMPT) + 5, len(OTHER) + 5]
+
+    run(router, body)
+
+
+def test_what_is_remembered_is_bounded_where_the_weights_never_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Places, "most", 10)
+    router = routed()
+
+    async def body() -> None:
+        for i in range(30):
+            await router.sample([*PROMPT, i % 200], SamplingParams(1), f"s{i}")
+        kept = [len(router._prompts), len(router._sessions)]
+        assert kept == [10, 10]
+
+    run(router, body)
+
+
+def test_a_prompt_that_all_want_spills_over_to_idle_replicas() -> None:
+    router = routed(3, slack=4)
+
+    async def body() -> None:
+        tasks = [asyncio.create_task(router.sample(PROMPT, SamplingParams(30, seed=i), f"s{i}")) for i in range(12)]
+        await asyncio.sleep(0)
+        assert router.load == [6, 3, 3]
+        await asyncio.gather(*tasks)
+        assert router.load == [0, 0, 0]
+
+    run(router, body)
+
+
+def test_nothing_is_drawn_to_a_replica_by_what_it_knew_under_older_weights() -> None:
+    router = routed()
+
+    async def body() -> None:
+        await crowd(router, [(OTHER, SamplingParams(1)), (PROMPT, SamplingParams(1))])
+        await router.pause()
+        await router.resume(1)
+        await router.sample(PROMPT, SamplingParams(1), "session 1")
+        assert prompt_tokens(router) == [len(OTHER) + len(PROMPT), len(PROMPT)]
+
+    run(router, body)
+
+
+def test_an_error_names_its_replica_and_the_others_are_closed() -> None:
+    router = routed()
+
+    async def broken(*_: object) -> Completion:
+        raise WhetError("the engine died")
+
+    async def body() -> None:
+        router.replicas[1].sample = broken  # type: ignore[method-assign]
+        good, bad = await asyncio.gather(
+            *(router.sample(p, SamplingParams(2), "") for p in (PROMPT, OTHER)), return_exceptions=True
+        )
+        assert isinstance(good, Completion)
+        assert str(bad) == "replica 2 of 2: the engine died"
+        assert router.load == [0, 0]
+
+    run(router, body)
+
+
+def test_every_replica_gets_the_weights_and_proves_it(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicated = TorchGeneratorConfig(dtype="float32", max_batch=4, max_context=256, replicas=2)
+
+    async def go() -> None:
+        plain = toy_recipe(tiny_model)
+        recipe = plain.model_copy(update={"generator": replicated})
+        renderer = build_renderer(recipe)
+        router: Any = build_generator(recipe, renderer)
+        learner = await build_learner(recipe, tmp_path, recipe.cluster.build())
+        try:
+            sync = build_sync(recipe, renderer.render_prompt([{"role": "user", "content": "over the wire"}]))
+            await learn_something(learner)
+            gathered: list[Any] = []
+            gather = learner.begin_weights
+
+            async def counted(sending: Any) -> Any:
+                gathered.append(await gather(sending))
+                return gathered[-1]
+
+            monkeypatch.setattr(learner, "begin_weights", counted)
+            await sync.publish(learner, router, 3)
+            assert len(gathered) == 2  # to write them and to prove them, not once for each replica
+            assert [one.version for one in router.replicas] == [3, 3]
+            one, two = (dict(each.named_weights()) for each in router.replicas)
+            assert all(one[name].equal(two[name]) for name in one)
+            opened = router.replicas[1].engine.open()
+            honest = opened.load
+            opened.load = lambda named: honest([(n, t + 1) for n, t in named])
+            monkeypatch.setattr(router.replicas[1].engine, "open", lambda: opened)
+            with pytest.raises(RefitError, match=r"^replica 2 of 2: .*does not hold"):
+                await sync.publish(learner, router, 4)
+        finally:
+            await router.close()
+            await learner.close()
+
+    asyncio.run(go())

@@ -1,0 +1,103 @@
+"""Evaluation: what it measures, and that it never turns a failure into a number."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tiny import tiny_llama, tiny_tokenizer
+from tests.toy import Flaky, Hanging, Lowercase, toy_recipe, write_recipe
+from tests.weights.collected import load_into
+from whet.base.errors import DataError, DeadlineError
+from whet.cli.main import main
+from whet.run.build import build_generator, build_renderer, trained_weights
+from whet.run.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
+from whet.tasks.hosted import HostedEnvironments
+
+FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
+
+
+def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
+    async def go() -> Report:
+        recipe = toy_recipe(folder)
+        renderer = build_renderer(recipe)
+        generator = build_generator(recipe, renderer)
+        await load_into(generator, trained_weights(recipe, None).tensors())
+        config, environments = EvaluationConfig(**settings), HostedEnvironments(taskset.open())
+        try:
+            tasks = taskset.tasks("test")
+            return await evaluate_tasks(
+                tasks, environments, generator, renderer, config.sampling(recipe.sampling), config, seed=1
+            )
+        finally:
+            await generator.close()
+            await environments.close()
+
+    return asyncio.run(go())
+
+
+def test_the_same_answers_whatever_runs_beside_them(tiny_model: Path) -> None:
+    wide = measured(tiny_model, Lowercase(), samples=4, temperature=1.0)
+    narrow = measured(tiny_model, Lowercase(), samples=4, temperature=1.0, concurrency=2)
+    assert wide == narrow
+    assert wide.n == 12
+    assert len(wide.episodes) == 48
+    assert set(wide.pass_at) == {1, 2, 4}
+    assert wide.low <= wide.accuracy <= wide.high
+
+
+def test_an_environment_that_recovers_costs_nothing(tiny_model: Path) -> None:
+    assert (
+        measured(tiny_model, Flaky(failures=FAILING_TWICE, met={})).reward == measured(tiny_model, Lowercase()).reward
+    )
+
+
+def test_an_environment_that_stays_away_is_an_error_not_a_zero(tiny_model: Path) -> None:
+    with pytest.raises(DataError, match=r"evaluation of toy/test/\d+ failed.*the grader is away"):
+        measured(tiny_model, Flaky(failures=FAILING_TWICE, met={}), retries=0)
+
+
+def test_an_evaluation_that_hangs_meets_its_deadline(tiny_model: Path) -> None:
+    with pytest.raises(DeadlineError, match=r"evaluation\.deadline = 0\.3 s"):
+        measured(tiny_model, Hanging(), deadline=0.3)
+
+
+def test_a_recipe_can_be_evaluated_without_a_run(tiny_model: Path) -> None:
+    recipe = toy_recipe(tiny_model)
+    report = evaluate(recipe, limit=3)
+    assert report.n == 3
+    assert report.metrics() == evaluate(recipe, model=str(tiny_model), limit=3).metrics()
+
+
+def test_two_models_are_compared_task_by_task(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    tiny_llama(seed=3).save_pretrained(other)
+    tiny_tokenizer().save_pretrained(other)
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, evaluation={"limit": 12}))
+    for against, same in ((str(tiny_model), True), (str(other), False)):
+        with pytest.raises(SystemExit, match="0"):
+            main(["eval", str(recipe), "--against", against, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert found["difference"] == pytest.approx(found["accuracy"] - found["against/accuracy"])
+        assert found["difference_low"] <= found["difference"] <= found["difference_high"]
+        assert (found["difference_p"] == 1) or not same
+        assert (found["difference"] == 0) or not same
+        assert (found["reward"] == found["against/reward"]) == same
+    with pytest.raises(SystemExit, match="0"):
+        main(["eval", str(recipe), "--against", str(other)])
+    assert f"against {other}: " in capsys.readouterr().out
+
+
+def test_a_comparison_is_that_of_the_single_tasks() -> None:
+    def report(*per_task: float, samples: int = 1) -> Report:
+        return Report(len(per_task), samples, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, per_task=list(per_task))
+
+    before, after = report(0, 0, 0, 1, 0, 0, 1, 1), report(1, 1, 1, 1, 0, 1, 1, 0)
+    found = after.compare(before)
+    assert found["difference"] == 3 / 8
+    assert found["difference_p"] == pytest.approx(2 * (1 + 5) / 2**5)
+    assert "difference_p" not in report(0.5, 0.25, samples=4).compare(report(0.5, 0.5, samples=4))

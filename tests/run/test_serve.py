@@ -1,0 +1,106 @@
+"""``whet serve``: a model answers OpenAI's client as each call wants it, and Ctrl-C ends it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.endpoint.agents import RENDERER, Scripted
+from tests.toy import toy_recipe
+from whet.endpoint.request import ApiError, Question, Wanted
+from whet.run import run
+from whet.run.serve import ServedModel
+
+ROOT = Path(__file__).parents[1]
+
+
+@contextmanager
+def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], openai.OpenAI, str]]:
+    """The process, a client of it, and the name of its model."""
+    command = [sys.executable, "-m", "whet", "serve", *words, "--port", "0", "generator.max_context=1024"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        assert " is served at http://127.0.0.1:" in first, process.communicate(timeout=100)[1]
+        name, url = first.strip().split(" is served at ")
+        token = process.stdout.readline().removeprefix("token: ").strip()
+        yield process, openai.OpenAI(base_url=url, api_key=token, max_retries=0, timeout=60), name
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) -> None:
+    folder = run.start(toy_recipe(tiny_model, steps=1, evaluation={"enabled": False}), tmp_path / "mine")
+    with served(str(folder)) as (process, client, name):
+        assert name == "mine"
+        said: list[Any] = [{"role": "user", "content": "hi"}]
+        asked: dict[str, Any] = {"model": name, "messages": said, "max_tokens": 8, "temperature": 0}
+        first, second = (client.chat.completions.create(**asked) for _ in range(2))
+        assert first.choices[0].message == second.choices[0].message
+        assert first.usage is not None
+        assert first.usage.completion_tokens <= 8
+        with pytest.raises(openai.NotFoundError, match="known: mine"):
+            client.chat.completions.create(**{**asked, "model": "gpt-x"})
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="stolen").models.list()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert out.endswith("ended\n")
+    assert "Traceback" not in err
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_no_run_is_served_as_a_model(tiny_model: Path) -> None:
+    with served(str(tiny_model), "--token", "secret") as (_, client, name):
+        assert client.api_key == "secret"
+        assert [model.id for model in client.models.list()] == [name] == [tiny_model.name]
+
+
+def answer(**wanted: Any) -> tuple[Any, Scripted]:
+    """The answer of a scripted model in a context of 100 tokens."""
+    model: Any = Scripted(lambda _: "word " * 50)
+    model.gate.set()
+    text = wanted.pop("text", "hi")
+    limit = wanted.pop("limit", None)
+    question = Question([{"role": "user", "content": text}], None, limit, Wanted(**wanted))
+    return asyncio.run(ServedModel(model, RENDERER, 100, seed=0).answer(question, False)), model
+
+
+def test_each_call_decides_how_it_is_sampled_within_the_context() -> None:
+    got, model = answer(temperature=0.5, top_p=0.9, top_k=-1, seed=7, stop=("END",))
+    [params] = model.asked
+    assert (params.distribution.temperature, params.distribution.top_p, params.distribution.top_k) == (0.5, 0.9, 0)
+    assert params.stop == ("END",)
+    assert len(got.prompt) + params.max_new_tokens == 100
+    assert not got.complete
+    assert answer(limit=5)[1].asked[0].max_new_tokens == 5
+    assert answer(temperature=0.0)[1].asked[0].greedy
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({"text": "x" * 100}, "leaves no room for a reply in the context of 100 tokens"),
+        ({"temperature": 0.0001}, "temperature: "),
+        ({"stop": ("",)}, "stop: "),
+    ],
+)
+def test_what_can_not_be_met_is_refused(wanted: dict[str, Any], why: str) -> None:
+    with pytest.raises(ApiError, match=why) as refused:
+        answer(**wanted)
+    assert refused.value.status == 400

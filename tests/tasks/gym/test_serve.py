@@ -1,0 +1,161 @@
+"""A task set as a resources server: what Gym's agents send to it, and our own client beside it."""
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.tasks.gym.play import over, play, says
+from whet.base.errors import ConfigError
+from whet.endpoint.gym import application, check_single_turn, serve
+from whet.tasks.games.guessing import Guessing
+from whet.tasks.gym.rows import write_rows
+from whet.tasks.instructions.task_set import InstructionFollowing
+from whet.tasks.math.arithmetic import Arithmetic
+
+TASKS = Arithmetic(train_size=3, test_size=1)
+JSON = {"content-type": "application/json"}
+
+
+def test_rows_written_for_gym_are_rewarded_as_here(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert write_rows(TASKS, "train", "sums_agent", path) == 3
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert rows[0]["agent_ref"] == {"type": "responses_api_agents", "name": "sums_agent"}
+
+    async def go() -> list[float]:
+        environments = over(str(path), "http://127.0.0.1", httpx.ASGITransport(application(TASKS)))
+        tasks = environments.tasks.tasks("train")
+        answers = [str(TASKS.gold(TASKS.tasks("train")[0])), "no idea"]
+        return [(await play(environments, tasks[0], [says(answer)]))[0] for answer in answers]
+
+    assert asyncio.run(go()) == [1.0, 0.0]
+
+
+def verifying(text: Any, tasks: Any = TASKS) -> dict[str, Any]:
+    """A request to verify an answer to the first task."""
+    item = {"type": "message", "role": "assistant", "content": text}
+    return {"whet_task": tasks.tasks("train")[0].uid, "response": {"output": [item]}}
+
+
+async def ask(application: Any, path: str, body: Any) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://127.0.0.1") as client:
+        return await client.post(path, json=body)
+
+
+def test_wrong_requests_are_told_what_is_wrong() -> None:
+    app = application(TASKS)
+    assert asyncio.run(ask(app, "/verify", {"whet_task": "nobody"})).status_code == 422
+    uid = TASKS.tasks("test")[0].uid
+    answer = asyncio.run(ask(app, "/verify", {"whet_task": uid, "response": {"text": "4"}}))
+    assert (answer.status_code, "is not an answer" in answer.text) == (422, True)
+    assert asyncio.run(ask(app, "/verify", [1])).status_code == 422
+    assert asyncio.run(ask(app, "/seed_session", {"resources_session_id": "s"})).json() == {"resources_session_id": "s"}
+
+
+def test_a_grader_that_fails_is_no_measurement() -> None:
+    class Broken(Arithmetic):
+        async def grade(self, task: Any, answer: str) -> dict[str, float]:
+            raise RuntimeError("out of disk")
+
+    tasks = Broken(train_size=1, test_size=1)
+    body = {"whet_task": tasks.tasks("train")[0].uid, "response": {"output": [{"type": "message", "content": "4"}]}}
+    answer = asyncio.run(ask(application(tasks), "/verify", body)).json()
+    assert answer["mask_sample"] is True
+    assert "out of disk" in answer["failure_reason"]
+
+
+def sent(content: bytes, served: str = "127.0.0.1", **headers: str) -> httpx.Response:
+    """The answer to a request as it stands."""
+    given = {"content-type": "application/json", "host": "127.0.0.1:12000", **headers}
+
+    async def go() -> httpx.Response:
+        transport = httpx.ASGITransport(application(TASKS, served))
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:12000") as client:
+            return await client.post("/verify", content=content, headers=given)
+
+    return asyncio.run(go())
+
+
+RIGHT = json.dumps(verifying(TASKS.gold(TASKS.tasks("train")[0]))).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{", b"[1]", b"7", b"\xff", b"[" * 200_000, b'{"a":' * 200_000, b'{"a": NaN}', b'{"a": Infinity}', b"",
+        b'{"a": 1e999}', b'{"a": "\\ud800"}', b'{"a": 1, "a": 2}', b'{"whet_task": []}', b'{"whet_task": {}}',
+        b'{"whet_task": null}',
+        b'{"whet_task": 1}', b'{"a": ' + b"9" * 5000 + b"}",
+        RIGHT.replace(b'"response"', b'"a": ' + b"[" * 100 + b"]" * 100 + b', "response"'),
+        RIGHT.replace(b'"output"', b'"no output"'), RIGHT.replace(b"[", b"7, \"x\": ["),
+    ],
+)  # fmt: skip
+def test_whatever_is_sent_is_answered_in_words(content: bytes) -> None:
+    answer = sent(content)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"]
+
+
+def test_a_page_in_a_browser_can_not_have_answers_graded() -> None:
+    assert sent(RIGHT).json()["reward"] == 1.0
+    assert sent(RIGHT, "::1", host="[::1]:12000").status_code == 200
+    assert sent(RIGHT, host="localhost:12000").status_code == 200
+    assert sent(RIGHT, origin="http://evil.test").status_code == 403
+    assert sent(RIGHT, host="evil.test").status_code == 403
+    assert sent(RIGHT, **{"content-type": "text/plain"}).status_code == 415
+    assert sent(RIGHT, "0.0.0.0", host="gym.cluster.local:12000").status_code == 200
+
+
+def test_a_body_beyond_16_mib_is_refused_before_it_is_read() -> None:
+    refused = sent(b"{}", **{"content-length": str(10**9)})
+    assert refused.status_code == 413
+    assert "16,777,216" in refused.json()["detail"]
+    assert sent(b'{"a": "' + b"x" * 17 * 2**20 + b'"}').status_code == 413
+
+
+def test_tasks_of_several_turns_are_refused_or_masked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Guessing can't be served to NeMo Gym"):
+        asyncio.run(check_single_turn(Guessing()))
+    asyncio.run(check_single_turn(TASKS))
+    turn = {"prompt": "Say a.", "instruction_id_list": ["startend:quotation"], "kwargs": [{}]}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"turns": [turn, turn]}) + "\n")
+    tasks = InstructionFollowing(path=str(path), test_size=0)
+    answer = asyncio.run(ask(application(tasks), "/verify", verifying('"a"', tasks))).json()
+    assert (answer["mask_sample"], answer["failure_kind"], answer["reward"]) == (True, "whet:not_done", 0.0)
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "1"])
+def test_a_reward_that_is_no_number_is_no_measurement(reward: Any) -> None:
+    class Broken(Arithmetic):
+        async def grade(self, task: Any, answer: str) -> Any:
+            return {"reward": 1.0, "other": reward}
+
+    tasks = Broken(train_size=1, test_size=1)
+    answer = asyncio.run(ask(application(tasks), "/verify", verifying("4", tasks))).json()
+    assert answer["mask_sample"] is True
+
+
+def test_it_listens_until_it_is_ended() -> None:
+    async def go() -> tuple[float, str]:
+        ready = asyncio.get_running_loop().create_future()
+        serving = asyncio.create_task(serve(TASKS, "127.0.0.1", 0, ready.set_result))
+        try:
+            address = await asyncio.wait_for(ready, 60)
+            async with httpx.AsyncClient() as client:
+                reward = (await client.post(f"{address}/verify", content=RIGHT, headers=JSON)).json()["reward"]
+                foreign = await client.post(f"{address}/verify", content=RIGHT, headers=JSON | {"origin": "http://x"})
+            with pytest.raises(ConfigError, match=r"can't listen on 127\.0\.0\.1"):
+                await serve(TASKS, "127.0.0.1", int(address.rpartition(":")[2]), print)
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving], timeout=60)
+        return reward, foreign.json()["detail"]
+
+    assert asyncio.run(go()) == (1.0, "requests of pages in a browser are not answered")
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

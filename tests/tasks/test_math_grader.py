@@ -1,0 +1,323 @@
+"""Right is right in many spellings; a hostile reply costs itself its reward and nothing else."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cpu_time import cpu_seconds_below
+from whet.base.errors import DataError
+from whet.processes.pool import WorkerLimits
+from whet.tasks.math.grader import MathGrader, compare_numbers, last_boxed
+from whet.tasks.math.written_numbers import as_number
+
+
+@pytest.fixture(scope="module")
+def grader():
+    grader = MathGrader(limits=WorkerLimits(workers=1, cpu_s=2, memory_gib=2.0)).open()
+    yield grader
+    asyncio.run(grader.close())
+
+
+def grade(grader, boxed, gold):
+    return asyncio.run(grader.compare(f"So it is \\boxed{{{boxed}}}.", gold))
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        ("\\boxed{5}", "5"),
+        ("first \\boxed{1}, no, \\boxed{2}", "2"),
+        ("\\boxed{\\frac{1}{2}} apples", "\\frac{1}{2}"),
+        ("\\boxed{\\{1, 2\\}}", "\\{1, 2\\}"),
+        ("\\boxed{}", ""),
+        ("\\boxed{1} and cut off \\boxed{2", None),
+        ("I tried 31 and 32", None),
+        ("", None),
+        ("\\boxed{" * 5000, None),
+        ("\\boxed{\\", None),
+        ("\\boxed {16}", "16"),
+        ("\\boxed 16.", "16"),
+        ("\\fbox{16}", "16"),
+        ("\\boxed and more", None),
+    ],
+)
+def test_the_last_closed_box_counts(text, boxed):
+    assert last_boxed(text) == boxed
+
+
+@pytest.mark.parametrize(
+    ("given", "gold", "equal"),
+    [
+        ("72", "72", True),
+        ("1,234", "1234", True),
+        ("1{,}234", "1234", True),
+        ("\\$18.00", "18", True),
+        ("$18$", "18", True),
+        ("+7", "7", True),
+        ("-7", "7", False),
+        ("-.50", "-1/2", True),
+        ("50\\%", "50", True),
+        ("\\frac{3}{4}", "0.75", True),
+        ("-\\dfrac{3}{4}", "-0.75", True),
+        ("\\frac12", "0.5", True),
+        ("007.", "7", True),
+        ("0.1", "0.10000000000000000001", False),
+        ("12345678901234567890123", "12345678901234567890124", False),
+        ("1 2", "12", None),
+        ("- 7", "-7", True),
+        ("3 / 4", "0.75", True),
+        ("$ 18 $", "18", True),
+        ("18 \\%", "18", True),
+        ("1,2", "12", None),
+        ("1/0", "1", None),
+        ("9**9", "9", None),
+        ("1e5", "100000", True),
+        ("nan", "5", None),
+        ("inf", "5", None),
+        ("٤٢", "42", None),
+        ("x", "5", None),
+        ("9" * 401, "9" * 401, None),
+        ("50%", "0.5", True),
+        ("0.5%", "0.5", False),
+        ("52_{82}", "52_8", False),
+        ("52_9", "52_8", False),
+        ("$(052)_{8}$", "52_8", True),
+        ("-52_8", "52_8", False),
+        ("2a_{16}", "2A_{16}", True),
+        ("2B_{16}", "2A_{16}", False),
+        ("101_2", "5", False),
+        ("7_8", "7", False),
+        ("40", "40_9", True),
+        ("36", "40_9", False),
+        ("36_{10}", "40_9", False),
+        ("4210_{\\text{five}}", "4210_5", True),
+        ("101 \\text{ base } 2", "101_2", True),
+        ("4.5 \\times 10^{33}", "4.5e33", True),
+        ("870000000", "8.7 \\cdot 10^8", True),
+        ("1.2 \\times 10^{-31}", "6.6 \\times 10^{-27}", False),
+        ("10^{99999}", "5", None),
+        ("1 251", "1251", True),
+        ("3 1/2", "3.5", True),
+        ("3\\frac12", "\\frac{7}{2}", True),
+        ("0.\\overline{3}", "1/3", True),
+        ("0.333", "1/3", False),
+        ("0.3333333", "1/3", True),
+        ("145°", "145", True),
+        ("145", "145^\\circ", True),
+        ("5 apples", "5", True),
+        ("5 \\text{ million dollars}", "\\$5,000,000", True),
+        ("12 \\text{ dozen}", "12", None),
+        ("10 \\text{ km}", "10 \\text{ m}", False),
+        ("1000 \\text{ cm}", "10 \\text{ m}", True),
+        ("840 \\text{ in}^2", "840\\text{ square inches}", True),
+        ("840 \\text{ in}", "840\\text{ square inches}", False),
+        ("30 \\text{ miles per hour}", "30\\text{ mph}", True),
+        ("48 \\text{ m/s}", "48 \\text{ km/h}", False),
+        ("550 \\text{ cents}", "\\$5.50", True),
+        ("84/2", "42", False),
+        ("\\frac{10}{4}", "2.5", False),
+        ("\\frac{6}{8}", "\\frac34", True),
+        ("40 - 86", "-46", None),
+        ("2(6)", "12", None),
+        ("--12", "12", None),
+        ("7 \\text{ (or 8)}", "7", None),
+        ("a_1", "a_2", None),
+    ],
+)
+def test_plain_numbers_are_compared_exactly_and_nothing_else_is_a_number(given, gold, equal):
+    assert compare_numbers(given, gold) is equal
+
+
+@given(st.integers(), st.sampled_from(["{}", "{:,}", "${}$", " {} ", "{}.0", "{}.", "{}/1", "\\frac{{{}}}{{1}}"]))
+def test_every_spelling_of_an_integer_is_that_integer(number, spelling):
+    if "frac" in spelling:
+        number = abs(number)
+    assert as_number(spelling.format(number)) == number
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_fast_path(text):
+    as_number(text)
+    MathGrader().extract(text)
+
+
+def test_a_reply_without_a_box_is_wrong_unless_the_box_is_optional():
+    reply = "I tried 31 and 32"
+    assert asyncio.run(MathGrader().open().compare(reply, "32")) == {"reward": 0, "correct": 0, "format": 0}
+    lenient = MathGrader(require_box=False).open()
+    assert asyncio.run(lenient.compare(reply, "32")) == {"reward": 1, "correct": 1, "format": 1}
+    assert asyncio.run(lenient.compare("no number", "32"))["format"] == 0
+
+
+def test_the_usual_case_starts_no_worker_and_takes_microseconds():
+    grader = MathGrader().open()
+
+    async def many():
+        for number in range(1000):
+            assert (await grader.compare(f"\\boxed{{{number}}}", str(number)))["reward"] == 1
+
+    with cpu_seconds_below(2):
+        asyncio.run(many())
+    assert not grader.pool.children
+
+
+@pytest.mark.parametrize(
+    ("given", "gold", "correct"),
+    [
+        ("\\frac{\\sqrt{8}}{2}", "\\sqrt{2}", 1),
+        ("(x+1)^2", "x^2+2x+1", 1),
+        ("(1, 2)", "(1,2)", 1),
+        ("[0, 1)", "[0, 1]", 0),
+        ("\\text{(B)}", "B", 1),
+        ("x = 5", "5", 1),
+        ("\\frac{1}{3}", "0.25", 0),
+        ("12,5", "125", 0),
+    ],
+)
+def test_mathematics_is_compared_by_meaning(grader, given, gold, correct):
+    scores = grade(grader, given, gold)
+    assert scores == {"reward": correct, "correct": correct, "format": 1}
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "9**9**9**9",
+        "__import__('os').system('touch pwned')",
+        "\\text{__import__('os').system('touch pwned')}",
+        "eval(open('/etc/passwd').read())",
+        "{" * 400 + "1" + "}" * 400,
+        "\\infty",
+        "nan",
+        "\\mathrm{NaN}",
+        "٤٢",
+        "\x00\ud7ff\\\\",
+        "\\frac{1}{0}",
+        "%",
+        "\\",
+        "1" * 999,
+    ],
+)
+def test_hostile_answers_are_just_wrong(grader, hostile, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scores = grade(grader, hostile, "42")
+    assert scores["reward"] == scores["correct"] == 0
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("given", "gold", "correct"),
+    [
+        ("17 = 16", "16", 0),
+        ("40 - 86", "-46", 0),
+        ("40 - 86 = -46", "-46", 1),
+        ("40 - 86 = 3 = -46", "-46", 0),
+        ("2x = 16", "16", 0),
+        ("a + b = 16", "16", 1),
+        ("7 \\approx 8", "7", 0),
+        ("7 \\approx 8", "8", 0),
+        ("\\approx 16", "16", 1),
+        ("\\frac23 \\approx 0.67", "0.67", 1),
+        ("\\sqrt{2} \\approx 1.414", "\\sqrt2", 1),
+        ("\\sqrt{2} \\approx 1.5", "\\sqrt2", 0),
+        ("1.414", "\\sqrt2", 0),
+        ("1.41421356", "\\sqrt2", 1),
+        ("\\sqrt{2} \\text{ (or 3)}", "\\sqrt2", 0),
+        ("\\frac{1}{2006!}", "\\frac{1}{2004!}", 0),
+        ("\\frac{1}{2004!}", "\\frac{1}{2004!}", 1),
+        ("\\sum_{k=1}^{100} k", "5050", 0),
+        ("\\int_0^1 x\\,dx", "\\frac12", 0),
+        ("\\binom{5}{2}", "10", 0),
+        ("\\lfloor 7.5 \\rfloor", "7", 0),
+        ("\\sqrt{144}", "12", 0),
+        ("2^{10}", "1024", 0),
+        ("1024", "2^{10}", 1),
+        ("2^5\\pi", "32\\pi", 0),
+        ("\\pi(20 + 12)", "32\\pi", 0),
+        ("(2+3i)(4-i)", "11+10i", 0),
+        ("10i + 11", "11+10i", 1),
+        ("\\sin 60^\\circ", "\\frac{\\sqrt3}{2}", 0),
+        ("x^2 + 2 - 1", "x^2+1", 0),
+        ("(3-2, 2)", "(1,2)", 0),
+        ("\\begin{bmatrix}1\\\\2\\end{bmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", 1),
+        ("\\begin{bmatrix}3-2\\\\2\\end{bmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", 0),
+        ("\\pm 2", "-2, 2", 1),
+        ("\\pm 2", "2", 0),
+        ("x = 1 - \\sqrt2 \\text{ or } x = 1 + \\sqrt{2}", "1 \\pm \\sqrt{2}", 1),
+        ("2, 1", "\\{1, 2\\}", 1),
+        ("5, 6", "5", 0),
+        ("5 \\text{ or } 6", "5", 0),
+        ("B, A", "\\text{A,B}", 1),
+        ("A, B, C", "\\text{A,B}", 0),
+        ("odd or even", "\\text{odd}", 0),
+        ("Saturday", "\\text{saturday}", 1),
+        ("(2,1)", "(1,2)", 0),
+        ("(1,\\infty) \\cup (-\\infty,1)", "(-\\infty, 1)\\cup(1, \\infty)", 1),
+        ("1 \\le x < 2", "[1,2)", 1),
+        ("y = 1 - 2x", "y=-2x+1", 1),
+        ("-y = 1 - 2x", "y=-2x+1", 0),
+        ("2x-y+3z=-8", "2x - y + 3z + 8 = 0", 1),
+        ("x=3, y=2", "x=2, y=3", 0),
+        ("12\\pi \\text{ m}^2", "12\\pi \\text{ cm}^2", 0),
+        ("12π", "12\\pi \\text{ cm}^2", 1),
+    ],
+)
+def test_an_answer_earns_what_it_says_not_what_it_could_be_computed_to(grader, given, gold, correct):
+    assert grade(grader, given, gold)["correct"] == correct
+
+
+@pytest.mark.parametrize(
+    ("question", "given", "gold", "correct"),
+    [
+        ("Simplify $\\sqrt{242}$.", "\\sqrt{242}", "11\\sqrt{2}", 0),
+        ("What is $\\sqrt{242}$?", "\\sqrt{2 \\cdot 121}", "11\\sqrt{2}", 0),
+        ("What is $\\sqrt{242}$?", "11 \\cdot \\sqrt{2}", "11\\sqrt{2}", 1),
+        ("How long is the diagonal?", "\\sqrt{242}", "11\\sqrt{2}", 1),
+        ("Factor $x^2-1$.", "x^2 - 1", "(x-1)(x+1)", 0),
+        ("Factor $x^2-1$.", "(1+x)(-1+x)", "(x-1)(x+1)", 1),
+        ("Expand $(x+1)(x+2)$.", "(x+2)(x+1)", "x^2+3x+2", 0),
+        ("Expand $(x+1)(x+2)$.", "2+3x+x^2", "x^2+3x+2", 1),
+        ("Which polynomial has the roots -1 and -2?", "(x+2)(x+1)", "x^2+3x+2", 1),
+        ("Simplify $\\frac48$.", "4/8", "\\frac12", 0),
+        ("How likely is it?", "4/8", "\\frac12", 1),
+        ("Write 0.5 as a fraction.", "0.5", "\\frac12", 0),
+        ("Write 1/2 as a decimal.", "1/2", "0.5", 0),
+        ("What is $5 \\times 10^2$?", "5 \\times 10^2", "500", 0),
+        ("There are 15 and 18.00 dollars.", "18", "18", 1),
+    ],
+)
+def test_a_question_again_earns_nothing_where_its_form_was_the_task(grader, question, given, gold, correct):
+    assert asyncio.run(grader.compare(f"\\boxed{{{given}}}", gold, question))["correct"] == correct
+
+
+@pytest.mark.parametrize("gold", ["\\sqrt{2}", "x^2+1", "\\frac{\\sin x}{x}"])
+def test_answers_that_nothing_bounded_can_compute_are_wrong_without_a_time_out(grader, gold):
+    endless = [
+        "9^{9^{9^{9}}}",
+        "10^{10^{10}}",
+        "x^{10^9}",
+        "(10^9)!",
+        "((((x+1)^{99})^{99})^{99})^{99}",
+        "(a+b+c+d+e+f)^{90}",
+        "\\frac{1}{" * 30 + "2" + "}" * 30,
+        "\\sqrt{" * 60 + "2" + "}" * 60,
+        "\\tan(x)^{90}+\\sin(x)^{90}",
+        "\\frac{x^{90}-1}{x-1}",
+        "2^{-99999999}",
+    ]
+    before = grader.pool.restarts
+    for hostile in endless:
+        assert grade(grader, hostile, gold) == {"reward": 0, "correct": 0, "format": 1}, hostile
+    assert grader.pool.restarts == before
+
+
+def test_overlong_and_empty_answers_are_no_answers():
+    for boxed in ("1" * 2000, "", "   "):
+        assert grade(MathGrader().open(), boxed, "42") == {"reward": 0, "correct": 0, "format": 0}
+
+
+def test_a_known_answer_that_means_nothing_is_a_data_error(grader):
+    with pytest.raises(DataError, match="known answer"):
+        grade(grader, "\\sqrt{2}", " ")

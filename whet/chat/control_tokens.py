@@ -1,0 +1,134 @@
+"""Control tokens (``<|im_end|>``) come from the chat template alone; text that spells one is tokenised as text.
+
+A conversation is rendered twice: as it is, and *hidden*, with every character of its texts that occurs in a control
+token's spelling moved to a plane of Unicode that holds no characters. Both renderings have the same length, so a
+control token that stands in the hidden one was written by the template, whatever the texts spell and however the
+template joins them.
+"""
+
+import contextlib
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from whet.base.errors import DataError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+log = logging.getLogger(__name__)
+
+_HIDDEN, _WRITTEN = 0x40000, 0x50000  # planes without characters: of hidden text, of what the template wrote
+_UNASSIGNED = re.compile("[\U00040000-\U0005ffff]")
+NO_TEXT = re.compile("[\ud800-\udfff\U00040000-\U0005ffff]")
+"""What no renderer takes: those planes, and halves of surrogate pairs."""
+_ROLES = {"system", "user", "assistant", "tool", "developer"}  # a template may write <|user|> for a user's message
+
+
+class ControlTokens:
+    """The special tokens of a tokenizer, and other added ones (``marks``) that a template marks turns with."""
+
+    def __init__(self, tokenizer: Any, template: str, marks: Collection[str] = ()) -> None:
+        special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special |= set(tokenizer.all_special_tokens)
+        spellings = (special | set(marks)) - {tokenizer.unk_token}
+        self.tokenizer = tokenizer
+        self._ids: dict[str, int] = {spelling: tokenizer.convert_tokens_to_ids(spelling) for spelling in spellings}
+        self._spelled = _any_of(spellings)
+        letters = {letter for spelling in spellings for letter in spelling if not letter.isspace()}
+        self._hidden = {ord(letter): _HIDDEN + ord(letter) for letter in letters}
+        self._shown = {hidden: letter for letter, hidden in self._hidden.items()}
+        # What the template compares texts and keys with: names and quoted strings.
+        self._names = _ROLES | {name for name in _names(template) if not self._spelled.search(name)}
+        self._pieces = _any_of(spellings | self._names)
+        self._warned = False
+
+    def render(self, template: Callable[..., str], *values: Any) -> str:
+        """Return the hidden rendering of texts: ``template``, called with ``values`` (messages, tools), whose texts are
+        hidden. Raises ``DataError`` where that gives another text than the values themselves, and they spell a control
+        token."""
+        plain = template(*values)
+        for but_names in (False, True):
+            hidden_values = [self.hide(value, but_names) for value in values]
+            with contextlib.suppress(DataError):
+                hidden = template(*hidden_values)
+                if self.show(hidden) == plain:
+                    return hidden
+        if spelled := self._spelled.search(json.dumps(values, ensure_ascii=False, default=str)):
+            raise DataError(
+                f"a text spells the control token {spelled[0]}, and the chat template doesn't write its texts as they "
+                "are, so that the two can't be told apart; take it out of the text"
+            )
+        return plain
+
+    def hide(self, value: Any, but_names: bool = False) -> Any:
+        """A copy with hidden characters in all texts, but for those that are names; with ``but_names`` also but for
+        names inside of texts. Raises ``DataError`` for characters of an unassigned plane."""
+        if isinstance(value, str):
+            if found := _UNASSIGNED.search(value):
+                raise DataError(f"a text holds U+{ord(found[0]):X}, which is not a character of Unicode; take it out")
+            pieces = self._pieces.split(value) if but_names else [value]
+            return "".join(piece if piece in self._names else piece.translate(self._hidden) for piece in pieces)
+        if isinstance(value, Mapping):
+            return {self.hide(key, but_names): self.hide(part, but_names) for key, part in value.items()}
+        return [self.hide(part, but_names) for part in value] if isinstance(value, list | tuple) else value
+
+    def show(self, hidden: str) -> str:
+        """Return a rendering as it is, of the same length."""
+        return hidden.translate(self._shown)
+
+    def encode(self, hidden: str) -> list[int]:
+        """Return the tokens of a hidden rendering. Raises ``DataError`` where the tokenizer can't write a control
+        token's spelling as text."""
+        text, written = self.show(hidden), self._spelled.findall(hidden)
+        tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        if self._count(tokens) <= len(written):
+            return tokens
+        if not self._warned:
+            spelled = Counter(self._spelled.findall(text)) - Counter(written)
+            log.warning("a text spells a control token, %s, and is tokenised as text", ", ".join(sorted(spelled)))
+            self._warned = True
+        plain, marks, ids = self._plain
+        marked = self.show(self._spelled.sub(lambda found: marks[found[0]], hidden))
+        tokens = [ids.get(token, token) for token in plain.encode(marked, add_special_tokens=False).ids]
+        if self._count(tokens) != len(written):
+            raise DataError("a text spells a control token, which this tokenizer can't write as text; take it out")
+        return tokens
+
+    def _count(self, tokens: list[int]) -> int:
+        control = set(self._ids.values())
+        return sum(token in control for token in tokens)
+
+    @cached_property
+    def _plain(self) -> "tuple[Tokenizer, dict[str, str], dict[int, int]]":
+        """The tokenizer, which knows control tokens by one unassigned character each; those characters; and what its
+        ids are in the original."""
+        from tokenizers import Tokenizer
+
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise DataError("a text spells a control token, which only a fast tokenizer can write as text; take it out")
+        state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
+        marks = {spelling: chr(_WRITTEN + number) for number, spelling in enumerate(sorted(self._ids))}
+        added = {token["content"]: marks.get(token["content"], token["content"]) for token in state["added_tokens"]}
+        for token in state["added_tokens"]:
+            token["content"] = added[token["content"]]
+        plain = Tokenizer.from_str(json.dumps(state))
+        ids = {plain.token_to_id(own): backend.token_to_id(name) for name, own in added.items()}
+        return plain, marks, {own: name for own, name in ids.items() if own is not None and name is not None}
+
+
+def _any_of(texts: Collection[str]) -> re.Pattern[str]:
+    """Return a group that matches any of the texts, the longest one that stands there."""
+    return re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")" if texts else "(?!)")
+
+
+def _names(template: str) -> set[str]:
+    """Return the names and strings in a template's code."""
+    from jinja2 import Environment
+
+    return {token.value for token in Environment().lexer.tokenize(template) if token.type in ("name", "string")}

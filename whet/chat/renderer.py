@@ -1,0 +1,302 @@
+"""Messages to tokens and back, by a model's chat template.
+
+A conversation is rendered once, by appending: ``render_prompt`` gives the first tokens, the model samples a reply, and
+``render_next`` gives only what comes after it. Tokens that were seen or sampled are never rendered again, because a
+template may write earlier turns differently when later ones exist (dropped thinking, moved system prompts).
+Texts are rendered hidden (``control_tokens.py``), so that none of them can write a control token.
+Knows no model and no environment.
+"""
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from whet.base.errors import ConfigError, DataError
+from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
+from whet.chat.control_tokens import NO_TEXT, ControlTokens
+from whet.chat.length import longer_than
+from whet.chat.replies import ReplyFormat, ResponseTemplate
+from whet.chat.tools_as_text import THINK, THOUGHT, as_text, with_thought
+from whet.config.nearest import did_you_mean
+from whet.core.types import Message, ToolCall
+
+PLAIN = (
+    "{% for message in messages %}### {{ message['role'] }}\n{{ message['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}### assistant\n{% endif %}"
+)
+_SET_HERE = {"messages", "tools", "add_generation_prompt"}
+_EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
+# Stand for a question and a reply in conversations that are rendered only to see what surrounds them.
+_OPENED = f"{THINK}\n"
+_QUESTION, _REPLY = "whetaskswhet", "whetreplywhet"
+
+
+class Renderer:
+    """Renders for one tokenizer and chat template."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        chat_template: str | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        tools_as_text: bool = False,
+    ) -> None:
+        """``chat_template``: None for the tokenizer's own, ``"plain"`` for a simple built-in one, or Jinja text.
+        ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``. ``tools_as_text``:
+        the template sees tools, calls and results as plain text (``tools_as_text.py``).
+
+        Raises ``ConfigError`` for no template, one that doesn't read an argument or can't be rendered by appending.
+        """
+        self.tokenizer = tokenizer
+        self.template = PLAIN if chat_template == "plain" else chat_template or tokenizer.chat_template
+        self.arguments, self.tools_as_text = dict(arguments or {}), tools_as_text
+        if not self.template:
+            raise ConfigError(
+                "the tokenizer has no chat template: set chat_template to 'plain' or to the text of a template, "
+                "or use an instruction-tuned model"
+            )
+        variables = set(re.findall(r"[^\W\d]\w*", self.template)) - _SET_HERE
+        for name in sorted(self.arguments.keys() - variables):
+            what = "is set by whet" if name in _SET_HERE else "is not read by the chat template"
+            raise ConfigError(f"template_arguments: {name!r} {what}.{did_you_mean(name, variables)}")
+        if self.template == PLAIN and not tokenizer.eos_token:
+            raise ConfigError("chat_template 'plain' ends messages with the eos token, and this tokenizer has none")
+        self._control = ControlTokens(tokenizer, self.template, self._marks())
+        self._closing = self._check()
+        closing = self._control.encode(self._closing)
+        special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+        self.end_of_turn: int | None = closing[0] if closing and closing[0] in special else None
+        self.closing = tuple(closing) if self.end_of_turn is None else (self.end_of_turn,)  # what a reply ends with
+        eos = tokenizer.eos_token_id
+        stops = [token for token in (self.end_of_turn, eos) if token is not None]
+        self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
+        own = tokenizer.response_template if chat_template is None and not tools_as_text else None
+        self.replies = ResponseTemplate(own, self._question()) if own else self._reply_format()
+
+    def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """Tokens up to where the assistant's reply begins."""
+        return self._control.encode(self._render(messages, generate=True, tools=tools))
+
+    def render_reply(
+        self, messages: Sequence[Message], reply: Message, tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
+        """What a model has to sample after ``render_prompt(messages)`` to give ``reply``, with the end of its turn."""
+        show = self._control.show
+        prompt = show(self._render(messages, generate=True, tools=tools))
+        whole = self._render([*messages, reply], tools=tools)
+        if show(whole).startswith(prompt) and show(whole).endswith(self._closing):
+            text = whole[len(prompt) : len(whole) - len(self._closing)]
+        else:  # the prompt opens what the template leaves out of finished replies, such as a <think> tag
+            said = with_thought(self._written([reply], None)[0][0])
+            if said.get("tool_calls"):
+                raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
+            content, hide = said["content"], self._control.hide
+            if self._opens_thought():
+                thought, content = content.split(THOUGHT, 1) if THOUGHT in content else ("\n", f"\n\n{content}")
+                text = f"{hide(thought.removeprefix(_OPENED))}{THOUGHT}{hide(content)}"
+            else:
+                text = hide(content)
+        if self.end_of_turn is None:
+            return self._control.encode(text + self._closing)
+        return [*self._control.encode(text), self.end_of_turn]
+
+    def encode_text(self, text: str) -> list[int]:
+        """The tokens of a text, none of them a control token."""
+        return self._control.encode(self._control.hide(text))
+
+    def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+        """A finished conversation, as plain ``apply_chat_template`` gives it: what a reward model reads."""
+        return self._control.encode(self._render(messages, tools=tools))
+
+    def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """The tokens to append to ``history``, which ends in a sampled reply: the end of the assistant's turn, if the
+        reply lacks it, the new messages, and the beginning of the next reply."""
+        before, after = self._around([{"role": "user", "content": "x"}], messages, generate=True)
+        head = self._control.encode(before + _REPLY)
+        whole = self._control.encode(before + _REPLY + after)
+        tokens = whole[len(head) :] if whole[: len(head)] == head else self._control.encode(after)
+        if history and history[-1] in self.stop_token_ids and tokens[:1] == [self.end_of_turn]:
+            return tokens[1:]
+        return tokens
+
+    def longer_than(self, limit: int, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> bool:
+        """Whether a conversation surely has more than ``limit`` tokens, found in a time that doesn't grow with it."""
+        return longer_than(
+            limit, messages, tools, lambda text: len(self.tokenizer.encode(text, add_special_tokens=False))
+        )
+
+    def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
+        """What the template doesn't write although it is there: the tools, a reply's tool calls, a message of a role
+        other than system, user and assistant. None where nothing is lost."""
+        messages, tools = self._written(messages, tools)
+        if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
+            return None
+        whole = self._apply(messages, tools)
+        if tools and self._apply(messages) == whole:
+            return "the tools"
+        for index, message in enumerate(messages):
+            without: list[Message] = [*messages]
+            what = "the tool calls of a reply"
+            if message.get("tool_calls"):
+                without[index] = {"role": "assistant", "content": message["content"]}
+            elif message["role"] not in _EVERYWHERE:
+                without[index] = {**message, "content": message["content"] + "x"}
+                what = f"a message of the role {message['role']!r}"
+            else:
+                continue
+            with contextlib.suppress(DataError):  # it can't even be rendered otherwise
+                if self._apply(without, tools) == whole:
+                    return what
+        return None
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of the tokens, special ones included."""
+        return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, Any]] | None = None) -> Message:
+        """The assistant's message in sampled tokens, without the token that ended it. What a model has written that is
+        not a character of Unicode is read as U+FFFD."""
+        end = len(tokens)
+        while end and tokens[end - 1] in self.stop_token_ids:
+            end -= 1
+        return self.replies.parse(NO_TEXT.sub("\ufffd", self.decode(tokens[:end])), tools)
+
+    def check_tools(self) -> None:
+        """Raise ``ConfigError`` unless the model is shown tools, and its calls of them can be read."""
+        if self._unread is not None:
+            advice = "set tools_as_text: true, or give a chat_template that writes them"
+            raise ConfigError(f"the chat template {self._unread}; {advice}")
+
+    @cached_property
+    def _unread(self) -> str | None:
+        """What is wrong with how the template writes tools and calls."""
+        if self.left_out([{"role": "user", "content": _QUESTION}], [SAMPLE_TOOL]):
+            return "leaves out the tools"
+        unread = "writes calls of tools in no form that whet reads"
+        if isinstance(self.replies, ReplyFormat):
+            return unread if self.replies.calls is None else None
+        try:
+            written = self._as_sampled(SAMPLES[:1])
+        except DataError:
+            return unread
+        calls = self.replies.parse(written).get("tool_calls", [])
+        return None if [call["function"] for call in calls] == [SAMPLES[0]["function"]] else unread
+
+    def _question(self) -> str:
+        """A question as the template writes it, up to where the reply begins."""
+        return self._apply([{"role": "user", "content": _QUESTION}], generate=True)
+
+    def _reply_format(self) -> ReplyFormat:
+        return ReplyFormat(self._call_format(), THOUGHT in self.template, self._opens_thought())
+
+    def _call_format(self) -> CallFormat | None:
+        """How the template writes calls. None for a form in which one that is known isn't read back."""
+        try:
+            found = format_of(self._as_sampled(SAMPLES[:1]))
+        except DataError:  # a template that has no place for calls
+            return None
+        with contextlib.suppress(DataError):  # it takes one call at once
+            both, closing = self._as_sampled(SAMPLES), self._closing.strip()
+            several_turns = bool(closing) and closing in both
+            if found is not None and not several_turns and not reads_back(found, both):
+                return None
+        return found
+
+    def _as_sampled(self, calls: list[ToolCall]) -> str:
+        """What the model samples to make calls, by the template."""
+        asked: Message = {"role": "user", "content": _QUESTION}
+        written, _ = self._written([asked, {"role": "assistant", "content": "", "tool_calls": calls}], None)
+        whole, question = self._apply(written), self._question()
+        if not whole.startswith(question):  # the prompt opens thoughts, or writes empty ones
+            question = question.rpartition(THINK)[0] or question
+        if not whole.startswith(question):
+            return ""
+        return whole[len(question) :].removesuffix(self._closing).rpartition(THOUGHT)[2].strip()
+
+    def _written(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
+    ) -> tuple[list[Message], list[dict[str, Any]] | None]:
+        """Messages and tools as the template takes them."""
+        if self.tools_as_text:
+            messages, tools = as_text(messages, tools), None
+        if "reasoning_content" not in self.template:
+            messages = [with_thought(message) for message in messages]
+        return list(messages), tools
+
+    def _opens_thought(self) -> bool:
+        """Whether the prompt writes the <think> of a reply."""
+        return self._question().rstrip().endswith(THINK)
+
+    def _check(self) -> str:
+        """What the template writes after a reply. Raises ``ConfigError`` unless appending is sound."""
+        question: list[Message] = [{"role": "user", "content": "x"}]
+        opening = self._render(question)
+        before, closing = self._around(question, [])
+        before_more, closing_more = self._around(question, [{"role": "user", "content": "y"}])
+        if not before.startswith(opening) or not before_more.startswith(opening):
+            raise ConfigError("the chat template writes a question differently once it is answered; give another one")
+        if not closing_more.startswith(closing):
+            raise ConfigError("the chat template ends a reply differently once the user goes on; give another one")
+        return closing
+
+    def _around(
+        self, messages: Sequence[Message], following: Sequence[Message], generate: bool = False
+    ) -> tuple[str, str]:
+        """What the template writes before and after a reply that stands between the messages."""
+        text = _REPLY
+        while text in repr((messages, following)):
+            text += _REPLY
+        reply: Message = {"role": "assistant", "content": text}
+        hidden = self._render([*messages, reply, *following], generate=generate)
+        before, *after = self._control.show(hidden).split(text)
+        if len(after) != 1:
+            raise ConfigError(f"the chat template writes a reply {len(after)} times instead of once")
+        return hidden[: len(before)], hidden[len(hidden) - len(after[0]) :]
+
+    def _marks(self) -> set[str]:
+        """The added tokens by which the template marks turns: before a question, before its reply, and after that."""
+        asked: Message = {"role": "user", "content": _QUESTION}
+        reply: Message = {"role": "assistant", "content": _REPLY}
+        added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
+        first, _, rest = self._apply([asked, reply, asked]).partition(_QUESTION)
+        opening, _, closing = rest.rpartition(_QUESTION)[0].partition(_REPLY)
+        found = re.compile("|".join(map(re.escape, added)) or "(?!)").findall
+        return {*found(first)[-1:], *found(opening)[:1], *found(closing)}
+
+    def _render(
+        self, messages: Sequence[Message], generate: bool = False, tools: list[dict[str, Any]] | None = None
+    ) -> str:
+        """The rendering, hidden (see ``control_tokens.py``)."""
+
+        def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
+            return self._apply(messages, tools, generate)
+
+        return self._control.render(apply, *self._written(messages, tools))
+
+    def _apply(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False
+    ) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=tools,
+                chat_template=self.template,
+                add_generation_prompt=generate,
+                tokenize=False,
+                **self.arguments,
+            )
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as problem:
+            roles = ", ".join(message["role"] for message in messages)
+            raise DataError(f"the chat template can't render messages of the roles {roles}: {problem}") from problem

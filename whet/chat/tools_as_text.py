@@ -1,0 +1,55 @@
+"""Tools, calls and results as plain text, in the form of Hermes, for chat templates that don't know them; and thoughts,
+for those that don't read them. Knows no template."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from whet.core.types import FunctionCall, Message
+
+THINK, THOUGHT = "<think>", "</think>"
+CALL, CALLED = "<tool_call>", "</tool_call>"
+_BEFORE = "You may call functions. These are their signatures:\n<tools>\n"
+_AFTER = (
+    "\n</tools>\nFor each call, write a JSON object with the name and the arguments:\n"
+    f'{CALL}\n{{"name": "the name", "arguments": {{}}}}\n{CALLED}'
+)
+
+
+def as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[Message]:
+    """Return the conversation in system, user and assistant messages alone: the tools stand in the system message,
+    calls at the end of a reply, and results that follow one another in one message of the user."""
+    written: list[Message] = []
+    for message, before in zip(messages, [None, *messages], strict=False):
+        content = message["content"]
+        if calls := message.get("tool_calls"):
+            texts = [_call(call.get("function", call)) for call in calls]
+            content = "\n".join([content, *texts] if content else texts)
+        if message["role"] != "tool":
+            thought = {"reasoning_content": message["reasoning_content"]} if "reasoning_content" in message else {}
+            written.append(Message(role=message["role"], content=content, **thought))  # type: ignore[typeddict-item]
+            continue
+        content = f"<tool_response>\n{content}\n</tool_response>"
+        if before is not None and before["role"] == "tool":
+            content = f"{written.pop()['content']}\n{content}"
+        written.append({"role": "user", "content": content})
+    if tools:
+        text = _BEFORE + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + _AFTER
+        leads = bool(written) and written[0]["role"] == "system"
+        asked = f"{written.pop(0)['content']}\n\n{text}" if leads else text
+        written.insert(0, {"role": "system", "content": asked})
+    return written
+
+
+def with_thought(message: Message) -> Message:
+    """Return the message with its thought as the beginning of the text."""
+    if not (thought := message.get("reasoning_content")):
+        return message
+    content = f"{THINK}\n{thought}\n{THOUGHT}\n\n{message['content']}"
+    return message | {"content": content, "reasoning_content": ""}
+
+
+def _call(function: FunctionCall) -> str:
+    arguments = function["arguments"]
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return f'{CALL}\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": {text}}}\n{CALLED}'

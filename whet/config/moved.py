@@ -1,0 +1,80 @@
+"""Modules that stood elsewhere in earlier versions. Recipes and run folders may still name a class by such a path."""
+
+# New package: the old modules, below ``whet``, each with its new name where the name changed.
+_MOVED = {
+    "whet.base": "closing errors files lazy seeds visible=escaping progress",
+    "whet.chat": (
+        "data.renderer data.calls data.call_formats data.control_tokens data.replies data.tools_as_text data.length"
+    ),
+    "whet.core": "types batch forest packing routes=expert_ids",
+    "whet.diagnose": "agreement plan.plan plan.memory plan.layout plan.activations cli.doctor_checks=checks",
+    "whet.engines": (
+        "generators.base generators.config generators.hosted=remote generators.registry generators.router "
+        "generators.sampling"
+    ),
+    "whet.engines.torch": (
+        "models.decode_attention models.prefix generators.torch_config=config "
+        "generators.torch_generator=generator generators.decoder generators.cached_model "
+        "generators.engine_model generators.prefix_store=prefix_cache"
+    ),
+    "whet.engines.vllm": (
+        "generators.vllm_adapter=adapter generators.vllm_config=config generators.vllm_generator=generator "
+        "generators.vllm_guard=guard generators.vllm_model=model generators.vllm_processes=processes "
+        "generators.vllm_speculative=speculative generators.vllm_worker=worker"
+    ),
+    "whet.models.attention": (
+        "models.forest_attention=forest models.dense_attention=dense models.varlen_attention=varlen "
+        "models.row_attention=row models.flex_attention=flex models.bins models.attention_choice=choice "
+        "models.state_forest=states"
+    ),
+    "whet.models.moe": "models.experts models.expert_lora models.routing",
+    "whet.run": (
+        "other_names machine run train recipe build feed sections evaluate serve run_folder=folder "
+        "run_log=log stop_signals=signals"
+    ),
+    "whet.sandbox": (
+        "processes.programs processes.sandbox processes.namespaces processes.confinement "
+        "processes.remote_calls processes.linux processes.numpy_part processes.values"
+    ),
+    "whet.tasks": (
+        "environments.base environments.cases environments.hosted environments.single_turn "
+        "environments.validate environments.traces environments.grading environments.problems "
+        "environments.task_source environments.over environments.prompts environments.registry "
+        "environments.program"
+    ),
+    "whet.tasks.adapters": (
+        "environments.reasoning_gym_adapter=reasoning_gym environments.openenv environments.verifiers_adapter=verifiers"
+    ),
+    "whet.tasks.choice": "environments.multiple_choice=task_set environments.choice_grader=grader",
+    "whet.tasks.code": "environments.code=task_set environments.code_rows=rows environments.code_tests=tests",
+    "whet.tasks.games": "environments.guessing environments.sliding_puzzle",
+    "whet.tasks.gym": "environments.gym_rows=training_rows gym.client gym.items gym.rows gym.tasks",
+    "whet.tasks.instructions": "environments.instruction_following=task_set environments.instruction_checks=checks",
+    "whet.tasks.judges": (
+        "judges.comparison judges.environments=task_sets judges.genrm judges.genrm_training judges.judge "
+        "judges.prompts judges.rubric"
+    ),
+    "whet.tasks.long_context": "environments.long_context=task_set",
+    "whet.tasks.math": (
+        "environments.arithmetic environments.gsm8k environments.math_dataset=dataset "
+        "environments.math_grader=grader environments.math_answers=answers "
+        "environments.math_notation=notation environments.formulas environments.written_numbers"
+    ),
+    "whet.tasks.preference": "environments.reward_model environments.reward_model_process",
+    "whet.tasks.structured": (
+        "environments.structured_output=task_set environments.structured_grader=grader "
+        "environments.structured_text=text environments.json_schema"
+    ),
+    "whet.tasks.tools": (
+        "environments.tool_tasks=base environments.calculator environments.corpus_search "
+        "environments.database environments.office environments.office_tools "
+        "environments.tool_hallucination=hallucination environments.tool_calls_in_text=calls_in_text"
+    ),
+    "whet.weights": "learner.named_weights",
+}
+
+MOVED = {
+    f"whet.{old}": f"{package}.{new or old.rpartition('.')[2]}"
+    for package, modules in _MOVED.items()
+    for old, _, new in (module.partition("=") for module in modules.split())
+}

@@ -1,0 +1,111 @@
+"""Cutting a batch into micro-batches of bounded size, laid out as [data-parallel rank][micro-batch]. Every rank gets
+the same number of them. Token weights are set before, so the cut changes no gradient."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from whet.base.errors import DataError
+from whet.core.batch import Batch
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """A part of a batch, with the places of its tokens in the whole."""
+
+    batch: Batch
+    tokens: Tensor  # [n] indices into the whole batch
+
+
+def pack(
+    batch: Batch, ranks: int, max_tokens: int, unit: str = "token", pack_tokens: int | None = None
+) -> list[list[MicroBatch]]:
+    """Cut ``batch`` into micro-batches of at most ``max_tokens`` tokens, for each of ``ranks`` ranks.
+
+    Groups stay together where they fit, so that their prompt is computed once; with ``unit="group"`` (losses that
+    compare the members of a group) they are never cut. What fits is packed up to ``pack_tokens``, by default
+    ``max_tokens``. Deterministic. Raises ``DataError`` when one piece is too large.
+    """
+    room = min(pack_tokens or max_tokens, max_tokens)
+    pieces = _pieces(batch, room, max_tokens, whole_groups=unit == "group")
+    if not pieces:
+        return [[] for _ in range(ranks)]
+    room = max(room, *(size for size, _ in pieces))
+    count = -(-sum(size for size, _ in pieces) // room)
+    while True:  # a few more micro-batches until the pieces fit
+        count = -(-count // ranks) * ranks
+        bins = _spread(pieces, count, room)
+        if bins is not None:
+            break
+        count += 1
+    micro = [_micro_batch(batch, sequences) for sequences in bins]
+    return [micro[rank::ranks] for rank in range(ranks)]
+
+
+def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
+    """Return (tokens, sequences) of each part that stays together: groups, or as many sequences of a group as have
+    ``room``, or one that is longer."""
+    length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
+    leaf = dict(zip(batch.sequence[batch.segment_start].tolist(), range(len(parent)), strict=True))
+    members: dict[int, list[int]] = {}
+    for sequence, group in enumerate(batch.group.tolist()):
+        members.setdefault(group, []).append(sequence)
+    pieces: list[tuple[int, list[int]]] = []
+    for group, sequences in members.items():
+        held, current = set[int](), list[int]()  # segments, sequences
+        size = 0
+        for sequence in sequences:
+            path, at = set[int](), leaf.get(sequence, -1)
+            while at >= 0:
+                path.add(at)
+                at = parent[at]
+            size = sum(length[segment] for segment in held | path)
+            if current and not whole_groups and size > room:
+                pieces.append((sum(length[segment] for segment in held), current))
+                held, current = set(), []
+                size = sum(length[segment] for segment in path)
+            held |= path
+            current.append(sequence)
+            if size > max_tokens:
+                what = "a whole group" if whole_groups else "one sequence with its prompt"
+                raise DataError(
+                    f"group {batch.group_uids[group]!r}: {what} has {size} tokens, more than learner.max_tokens = "
+                    f"{max_tokens}; raise learner.max_tokens or shorten prompts and answers"
+                )
+        pieces.append((size, current))
+    return [piece for piece in pieces if piece[0]]  # empty answers alone leave nothing to compute
+
+
+def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:
+    """Put pieces into bins, the longest first, each into the emptiest bin; None if a bin overflows."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    load = [0] * count
+    for size, sequences in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
+        index = min(range(count), key=load.__getitem__)
+        if load[index] + size > max_tokens:
+            return None
+        load[index] += size
+        bins[index] += sequences
+    return bins
+
+
+def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
+    if sequences:
+        return MicroBatch(*batch.select(torch.tensor(sorted(sequences))))
+    # A rank without work still takes part in collectives: one short sequence that trains nothing.
+    own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences)
+    shortest = int(torch.where(own > 0, own, len(batch) + 1).argmin())
+    part, tokens = batch.select(torch.tensor([shortest]))
+    return MicroBatch(idle(part), tokens)
+
+
+def idle_micro_batches(batch: Batch, ranks: int) -> list[list[MicroBatch]]:
+    """Return a micro-batch that trains nothing for each of ``ranks`` ranks."""
+    return [[_micro_batch(batch, [])] for _ in range(ranks)]
+
+
+def idle(batch: Batch) -> Batch:
+    """Return the same tokens, of which none is trained."""
+    weight = None if batch.weight is None else torch.zeros_like(batch.weight)
+    return replace(batch, trained=torch.zeros_like(batch.trained), weight=weight)

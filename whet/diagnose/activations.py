@@ -1,0 +1,172 @@
+"""A model's size, and the memory that its forward pass keeps for the backward pass. Nothing is allocated: the model's
+own code runs on fake tensors, so that a new architecture is counted like any other.
+
+Knows no recipe and no layout of ranks.
+"""
+
+import copy
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from whet.models.attention.forest import NAME, ForestLayout, register, supports_forest
+from whet.models.attention.states import new_cache, steps, tensors_of
+from whet.models.config import LoraSettings
+from whet.models.loading import lora_targets
+from whet.models.moe.experts import experts_of
+from whet.models.moe.routing import has_experts
+from whet.models.stages import layers_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+_SOME = 16  # tokens; more than a convolution looks back
+
+
+@dataclass(slots=True, frozen=True)
+class ModelSize:
+    """Counts of numbers, not bytes."""
+
+    parameters: int
+    experts: int  # those of them that are in experts of mixture-of-experts layers
+    largest_layer: int  # parameters of the largest decoder layer
+    largest_experts: int  # those of them that are in experts
+    linear: int  # those of them in linear layers that are not the head
+    embedding: int  # input and output embeddings; tied ones once
+    adapters: int  # parameters that LoRA adds
+    adapted: int  # layers that it adds them to, an A and a B to each
+    sent: int  # what an engine in other processes is sent: all tensors by name, so tied embeddings twice
+    tensors: int  # how many these are
+    layers: int
+    hidden: int
+    vocabulary: int
+    kv_per_token: int  # numbers that one token's keys and values are, over all layers
+    state: int  # numbers that a sequence of any length leaves beside them, in recurrent and linear layers
+
+
+def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> ModelSize:
+    """Count the parameters of a causal language model of this config."""
+    text = config.get_text_config()
+    with torch.device("meta"):
+        model = _model(config, torch.float32)
+    embedding = {id(p): p.numel() for p in (model.get_input_embeddings().weight, model.get_output_embeddings().weight)}
+    parameters = dict(model.named_parameters())
+    layers = layers_of(model.get_decoder())[1]
+    largest = max(layers, key=_numbers)
+    per_token, state = _cached(config) if steps(config) else (_kv_per_token(text) * len(layers), 0)
+    head = model.get_output_embeddings()
+    linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
+    targets = lora_targets(model, lora) if lora else []
+    fused = [p for _, m in experts_of(model) for p in m.parameters() if p.ndim == 3] if lora and lora.experts else []
+    adapted = [m for n, m in linears.items() if targets == "all-linear" or n.rpartition(".")[2] in targets]
+    sides = sum(m.in_features + m.out_features for m in adapted) + sum(len(p) * sum(p.shape[1:]) for p in fused)
+    return ModelSize(
+        parameters=sum(p.numel() for p in parameters.values()),
+        experts=sum(_numbers(module) for _, module in experts_of(model)),
+        largest_layer=_numbers(largest),
+        largest_experts=sum(_numbers(module) for _, module in experts_of(largest)),
+        linear=sum(m.weight.numel() for m in linears.values()),
+        embedding=sum(embedding.values()),
+        adapters=lora.rank * sides if lora else 0,
+        adapted=len(adapted) if lora else 0,
+        sent=sum(tensor.numel() for tensor in model.state_dict().values()),
+        tensors=len(model.state_dict()),
+        layers=len(layers),
+        hidden=text.hidden_size,
+        vocabulary=text.vocab_size,
+        kv_per_token=per_token,
+        state=state,
+    )
+
+
+def activation_bytes(
+    config: "PretrainedConfig", lengths: list[int], *, precision: str, checkpointing: bool = False
+) -> int:
+    """Return the bytes that the model's decoder keeps for its backward pass over sequences of these lengths, without
+    the parameters. With ``checkpointing`` it keeps each layer's input, and one layer's activations at a time."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    tokens = sum(lengths)
+    if checkpointing:
+        width = config.get_text_config().hidden_size * (8 if precision == "float64" else 4)
+        entering = tokens * width * config.get_text_config().num_hidden_layers
+        return entering + layer_bytes(config, lengths, precision=precision)
+    layout = ForestLayout.of_lengths(lengths, "cpu")
+    # Grouped products of experts have no shape rule for float32.
+    weights = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}[precision]
+    mixed = precision == "bfloat16"
+    if has_experts(config):
+        weights, mixed = torch.bfloat16, False
+    kept: dict[int, Any] = {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = _model(config, weights)
+        own = {p.untyped_storage()._cdata for p in model.parameters()}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in own:
+                kept[storage._cdata] = storage  # held on to, so that no later one gets its number
+            return tensor
+
+        how = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else nullcontext()
+        inputs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.long)}
+        inputs["position_ids"] = torch.cat([torch.arange(n) for n in lengths])[None]
+        if supports_forest(config):
+            inputs["whet_forest"] = layout
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), how:
+            model.get_decoder()(**inputs, use_cache=False)
+        return sum(storage.nbytes() for storage in kept.values())
+
+
+def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: str) -> int:
+    """Return ``activation_bytes`` of the first layer alone."""
+    one = copy.deepcopy(config)
+    one.get_text_config().num_hidden_layers = 1
+    return activation_bytes(one, lengths, precision=precision)
+
+
+def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    own = copy.deepcopy(config)
+    if supports_forest(own):
+        register()
+        own._attn_implementation = NAME
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+    model.tie_weights()
+    return model.train()
+
+
+def _numbers(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _cached(config: "PretrainedConfig") -> tuple[int, int]:
+    """Return the numbers that transformers' cache holds for each token of a sequence, and for a sequence of any
+    length."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    held = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = _model(config, torch.bfloat16).eval()
+        for tokens in (_SOME, 2 * _SOME):
+            cache = new_cache(model)
+            model.get_decoder()(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=True, **cache)
+            held.append(sum(tensor.numel() for one in cache.values() for tensor in tensors_of(one)))
+    per_token = (held[1] - held[0]) // _SOME
+    return per_token, held[0] - per_token * _SOME
+
+
+def _kv_per_token(text: Any) -> int:
+    """Return the numbers that one layer keeps per token. DeepSeek's latent attention keeps one compressed vector."""
+    if getattr(text, "kv_lora_rank", None):
+        return int(text.kv_lora_rank + text.qk_rope_head_dim)
+    if not getattr(text, "num_attention_heads", None):
+        return 0
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return int(2 * (getattr(text, "num_key_value_heads", None) or text.num_attention_heads) * size)

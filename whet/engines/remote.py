@@ -1,0 +1,152 @@
+"""A replica of an engine on another node: it is built in an actor of the run's cluster, as it would be in the run's own
+process, and called there. Who waits for what is the cluster's (``whet.cluster.base.Service``) and the engine's.
+
+    Router -> HostedGenerator ==== cluster ====> HostedEngine -> VllmGenerator -> vLLM in processes of its own
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from whet.base.errors import GeneratorError, RefitError, WhetError, WorkerError
+from whet.cluster.base import RankInfo
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.config import Deployment, GeneratorConfig
+from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+
+class HostedEngine:
+    """The far side. The engine has the GPUs that the cluster lets this process see."""
+
+    def __init__(self, config: GeneratorConfig, info: RankInfo) -> None:
+        self._config = config
+        self._refit: AbstractAsyncContextManager[Any] | None = None
+        self.engine: Any = None
+
+    def open(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> None:
+        """Build the engine, before all else."""
+        gpus = tuple(name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
+        self.engine = self._config.build_replica(model, tokenizer, replace(deployment, gpus=gpus))
+
+    async def sample(self, *request: Any) -> tuple[Completion, Metrics]:
+        """Return a completion, and what was counted since the last one."""
+        return await self.engine.sample(*request), self.engine.tally()
+
+    async def begin_refit(self, version: int, adapter: bool) -> None:
+        self._refit = self.engine.refit(version, adapter)
+        await self._refit.__aenter__()
+
+    async def end_refit(self, complete: bool) -> None:
+        assert self._refit is not None
+        refit, self._refit = self._refit, None
+        if complete:
+            await refit.__aexit__(None, None, None)
+        else:
+            await refit.__aexit__(RefitError, RefitError("the refit broke off"), None)
+
+    async def close(self) -> None:
+        if self.engine is not None:
+            await self.engine.close()
+
+
+class HostedGenerator:
+    """The near side, a ``Refittable``. The actor starts with the first call, and refuses what the engine refuses."""
+
+    def __init__(
+        self,
+        config: GeneratorConfig,
+        model: "PretrainedConfig",
+        tokenizer: "PreTrainedTokenizerBase | None",
+        deployment: Deployment,
+    ) -> None:
+        if deployment.cluster is None:
+            raise WhetError("generator.on_cluster needs the run's cluster, and there is none here")
+        self.config = config
+        self._given = (model, tokenizer, replace(deployment, cluster=None, cores=None))
+        self._built: asyncio.Future[None] | None = None  # the engine, once it was asked for
+        self.service = deployment.cluster.serve(HostedEngine, config, config.ranks, config.deadline)
+        self._metrics = Metrics()
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.config.dtype)
+        return dtype
+
+    @property
+    def ranks(self) -> int:
+        """See ``Engine``."""
+        return self.config.ranks
+
+    def tally(self) -> Metrics:
+        """See ``Refittable``."""
+        metrics, self._metrics = self._metrics, Metrics()
+        return metrics
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        try:
+            if self._built is None:
+                self._built = asyncio.ensure_future(self.service.call("open", *self._given))
+            await asyncio.shield(self._built)  # all calls wait for it, and each says why it failed
+            return await self.service.call(method, *args)
+        except WorkerError as error:
+            raise GeneratorError(f"the engine ({self.service.where}) is gone: {error}") from error
+        except GeneratorError as error:
+            where = f" (This engine is {self.service.where}: its messages are in the cluster's logs.)"
+            raise type(error)(str(error).removesuffix(where) + where) from error
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
+        """See ``Generator``."""
+        completion: Completion
+        completion, metrics = await self._ask("sample", prompt, params, session)
+        self._metrics.merge(metrics)
+        return completion
+
+    async def call(self, target: str, method: str, *args: Any) -> list[Any]:
+        """See ``Engine``."""
+        answers: list[Any] = await self._ask("engine.call", target, method, *args)
+        return answers
+
+    async def pause(self) -> None:
+        """See ``Generator``."""
+        await self._ask("engine.pause")
+
+    async def resume(self, version: int) -> None:
+        """See ``Generator``."""
+        await self._ask("engine.resume", version)
+
+    async def sleep(self, new_weights: bool = False) -> None:
+        """See ``Generator``."""
+        await self._ask("engine.sleep", new_weights)
+
+    async def wake(self, new_weights: bool = False) -> None:
+        """See ``Generator``."""
+        await self._ask("engine.wake", new_weights)
+
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["HostedGenerator"]]:
+        """See ``Refittable``."""
+        await self._ask("begin_refit", version, adapter)
+        try:
+            yield [self]
+        except BaseException:
+            with suppress(WhetError):  # the first error says more
+                await self._ask("end_refit", False)
+            raise
+        await self._ask("end_refit", True)
+
+    async def close(self) -> None:
+        """End the engine and its actor."""
+        if self._built is not None:
+            self._built.cancel()
+        await self.service.close()

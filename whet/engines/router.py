@@ -1,0 +1,278 @@
+"""Several replicas behind one generator. An episode stays with its replica and the samples of one prompt meet on one,
+where the prompt is computed once; what is neither goes to the least busy. Knows no engine by name.
+
+A replica that dies or freezes (``GeneratorError``, ``DeadlineError``) is lost: others answer what it had under way, and
+another is started in its place, beside the run, which serves from the next refit on that succeeds:
+
+    serving ──dies, freezes──► lost ──another is started──► ready ──proven refit──► serving
+
+Who waits for what: pauses and resumptions go to all replicas at once and return when the last has answered. Deadlines
+are the replicas' own; an error names the replica it comes from. Where none is left that serves, every call is an
+error."""
+
+import asyncio
+import hashlib
+import logging
+from array import array
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from whet.base.errors import DeadlineError, GeneratorError, ReplicaLostError, WhetError
+from whet.engines.base import Completion, Refittable, SamplingParams
+from whet.metrics import Metrics
+
+if TYPE_CHECKING:
+    import torch
+
+M = TypeVar("M")
+S = TypeVar("S")
+T = TypeVar("T")
+LOST = (GeneratorError, DeadlineError)
+log = logging.getLogger(__name__)
+
+
+class _Places:
+    """Which replica sampled what, for the newest ones: a server's weights never change, so that nothing else would be
+    forgotten."""
+
+    most = 65_536
+
+    def __init__(self) -> None:
+        self._numbers = OrderedDict[str | bytes, int]()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def of(self, name: str | bytes) -> int | None:
+        return self._numbers.get(name)
+
+    def put(self, name: str | bytes, number: int) -> None:
+        self._numbers[name] = number
+        self._numbers.move_to_end(name)
+        if len(self._numbers) > self.most:
+            self._numbers.popitem(last=False)
+
+    def drop(self, number: int) -> None:
+        """Forget all that a replica sampled."""
+        self._numbers = OrderedDict((name, other) for name, other in self._numbers.items() if other != number)
+
+    def clear(self) -> None:
+        self._numbers.clear()
+
+
+class Router(Generic[M]):
+    """``slack``: how many more requests than the least busy one a replica may have before a prompt that it knows goes
+    elsewhere. ``rebuild`` makes another engine for a number's place, at most ``restarts`` times for each."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Refittable[M]],
+        slack: int = 16,
+        rebuild: Callable[[int], Refittable[M]] | None = None,
+        restarts: int = 0,
+    ) -> None:
+        self.replicas = list(replicas)
+        self.slack, self.rebuild = slack, rebuild
+        self.load = [0] * len(self.replicas)  # requests under way
+        self.serving = set(range(len(self.replicas)))
+        self.ready = set[int]()  # started in the place of lost ones
+        self._restarts = [restarts if rebuild is not None else 0] * len(self.replicas)  # left to each
+        self._restarting = set[asyncio.Task[None]]()
+        self._under_way = [set[asyncio.Task[Completion]]() for _ in self.replicas]
+        self._settled = asyncio.Event()  # no weights are on their way
+        self._settled.set()
+        self._metrics = Metrics()
+        self._sessions = _Places()  # since the weights last changed: nothing older is cached anywhere
+        self._prompts = _Places()
+
+    async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
+        """See ``Generator``. When its replica is lost, another one samples it."""
+        while True:
+            await self._settled.wait()
+            number = self._choose(prompt, session)
+            engine = self.replicas[number]
+            task = asyncio.ensure_future(engine.sample(prompt, params, session))
+            self.load[number] += 1
+            self._under_way[number].add(task)
+            try:
+                await asyncio.wait({task})
+                if self._there(number, engine) or not task.cancelled():
+                    return await self._call(number, task)
+            except LOST as error:
+                self._lose(number, engine, error)
+            finally:
+                task.cancel()  # for whoever stops waiting
+                self.load[number] -= 1
+                self._under_way[number].discard(task)
+
+    def _choose(self, prompt: list[int], session: str) -> int:
+        """Return the session's replica; else the prompt's, where that is not too busy; else the least busy one."""
+        if not self.serving:
+            raise GeneratorError(f"all {len(self.replicas)} replicas of the generator are lost")
+        idle = min(sorted(self.serving), key=self.load.__getitem__)
+        number = self._sessions.of(session) if session else None
+        known = hashlib.blake2b(array("q", prompt)).digest()  # prompts are long, and kept for long
+        place = self._prompts.of(known)
+        if number is None:
+            number = idle if place is None else place
+            if self.load[number] - self.load[idle] >= self.slack:
+                number = idle
+        if session:
+            self._sessions.put(session, number)
+        self._prompts.put(known, number if place is None else place)
+        return number
+
+    # Replicas that are lost
+
+    def _there(self, number: int, engine: Refittable[M]) -> bool:
+        return self.replicas[number] is engine and number in self.serving | self.ready
+
+    def _lose(self, number: int, engine: Refittable[M], error: WhetError) -> None:
+        """Take a replica out. Raises ``error`` where no other one serves."""
+        if not self._there(number, engine):
+            return  # that is known
+        if self.serving == {number}:
+            raise error
+        log.warning("a replica is taken out, and the others go on: %s", error)
+        self._metrics.sum("generator/lost", 1)
+        self.serving.discard(number)
+        self.ready.discard(number)
+        self._sessions.drop(number)
+        self._prompts.drop(number)
+        for task in self._under_way[number]:
+            task.cancel()
+        restarting = asyncio.ensure_future(self._restart(number))
+        self._restarting.add(restarting)
+        restarting.add_done_callback(self._restarting.discard)
+
+    async def _restart(self, number: int) -> None:
+        """Put another engine in the place of one that is lost."""
+        while True:
+            with suppress(Exception):  # it is of no more use, whatever it says
+                await self.replicas[number].close()
+            if self.rebuild is None or not self._restarts[number]:
+                log.warning("replica %d of %d stays out: it is not started again", number + 1, len(self.replicas))
+                return
+            self._restarts[number] -= 1
+            self._metrics.sum("generator/restarts", 1)
+            engine = self.replicas[number] = self.rebuild(number)
+            try:
+                await self._call(number, engine.pause())  # which starts it
+                self.ready.add(number)
+                return
+            except WhetError as error:
+                log.warning("a replica could not be started again: %s", error)
+
+    async def _each(self, numbers: set[int], work: Callable[[Refittable[M]], Awaitable[None]]) -> None:
+        """``work`` with some replicas at once; those that are lost in it are taken out."""
+
+        async def of(number: int) -> None:
+            engine = self.replicas[number]
+            try:
+                await self._call(number, work(engine))
+            except LOST as error:
+                self._lose(number, engine, error)
+
+        answers = await asyncio.gather(*map(of, sorted(numbers)), return_exceptions=True)
+        errors = [answer for answer in answers if answer is not None]
+        if errors:
+            raise errors[0]
+
+    async def _call(self, number: int, call: Awaitable[T]) -> T:
+        return await _named(call, number + 1, len(self.replicas))
+
+    # Pauses and weights
+
+    async def pause(self) -> None:
+        """Return once no replica reads the weights."""
+        await self._each(self.serving, lambda replica: replica.pause())
+
+    async def resume(self, version: int) -> None:
+        """See ``Generator``."""
+        self._forget()
+        await self._each(self.serving, lambda replica: replica.resume(version))
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """The same for all."""
+        return self.replicas[0].dtype
+
+    @asynccontextmanager
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[Sequence[M]]:
+        """See ``Refittable``. Raises ``ReplicaLostError`` where one is lost meanwhile and others are left."""
+        self._settled.clear()
+        again = False  # where a replica is lost, requests wait for the next refit
+        engines: dict[int, Refittable[M]] = {}
+        try:
+            await self.pause()  # all at once
+            engines |= {number: self.replicas[number] for number in sorted(self.serving | self.ready)}
+            async with AsyncExitStack() as stack:
+                opened = []
+                for number, engine in engines.items():
+                    opened.append(await self._call(number, stack.enter_async_context(engine.refit(version, adapter))))
+                yield [model for models in opened for model in models]
+        except LOST as error:
+            await self._each(set(engines), lambda replica: replica.pause())  # who is it?
+            again = not all(self._there(number, engine) for number, engine in engines.items())
+            if not again:
+                raise
+            raise ReplicaLostError(f"while it took new weights, {error}") from error
+        finally:
+            if not again:
+                self._settled.set()
+        there = {number for number, engine in engines.items() if self._there(number, engine)}
+        self.ready -= there
+        self.serving |= there
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget where prompts are cached: under new weights they are nowhere."""
+        self._sessions.clear()
+        self._prompts.clear()
+
+    async def sleep(self, new_weights: bool = False) -> None:
+        """See ``Generator``."""
+        if self._restarting:
+            await asyncio.wait(self._restarting)  # an engine that starts takes room, too
+        await self._each(self.serving | self.ready, lambda replica: replica.sleep(new_weights))
+
+    async def wake(self, new_weights: bool = False) -> None:
+        """See ``Generator``."""
+        await self._each(self.serving | self.ready, lambda replica: replica.wake(new_weights))
+
+    def tally(self) -> Metrics:
+        """See ``Refittable``."""
+        metrics, self._metrics = self._metrics, Metrics()
+        for replica in self.replicas:
+            metrics.merge(replica.tally())
+        return metrics
+
+    async def close(self) -> None:
+        """Close all replicas, also where one of them raises."""
+        self._settled.set()  # requests that wait are told
+        for restarting in (tasks := list(self._restarting)):
+            restarting.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await of_each(self.replicas, lambda replica, _: replica.close())
+
+
+async def of_each(replicas: Sequence[S], work: Callable[[S, int], Awaitable[T]]) -> list[T]:
+    """Return ``work(replica, number)`` for all of them at once, numbered from 1. Raises the first error when all have
+    ended, that of a dead engine before what others raise because of it; it names the replica."""
+    jobs = [_named(work(replica, number), number, len(replicas)) for number, replica in enumerate(replicas, 1)]
+    answers = await asyncio.gather(*jobs, return_exceptions=True)
+    errors = [answer for answer in answers if isinstance(answer, BaseException)]
+    if errors:
+        raise min(errors, key=lambda error: not isinstance(error, GeneratorError))
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def _named(call: Awaitable[T], number: int, of: int) -> T:
+    try:
+        return await call
+    except WhetError as error:
+        if of > 1:
+            error.args = (f"replica {number} of {of}: {error}",)
+        raise

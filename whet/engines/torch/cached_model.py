@@ -1,0 +1,147 @@
+"""The engine of models that keep more than keys and values, or whose attention can't be swapped: sampled by
+transformers' own cache classes.
+
+Slower than ``EngineModel``: prompts are computed one at a time, each whole, and only rows of one prompt run together.
+So that a row depends on nothing beside it, to the bit, they always run ``WIDTH`` at a time; one by one where there are
+experts, whose products are as large as the tokens that chose them are many.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whet.base.errors import ConfigError
+from whet.engines.torch.decode_attention import ROWS
+from whet.engines.torch.engine_model import EngineModel, Rows, cannot_sample, keeps_more
+from whet.engines.torch.prefix import Prefix
+from whet.models.attention.states import fork, new_cache
+from whet.models.moe.experts import experts_of, use_grouped_experts
+
+if TYPE_CHECKING:
+    from transformers import Cache, PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+WIDTH = 8
+
+
+@dataclass(slots=True)
+class Snapshot(Prefix):
+    """What a prompt leaves in transformers' cache. Never changes once filled."""
+
+    cache: dict[str, "Cache"] = field(default_factory=dict)
+
+    def first(self, length: int) -> Prefix:
+        """Return nothing: a state can't be cut back."""
+        return Prefix(0)
+
+
+@dataclass(slots=True, eq=False)
+class _Bunch:
+    """Rows that go on from one prompt side by side."""
+
+    cache: dict[str, "Cache"]
+    taken: int = 0
+
+
+class StateRows:
+    """Rows under way, each a place in a bunch. A place whose row has left is computed on, and not looked at."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.places: list[tuple[_Bunch, int]] = []  # of each row
+
+    def join(self, prefixes: Iterable[Prefix]) -> None:
+        """Add rows at the end, in this order."""
+        open_ones: dict[int, _Bunch] = {}
+        for prefix in prefixes:
+            assert isinstance(prefix, Snapshot)
+            bunch = open_ones.get(id(prefix))
+            if bunch is None or bunch.taken == self.width:
+                bunch = open_ones[id(prefix)] = _Bunch(fork(prefix.cache, [0] * self.width))
+            self.places.append((bunch, bunch.taken))
+            bunch.taken += 1
+
+    def leave(self, row: int) -> None:
+        """Drop a row that is done. The last row takes its number."""
+        self.places[row] = self.places[-1]
+        self.places.pop()
+
+    def bunches(self, tokens: Sequence[int]) -> dict[_Bunch, list[int]]:
+        """Return each bunch with the next token at each of its places, from those of the rows."""
+        fed: dict[_Bunch, list[int]] = {}
+        for (bunch, place), token in zip(self.places, tokens, strict=True):
+            fed.setdefault(bunch, [0] * self.width)[place] = token
+        return fed
+
+
+def open_engine(model: "PreTrainedModel", pack: bool = True) -> EngineModel:
+    """Return the engine for a model. Raises ``ConfigError`` where there is none."""
+    return (CachedModel if keeps_more(model.config) else EngineModel)(model, pack)
+
+
+class CachedModel(EngineModel):
+    """An ``EngineModel`` of another kind; see the top."""
+
+    recalls = False  # beside a state of constant size, which is large, the number of tokens says little
+
+    def _prepare(self, model: "PreTrainedModel") -> None:
+        if (why := cannot_sample(model.config)) is not None:
+            raise ConfigError(why)
+        _tell(type(model).__name__)
+        use_grouped_experts(model)
+        self.width = 1 if any(True for _ in experts_of(model)) else WIDTH
+
+    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
+        rows = StateRows(self.width)
+        return rows, partial(self._decode, rows)
+
+    @torch.no_grad()
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[Prefix] | None = None
+    ) -> list[tuple[Prefix, Tensor]]:
+        """What each prompt leaves, and the logits [V] after its last token. Nothing is ``known``."""
+        found: list[tuple[Prefix, Tensor]] = []
+        for prompt in prompts:
+            state = new_cache(self.model)
+            (logits,) = self._run([list(prompt)], state)
+            found.append((Snapshot(len(prompt), cache=state), logits))
+        return found
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """The same, one token at a time: states can't be cut back."""
+        (prefix, logits), *_ = self.prefill([prompt])
+        rows, feed = self.open_rows(1)
+        rows.join([prefix])
+        scores = []
+        for token in tokens:
+            scores.append(float(torch.log_softmax(logits.double(), dim=-1)[token]))
+            logits = feed([token])[0]
+        return scores
+
+    @torch.no_grad()
+    def _decode(self, rows: StateRows, tokens: list[int]) -> Tensor:
+        """Feed each row its token; the logits [rows or more, V] of the next."""
+        found = {bunch: self._run([[t] for t in fed], bunch.cache) for bunch, fed in rows.bunches(tokens).items()}
+        logits = [found[bunch][place] for bunch, place in rows.places]
+        return torch.stack(logits + logits[-1:] * (-len(logits) % ROWS))
+
+    def _run(self, rows: list[list[int]], state: dict[str, "Cache"]) -> Tensor:
+        """Return the logits [rows, V] after the last token of each."""
+        ids = torch.tensor(rows, device=self.device)
+        last: Tensor = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **state).logits[:, -1]
+        return last.clone()
+
+
+@cache
+def _tell(name: str) -> None:
+    log.warning(
+        "the torch generator samples %s by transformers' own cache, which is slower: prompts are computed one at a "
+        "time, and only answers to one prompt together",
+        name,
+    )

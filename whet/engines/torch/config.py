@@ -1,0 +1,55 @@
+"""The settings of the in-process generator. Apart from it, so that a recipe is read without torch."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from whet.engines.config import Deployment, GeneratorConfig
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+    from whet.engines.torch.generator import TorchGenerator
+
+
+class TorchGeneratorConfig(GeneratorConfig):
+    """How the in-process generator runs."""
+
+    in_process: ClassVar[bool] = True
+    records_experts: ClassVar[bool] = True
+
+    dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """In which it computes. ``auto``: as ``learner.precision`` chooses."""
+    prefill_tokens: int = Field(default=4096, ge=1)
+    """Most prompt tokens in one forward (a longer prompt runs alone)."""
+    prefix_tokens: int = Field(default=8192, ge=0)
+    """Prompt tokens whose keys and values are kept for later requests; of models with recurrent layers none are."""
+    threads: int | None = Field(default=None, ge=1)
+    """Of this process's compute thread, which learners of ``cluster=local`` share; None leaves torch's choice."""
+    packed_weights: bool = True
+    """On a CPU, keep a second copy of weights in the order that products read, which is faster with few rows: in
+    bfloat16 of all matrices, in float32 of the output matrix alone."""
+
+    def cannot_run(self, model: "PretrainedConfig") -> str | None:
+        from whet.engines.torch.engine_model import cannot_sample
+
+        return cannot_sample(model)
+
+    def build_replica(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> "TorchGenerator":
+        from whet.processes.compute import compute_now
+
+        return compute_now(self._build, model, tokenizer, deployment)
+
+    def _build(
+        self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
+    ) -> "TorchGenerator":
+        import torch
+
+        from whet.engines.torch.engine_model import build_engine_model
+        from whet.engines.torch.generator import TorchGenerator
+        from whet.models.device import choose_device
+
+        engine = build_engine_model(model, None, getattr(torch, self.dtype), str(choose_device()))
+        return TorchGenerator(self, engine, tokenizer, deployment.cores, deployment.record_experts)

@@ -1,0 +1,393 @@
+"""Attention over cached keys and values, for sampling.
+
+transformers calls :func:`attention` in every layer (registered under ``NAME``); the keyword ``whet_cache`` given to the
+model tells what the tokens of this forward are: :class:`Prefill` for packed prompts, or what is new of them,
+:class:`DecodeCache` for one new token of each row. A row is one completion under way. Its keys lie in two places: its
+prompt in a *tile* shared with other rows of the same prompt, its own tokens in the row's part of the cache. The softmax
+runs over both.
+
+A row's result must not depend on its neighbours, to the bit. So every product has a number of rows that is a multiple
+of four (matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an
+exact zero, and padded keys come last in their part. Nor may what a prompt leaves depend on how much of it was known
+before: it is computed in tiles of one shape that lie where the positions say. Knows nothing of tokens, sampling or
+requests.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from whet.engines.torch.prefix import Prefix
+from whet.models.attention.dense import AttentionSettings, fused_attention, score_dtype
+
+NAME = "whet_decode"
+BLOCK = 64
+ROWS = 16  # the number of rows of a forward is a multiple of this
+QUERIES, KEYS = 64, 256  # of a tile of prefill
+
+
+class Cache(Protocol):
+    """The protocol of ``whet_cache``."""
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+        """query [1, heads, N, D], key and value [1, kv_heads, N, D or Dv] -> [1, N, heads, Dv]."""
+        ...
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    whet_cache: Cache | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute one attention layer of an engine model; transformers calls this."""
+    if whet_cache is None:
+        raise RuntimeError(f"a model with attention {NAME!r} was called without whet_cache")
+    settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
+    return whet_cache.attend(module.layer_idx, query, key, value, settings), None  # type: ignore[arg-type]
+
+
+def register() -> None:
+    """Make the attention known to transformers. No mask function goes with it: then transformers builds no masks."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attention)
+
+
+def _softmax(scores: Tensor, settings: AttentionSettings, bias: Tensor) -> Tensor:
+    """Return the probabilities of scores [..., heads, queries, keys] in float32 or float64; ``heads`` is the axis of
+    ``settings.sinks``."""
+    if settings.softcap is not None:
+        scores = torch.tanh(scores * (settings.scale / settings.softcap)) * settings.softcap + bias
+    else:
+        scores = torch.add(bias, scores, alpha=settings.scale)
+    if settings.sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sinks = settings.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+
+
+class Prefill:
+    """A forward over several prompts packed one after another, of each what comes after its ``known`` beginning; fills
+    one :class:`Prefix` for each.
+
+    Each prompt attends to itself only, so that its result is that of the prompt alone.
+    """
+
+    def __init__(self, lengths: Sequence[int], known: Sequence[Prefix]) -> None:
+        self.prefixes = [Prefix(length) for length in lengths]
+        self.known = known
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+        out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
+        start = 0
+        for prefix, known in zip(self.prefixes, self.known, strict=True):
+            if len(prefix.keys) != layer:
+                raise RuntimeError(f"attention layer {layer} was called as number {len(prefix.keys)}")
+            part = slice(start, start + prefix.length - known.length)
+            before = (known.keys[layer], known.values[layer]) if known.length else ((), ())
+            prefix.keys.append((*before[0], key[0, :, part].clone(memory_format=torch.contiguous_format)))
+            prefix.values.append((*before[1], value[0, :, part].clone(memory_format=torch.contiguous_format)))
+            keys, values = torch.cat(prefix.keys[layer], dim=1), torch.cat(prefix.values[layer], dim=1)
+            out[0, part] = _causal(query[0, :, part], keys, values, settings)
+            start = part.stop
+        return out
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Tensor:
+    """Return attention of the last tokens of a prompt to all of it, q [heads, N, D], k and v [kv_heads, length, D] ->
+    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, whatever N is;
+    on a GPU it is one operation, and its last digits may differ."""
+    (heads, new, width), (kv_heads, length, _), exact = q.shape, k.shape, score_dtype(q.dtype)
+    first, pad = length - new, nn.functional.pad
+    if q.device.type != "cpu" and settings.softcap is None and settings.sinks is None:
+        whole = first == 0 and (settings.window is None or length <= settings.window)
+        mask = None if whole else _visible(first, length, length, settings.window, q.device)
+        return fused_attention(q[None], k[None], v[None], mask, settings.scale)[0].transpose(0, 1)
+    tiles = pad(q, (0, 0, first % QUERIES, -length % QUERIES)).to(exact).view(heads, -1, QUERIES, width).transpose(0, 1)
+    keys, values = (pad(x, (0, 0, 0, -length % KEYS)).to(exact).split(KEYS, dim=1) for x in (k, v))
+    outs = []
+    for number, tile in enumerate(tiles, first // QUERIES):
+        start, end = number * QUERIES, (number + 1) * QUERIES
+        seen = range(-(-end // KEYS))
+        queries = tile.reshape(kv_heads, -1, width)
+        scores = torch.cat([queries @ keys[i].mT for i in seen], dim=-1).view(heads, QUERIES, -1)
+        hidden = ~_visible(start, end, scores.shape[-1], settings.window, q.device)
+        bias = torch.zeros_like(hidden, dtype=exact).masked_fill_(hidden, float("-inf"))
+        p = _softmax(scores, settings, bias).view(kv_heads, -1, scores.shape[-1]).split(KEYS, dim=-1)
+        out = p[0] @ values[0]
+        for i in seen[1:]:
+            out += p[i] @ values[i]
+        outs.append(out.view(heads, QUERIES, -1))
+    return torch.cat(outs, dim=1)[:, first % QUERIES :][:, :new].transpose(0, 1).to(q.dtype)
+
+
+def _visible(start: int, end: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """Return which keys each query may see, [end - start, length]."""
+    distance = torch.arange(start, end, device=device)[:, None] - torch.arange(length, device=device)
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def size_class(length: int) -> int:
+    """Return the padded length of a prompt of ``length`` tokens: a property of the prompt alone, at most half as much
+    again.
+
+    >>> [size_class(n) for n in (1, 65, 129, 193, 300, 400)]
+    [64, 128, 192, 256, 384, 512]
+    """
+    step = max(BLOCK, 1 << max((length - 1).bit_length() - 2, 0))
+    return -(-length // step) * step
+
+
+class _Tiles:
+    """Prompts of one size class. A tile is one prompt and up to ``places`` rows that continue it.
+
+    keys per layer [tiles, kv_heads, length, D]. A group with more rows than places has several tiles; how many places a
+    tile has changes the speed, not the result.
+    """
+
+    def __init__(self, length: int, places: int) -> None:
+        self.length, self.places = length, places
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.prefixes: list[Prefix] = []  # [tiles]
+        self.rows: list[list[int]] = []  # [tiles][at most places]
+        self.gather: Tensor | None = None  # [tiles * places] the row at each place; row 0 where there is none
+        self.row_index = self.place_index = torch.empty(0)  # [members] rows and their places
+        self.aligned = False  # every place is taken, and by the row of its number
+
+    def add(self, row: int, prefix: Prefix) -> None:
+        self.gather = None
+        for tile, rows in enumerate(self.rows):
+            if self.prefixes[tile] is prefix and len(rows) < self.places:
+                rows.append(row)
+                return
+        tile = len(self.rows)
+        if not self.keys or tile == self.keys[0].shape[0]:
+            self._grow(prefix, max(4, tile * 2))
+        for packed, pieces in zip(self.keys + self.values, prefix.keys + prefix.values, strict=True):
+            end = 0
+            for piece in pieces:
+                start, end = end, end + piece.shape[1]
+                packed[tile, :, start:end] = piece
+            packed[tile, :, end:] = 0
+        self.prefixes.append(prefix)
+        self.rows.append([row])
+
+    def _grow(self, prefix: Prefix, tiles: int) -> None:
+        def grown(old: list[Tensor], like: list[tuple[Tensor, ...]]) -> list[Tensor]:
+            new = []
+            for layer, (x, *_) in enumerate(like):  # one layer at a time: the old one can go before the next is made
+                target = x.new_zeros(tiles, x.shape[0], self.length, x.shape[2])
+                if old:
+                    target[: old[layer].shape[0]] = old[layer]
+                    old[layer] = target
+                new.append(target)
+            return new
+
+        self.keys, self.values = grown(self.keys, prefix.keys), grown(self.values, prefix.values)
+
+    def remove(self, row: int) -> None:
+        self.gather = None
+        for tile, rows in enumerate(self.rows):
+            if row in rows:
+                rows.remove(row)
+                if not rows:
+                    self._drop(tile)
+                return
+
+    def _drop(self, tile: int) -> None:
+        last = len(self.rows) - 1
+        if tile != last:
+            for packed in self.keys + self.values:
+                packed[tile] = packed[last]
+            self.rows[tile], self.prefixes[tile] = self.rows[last], self.prefixes[last]
+        self.rows.pop()
+        self.prefixes.pop()
+
+    def rename(self, old: int, new: int) -> None:
+        self.gather = None
+        for rows in self.rows:
+            if old in rows:
+                rows[rows.index(old)] = new
+
+    def index(self, device: torch.device, rows: int) -> None:
+        """Find where the rows of a forward over ``rows`` rows (padded) are in the tiles."""
+        if self.gather is not None and (len(self.row_index) == rows or not self.aligned):
+            return
+        gather = [row for rows in self.rows for row in rows + [0] * (self.places - len(rows))]
+        members = sorted((row, t * self.places + i) for t, rows in enumerate(self.rows) for i, row in enumerate(rows))
+        self.gather = torch.tensor(gather, device=device)
+        self.row_index = torch.tensor([row for row, _ in members], device=device)
+        self.place_index = torch.tensor([place for _, place in members], device=device)
+        self.aligned = members == [(i, i) for i in range(rows)] and len(gather) == rows
+
+    def product(self, packed: Tensor, x: Tensor, transpose: bool) -> Tensor:
+        """Multiply x [M, kv_heads, G, A] of all rows with their tiles' keys or values -> [members, kv_heads, G, B]."""
+        tiles, places, (_, kv_heads, group, width) = len(self.rows), self.places, x.shape
+        x = x if self.aligned else x.index_select(0, self.gather)  # type: ignore[arg-type]
+        x = x.view(tiles, places, kv_heads, group, width).transpose(1, 2)
+        other = packed[:tiles].flatten(0, 1)
+        y = torch.bmm(x.reshape(tiles * kv_heads, places * group, width), other.transpose(1, 2) if transpose else other)
+        y = y.view(tiles, kv_heads, places, group, -1).transpose(1, 2).flatten(0, 1)
+        return y if self.aligned else y.index_select(0, self.place_index)
+
+
+class DecodeCache:
+    """Keys and values of rows ``0 .. active - 1``, each with a prompt (shared) and its own tokens.
+
+    Own keys per layer: [capacity, kv_heads, span, D], where ``span`` grows in blocks: batched products are fast only on
+    tensors without gaps. Use: ``join`` and ``leave`` change the rows, ``begin`` opens a forward of one token per row.
+    """
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self.capacity = -(-capacity // ROWS) * ROWS
+        self.device = device
+        self.prefixes: list[Prefix] = []  # [active]
+        self.lengths: list[int] = []  # [active] own tokens in the cache
+        self.span = 0
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self.tiles: dict[int, _Tiles] = {}
+        self.padded = 0  # rows of the forward under way
+        self._biases: dict[int | None, Tensor] = {}
+        self._scores: dict[tuple[int, ...], Tensor] = {}
+
+    @property
+    def active(self) -> int:
+        return len(self.prefixes)
+
+    def join(self, prefixes: Iterable[Prefix]) -> None:
+        """Add rows at the end, in this order, with no tokens of their own yet."""
+        for prefix in (new := list(prefixes)):
+            self.prefixes.append(prefix)
+            self.lengths.append(0)
+        self._choose_places()
+        for row in range(self.active - len(new), self.active):
+            prefix = self.prefixes[row]
+            self.tiles[size_class(prefix.length)].add(row, prefix)
+
+    def _choose_places(self) -> None:
+        """Open the size classes that are new, with tiles as wide as the number of rows per prompt suggests."""
+        classes: dict[int, list[int]] = {}
+        for prefix in self.prefixes:
+            classes.setdefault(size_class(prefix.length), []).append(id(prefix))
+        for length, members in classes.items():
+            if length not in self.tiles:
+                each = len(members) / len(set(members))
+                self.tiles[length] = _Tiles(length, 16 if each > 12 else 8 if each > 6 else 4)
+
+    def leave(self, row: int) -> None:
+        """Drop a row that is done. The last row takes its number, so that rows stay without gaps."""
+        last = self.active - 1
+        tiles = self.tiles[size_class(self.prefixes[row].length)]
+        tiles.remove(row)
+        if not tiles.rows:
+            del self.tiles[tiles.length]
+        if row != last:
+            self.tiles[size_class(self.prefixes[last].length)].rename(last, row)
+            for own in self.keys + self.values:
+                own[row, :, : self.lengths[last]] = own[last, :, : self.lengths[last]]
+            self.prefixes[row], self.lengths[row] = self.prefixes[last], self.lengths[last]
+        self.prefixes.pop()
+        self.lengths.pop()
+        if not self.prefixes:  # a learner may need the memory next
+            self.span, self.keys, self.values, self._scores, self._biases = 0, [], [], {}, {}
+
+    def begin(self) -> tuple[int, list[int]]:
+        """Make room for one token per row. Returns the number of rows to run (padded) and the tokens' positions."""
+        self.padded = -(-self.active // ROWS) * ROWS
+        self._fit_span(max(self.lengths) + 1)
+        padding = [0] * (self.padded - self.active)
+        self._lengths = torch.tensor(self.lengths + padding, device=self.device)
+        self._prompts = torch.tensor([p.length for p in self.prefixes] + padding, device=self.device)
+        self._rows = torch.arange(self.padded, device=self.device)
+        self._biases = {}
+        for tiles in self.tiles.values():
+            tiles.index(self.device, self.padded)
+        self._prompt_span = max(self.tiles)
+        self._scores = {}
+        return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
+
+    def commit(self) -> None:
+        """End a forward: each row has one token more."""
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def _fit_span(self, needed: int) -> None:
+        if needed <= self.span <= max(4 * needed, 4 * BLOCK) and self.keys:
+            return
+        if self.device.type != "cpu" and needed > self.span:
+            needed = max(needed, 2 * self.span)  # a GPU's allocator keeps every size that was once asked for
+        self.span = -(-needed // BLOCK) * BLOCK
+        first = self.prefixes[0]
+
+        def fitted(old: list[Tensor], like: list[tuple[Tensor, ...]]) -> list[Tensor]:
+            new = []
+            for layer, (x, *_) in enumerate(like):  # one layer at a time: the old one can go before the next is made
+                target = x.new_zeros(self.capacity, x.shape[0], self.span, x.shape[2])
+                if old:
+                    kept = min(self.span, old[layer].shape[2])
+                    target[:, :, :kept] = old[layer][:, :, :kept]
+                    old[layer] = target
+                new.append(target)
+            return new
+
+        self.keys, self.values = fitted(self.keys, first.keys), fitted(self.values, first.values)
+
+    def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Return what is added to scores, [M, 1, 1, prompt span + own span]: 0 where a row sees the key, -inf
+        elsewhere. The same in all layers."""
+        if (bias := self._biases.get(window)) is None:
+            prompt_at = torch.arange(self._prompt_span, device=self.device)
+            own_at = torch.arange(self.span, device=self.device)
+            lengths, prompts = self._lengths[:, None], self._prompts[:, None]
+            prompt, own = prompt_at < prompts, own_at <= lengths
+            if window is not None:
+                prompt = prompt & (prompts + lengths - prompt_at < window)
+                own = own & (lengths - own_at < window)
+            bias = torch.zeros(self.padded, 1, 1, self._prompt_span + self.span, dtype=dtype, device=self.device)
+            bias.masked_fill_(~torch.cat([prompt, own], dim=1)[:, None, None], float("-inf"))
+            self._biases[window] = bias
+        return bias
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
+        rows, span = self.padded, self.span
+        own_keys, own_values = self.keys[layer], self.values[layer]
+        own_keys[self._rows, :, self._lengths] = key[0].transpose(0, 1)
+        own_values[self._rows, :, self._lengths] = value[0].transpose(0, 1)
+        heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
+        group = heads // kv_heads
+        q = query[0].transpose(0, 1).reshape(rows, kv_heads, group, width)
+
+        shape = (rows, kv_heads, group, self._prompt_span + span)
+        if (scores := self._scores.get(shape)) is None:  # every layer's finite scores overwrite the last layer's
+            scores = self._scores[shape] = torch.zeros(shape, dtype=score_dtype(q.dtype), device=q.device)
+        own = torch.bmm(q.flatten(0, 1), own_keys[:rows].flatten(0, 1).transpose(1, 2))
+        scores[..., self._prompt_span :] = own.view(rows, kv_heads, group, span)
+        for tiles in self.tiles.values():
+            seen = tiles.product(tiles.keys[layer], q, True)
+            if tiles.aligned:
+                scores[..., : tiles.length] = seen
+            else:
+                scores[tiles.row_index, :, :, : tiles.length] = seen.to(scores.dtype)
+
+        bias = self._bias(settings.window, scores.dtype)
+        p = _softmax(scores.view(rows, heads, 1, -1), settings, bias).view(shape).to(own_values.dtype)
+        own_p = p[..., self._prompt_span :].reshape(rows * kv_heads, group, span)
+        out = torch.bmm(own_p, own_values[:rows].flatten(0, 1)).view(rows, kv_heads, group, -1)
+        for tiles in self.tiles.values():
+            seen = tiles.product(tiles.values[layer], p[..., : tiles.length], False)
+            if tiles.aligned:
+                out += seen
+            else:
+                out.index_add_(0, tiles.row_index, seen)
+        return out.view(1, rows, heads, -1)

@@ -1,0 +1,233 @@
+"""Continuous batching: requests wait in a queue, take rows as these come free, and advance by one token per step.
+
+Flows through: requests in, finished requests out. One thread calls it; it knows no asyncio, no pauses and no deadlines.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.core.expert_ids import Ids, unknown
+from whet.engines.base import Completion, SamplingParams
+from whet.engines.sampling import sample_tokens, uniform_stream
+from whet.engines.torch.decode_attention import BLOCK, ROWS
+from whet.engines.torch.engine_model import EngineModel
+from whet.engines.torch.prefix import Prefix
+from whet.engines.torch.prefix_cache import Known, PrefixStore, shared
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One completion: what was asked for and what has been sampled so far."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    limit: int  # most tokens it may have: its own limit or what the context leaves
+    uniforms: np.ndarray = field(init=False)  # [limit] one draw per token
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: tuple[int, int] | None = None
+    finish: Literal["stop", "length", "aborted"] | None = None
+    cached: int = 0  # tokens of the prompt that were not computed for it
+    experts: list[Ids] = field(default_factory=list)  # of the prompt's tokens and those that were fed, where recorded
+    cancelled: bool = False  # set by another thread; the row is given up before the next step
+
+    def __post_init__(self) -> None:
+        self.uniforms = uniform_stream(self.params.seed, max(self.limit, 0))
+
+    def take(self, token: int, logprob: float, version: int, tokenizer: "PreTrainedTokenizerBase | None") -> None:
+        """Append a sampled token and see whether it ends the completion."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.versions = (version if self.versions is None else self.versions[0], version)
+        if token in self.params.stop_token_ids or (self.params.stop and self._completes_stop(tokenizer)):
+            self.finish = "stop"
+        elif len(self.tokens) >= self.limit:
+            self.finish = "length"
+
+    def _completes_stop(self, tokenizer: "PreTrainedTokenizerBase | None") -> bool:
+        """A character takes at most 4 tokens (one per byte), so this tail holds any stop string that just ended."""
+        assert tokenizer is not None
+        tail = self.tokens[-4 * max(len(stop) for stop in self.params.stop) - 4 :]
+        text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return any(stop in text for stop in self.params.stop)
+
+    def completion(self, version: int) -> Completion:
+        """The result; ``version`` stands in where nothing was sampled."""
+        versions = self.versions or (version, version)
+        result = Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached)
+        if self.experts:
+            last = len(self.prompt) + len(self.tokens) - sum(map(len, self.experts))
+            result.experts = np.concatenate([*self.experts, unknown(last, self.experts[0].shape[1:])])
+        return result
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; seconds of the engine's thread."""
+
+    prompt_tokens: int = 0  # of all requests
+    prefill_tokens: int = 0  # of them, those that were computed
+    decode_steps: int = 0
+    sampled_tokens: int = 0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0  # the model's forward
+    sampling_seconds: float = 0.0
+
+    def copy(self) -> "Counters":
+        return replace(self)
+
+    def since(self, before: "Counters") -> "Counters":
+        """What was added after ``before`` was copied."""
+        return Counters(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
+
+
+class Decoder:
+    """The rows under way and the queue. ``step`` admits what fits and advances every row by one token."""
+
+    def __init__(
+        self,
+        engine: EngineModel,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        max_batch: int,
+        prefill_tokens: int,
+        prefix_tokens: int,
+    ) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.max_batch, self.prefill_tokens = max_batch, prefill_tokens
+        self.queue: deque[Request] = deque()
+        self.rows: list[Request] = []  # row i of the cache is rows[i]
+        self.cache, self.feed = engine.open_rows(max_batch)
+        self.known = PrefixStore(prefix_tokens)  # under the present weights
+        self.version = 0
+        self.counters = Counters()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.queue or self.rows)
+
+    def forget_prefixes(self) -> None:
+        """The weights changed: new requests compute their prompts anew. Rows under way keep what they have."""
+        self.known.clear()
+
+    def readmit(self) -> None:
+        """Put the rows under way first in the queue: what they have so far will be computed anew, as a prompt."""
+        for row in reversed(range(len(self.rows))):
+            self.cache.leave(row)
+            self.queue.appendleft(self.rows.pop())
+
+    def step(self) -> list[Request]:
+        """Returns the requests that ended in this step."""
+        ended = self._drop(lambda request: request.cancelled)
+        ended += self._admit()
+        if self.rows:
+            started = perf_counter()
+            logits = self.feed([request.tokens[-1] for request in self.rows])
+            if self.engine.experts is not None:
+                for request, ids in zip(self.rows, self.engine.experts, strict=False):
+                    request.experts.append(ids[None])
+            sampled = perf_counter()
+            self._sample(self.rows, logits)
+            self.counters.decode_steps += 1
+            self.counters.decode_seconds += sampled - started
+            self.counters.sampling_seconds += perf_counter() - sampled
+            ended += self._drop(lambda request: request.finish is not None)
+        return ended
+
+    def _drop(self, done: Callable[[Request], bool]) -> list[Request]:
+        dropped = []
+        for row in reversed(range(len(self.rows))):
+            if done(self.rows[row]):
+                dropped.append(self.rows[row])
+                self.cache.leave(row)  # the last row takes its number
+                self.rows[row] = self.rows[-1]
+                self.rows.pop()
+        return dropped
+
+    def _admit(self) -> list[Request]:
+        """Fill the free rows from the queue; each new request gets its first token. Returns those that end with it."""
+        taken: list[Request] = []
+        ended: list[Request] = []
+        while self.queue and len(self.rows) + len(taken) < self.max_batch:
+            request = self.queue.popleft()
+            if request.cancelled:
+                ended.append(request)
+            else:
+                taken.append(request)
+        if not taken:
+            return ended
+        started = perf_counter()
+        known = self._prompts(taken)
+        sampled = perf_counter()
+        for request, one in zip(taken, known, strict=True):
+            if one.prefix.experts is not None:  # of what was fed before, those of then
+                request.experts.append(one.prefix.experts[sum(map(len, request.experts)) :])
+        logits = [one.logits for one in known]
+        self._sample(taken, torch.stack(logits + logits[-1:] * (-len(logits) % ROWS)))
+        self.counters.prefill_seconds += sampled - started
+        self.counters.sampling_seconds += perf_counter() - sampled
+        staying = [(request, one.prefix) for request, one in zip(taken, known, strict=True) if request.finish is None]
+        self.cache.join(prefix for _, prefix in staying)
+        self.rows += [request for request, _ in staying]
+        return ended + [request for request in taken if request.finish is not None]
+
+    def _prompts(self, requests: Sequence[Request]) -> list[Known]:
+        """What the requests continue, computed where it is not known."""
+        wanted = [request.prompt + tuple(request.tokens) for request in requests]
+        found = {prompt: self.known.get(prompt) for prompt in wanted}
+        computed: dict[tuple[int, ...], int] = {}
+        missing = sorted(prompt for prompt, known in found.items() if known is None)
+        while missing:
+            pack, missing = self._pack(missing)
+            results = self.engine.prefill(list(pack), list(pack.values()))
+            for (prompt, beginning), (prefix, logits) in zip(pack.items(), results, strict=True):
+                found[prompt] = self.known.add(prompt, Known(prefix, logits))
+                computed[prompt] = len(prompt) - beginning.length
+        self.known.trim()
+        self.counters.prompt_tokens += sum(map(len, wanted))
+        self.counters.prefill_tokens += sum(computed.values())
+        for request, prompt in zip(requests, wanted, strict=True):
+            new = computed.pop(prompt, 0)  # the first one computes it for all
+            request.cached = request.cached if request.tokens else len(prompt) - new
+        return [known for prompt in wanted if (known := found[prompt]) is not None]
+
+    def _pack(self, missing: list[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], Prefix], list[tuple[int, ...]]]:
+        """Choose what one forward of bounded size computes; ``missing`` is sorted: what begins alike stands side by
+        side. Returns (its prompts, with what is known of their beginnings; those that are left for later)."""
+        pack: dict[tuple[int, ...], Prefix] = {}
+        later: list[tuple[int, ...]] = []
+        before: tuple[int, ...] = ()
+        size = 0
+        for prompt in missing:
+            known = self.known.longest(prompt)
+            new = len(prompt) - known.length
+            waits = shared(before, prompt) >= known.length + BLOCK  # for what the one before it leaves
+            if pack and (waits or size + new > self.prefill_tokens):
+                later.append(prompt)
+            else:
+                pack[prompt] = known
+                size += new
+            before = prompt
+        return pack, later
+
+    def _sample(self, requests: Sequence[Request], logits: Tensor) -> None:
+        tokens, logprobs = sample_tokens(
+            logits,
+            [float(request.uniforms[len(request.tokens)]) for request in requests],
+            [request.params.distribution for request in requests],
+            [request.params.greedy for request in requests],
+        )
+        if not np.isfinite(logprobs).all():
+            raise FloatingPointError("the model's logits are not finite; the weights are damaged")
+        for request, token, logprob in zip(requests, tokens, logprobs, strict=True):
+            request.take(token, logprob, self.version, self.tokenizer)
+        self.counters.sampled_tokens += len(requests)

@@ -1,0 +1,247 @@
+"""A transformers model as the engine of a generator: weights in, prefill and decode steps out.
+
+Flows through: named tensors into parameters, token ids to logits. Knows no requests, no sampling and no asyncio.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.base.errors import ConfigError, RefitError
+from whet.core.expert_ids import Ids
+from whet.engines.torch import decode_attention
+from whet.engines.torch.decode_attention import ROWS, DecodeCache, Prefill
+from whet.engines.torch.prefix import Prefix
+from whet.models.attention.forest import supports_forest
+from whet.models.attention.states import steps
+from whet.models.moe.routing import RouteRecorder, cannot_replay
+from whet.models.packed_linear import pack_linears
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+_ATTENDS_TWICE = {"diffllama", "hrm_text"}
+
+
+def build_engine_model(
+    config: "PretrainedConfig", state: dict[str, Tensor] | None, dtype: torch.dtype, device: str = "cpu"
+) -> "PreTrainedModel":
+    """A causal language model of ``config`` with the weights ``state`` (Hugging Face names), or none yet.
+
+    Nothing is initialised at random: without ``state`` the weights are whatever lay in memory.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    with torch.device(device), no_init_weights():
+        own = copy.deepcopy(config)  # the engine changes its attention; a learner may hold the same config
+        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+    model.tie_weights()
+    if state is not None:
+        loading = Loading(model)
+        loading.load(state.items())
+        loading.check_complete()
+    return model
+
+
+def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
+    """Every parameter and persistent buffer once, under its Hugging Face name; a tied head is not repeated."""
+    yield from ((name, parameter.data) for name, parameter in model.named_parameters())
+    persistent = model.state_dict(keep_vars=True).keys()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+class Loading:
+    """Copies tensors, some at a time, into the model's own, in place, casting to its dtype.
+
+    In the end the whole set must have come. A tied head may come or not; if it comes it must equal the embedding it is
+    tied to.
+    """
+
+    def __init__(self, model: "PreTrainedModel") -> None:
+        self._targets = dict(model.state_dict(keep_vars=True))
+        self._written: dict[tuple[int, torch.Size], str] = {}
+        self._wrong: dict[str, str] = {}  # why, by name
+
+    @torch.no_grad()
+    def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
+        """Take some of the set."""
+        for name, source in named:
+            target = self._targets.get(name)
+            if target is None:
+                self._wrong[name] = "the model has no such weight"
+            elif target.shape != source.shape:
+                self._wrong[name] = f"shape {list(source.shape)}, the model's is {list(target.shape)}"
+            elif (first := self._written.setdefault((target.data_ptr(), target.shape), name)) != name:
+                if not torch.equal(target, source.to(target.device, target.dtype)):
+                    self._wrong[name] = f"differs from {first}, to which the model ties it"
+            else:
+                target.copy_(source)
+
+    def check_complete(self) -> None:
+        """Raise ``RefitError`` naming what is missing, unexpected or of another shape."""
+        missing = (
+            name for name, target in self._targets.items() if (target.data_ptr(), target.shape) not in self._written
+        )
+        wrong = dict.fromkeys(missing, "missing") | self._wrong
+        if wrong:
+            lines = [f"{name}: {why}" for name, why in wrong.items()]
+            more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+            raise RefitError("the weights do not fit the model:\n  " + "\n  ".join(lines[:8]) + more, wrong)
+
+
+class OpenEngine(Loading):
+    """An engine's model while it takes new weights. See ``OpenModel``."""
+
+    def __init__(self, engine: "EngineModel") -> None:
+        super().__init__(engine.model)
+        self._engine = engine
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return ((name, self._targets[name].detach()) for name in self._written.values())
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        self._engine.weights_changed()
+        return self._engine.score_decode(prompt, tokens)
+
+
+class Rows(Protocol):
+    """Completions under way, ``0 .. n - 1``."""
+
+    def join(self, prefixes: Iterable[Prefix]) -> None:
+        """Add rows that go on from what their prompts left, at the end and in this order."""
+        ...
+
+    def leave(self, row: int) -> None:
+        """Drop a row; the last one takes its number."""
+        ...
+
+
+class EngineModel:
+    """Runs prefill and decode steps of ``model``, which it takes over: attention is swapped, linear layers packed."""
+
+    recalls = True  # what prompts left is worth keeping for later ones
+
+    def __init__(self, model: "PreTrainedModel", pack: bool = True) -> None:
+        self._prepare(model)
+        self.model = model.eval().requires_grad_(False)
+        self.layers: int = model.config.get_text_config().num_hidden_layers
+        self.device = model.get_input_embeddings().weight.device
+        self.vocab: int = model.get_input_embeddings().num_embeddings
+        self.linears = pack_linears(model) if pack else []
+        self.recorder: RouteRecorder | None = None
+        self.experts: Ids | None = None  # that the tokens of the last forward went to, where they are recorded
+
+    def _prepare(self, model: "PreTrainedModel") -> None:
+        if (why := keeps_more(model.config)) is not None:
+            raise ConfigError(_unsupported(type(model).__name__, why))
+        decode_attention.register()
+        model.set_attn_implementation(decode_attention.NAME)
+
+    def record_experts(self) -> None:
+        """From now on keep ``experts``, and those of prompts. Raises ``ConfigError`` where that can't be done."""
+        if (why := cannot_replay(self.model.config)) is not None:
+            raise ConfigError(f"{why}; leave it out")
+        self.recorder = RouteRecorder(self.model)
+
+    def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
+        """Return an empty set of up to ``capacity`` rows, and what feeds each row its token: it returns the logits
+        [rows or more, V] of the next."""
+        cache = DecodeCache(capacity, self.device)
+        return cache, partial(self.decode, cache)
+
+    def open(self) -> OpenEngine:
+        """Return the model, to take new weights."""
+        return OpenEngine(self)
+
+    def weights_changed(self) -> None:
+        """Call after weights were written, in whatever way: nothing derived from the old ones is used again."""
+        for linear in self.linears:
+            linear.refresh()
+
+    @torch.no_grad()
+    def prefill(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[Prefix] | None = None
+    ) -> list[tuple[Prefix, Tensor]]:
+        """The keys and values of each prompt and the logits [V] after its last token, all in one forward over what
+        comes after the ``known`` beginning of each, which leaves at least its last token."""
+        known = known or [Prefix(0)] * len(prompts)
+        lengths = [len(prompt) for prompt in prompts]
+        new = [range(prefix.length, length) for prefix, length in zip(known, lengths, strict=True)]
+        padding = [0] * (-sum(map(len, new)) % ROWS)
+        tokens = [prompt[i] for prompt, part in zip(prompts, new, strict=True) for i in part] + padding
+        positions = [position for part in new for position in part] + padding
+        last = (torch.tensor([len(part) for part in new]).cumsum(0) - 1).tolist()
+        state = Prefill(lengths, known)
+        logits = self._forward(state, tokens, positions, last + last[-1:] * (-len(last) % ROWS))
+        if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
+            raise ConfigError(
+                _unsupported(type(self.model).__name__, "not every layer is attention with keys and values of its own")
+            )
+        if self.experts is not None:
+            parts = np.split(self.experts, np.cumsum([len(part) for part in new]))
+            for prefix, old, own in zip(state.prefixes, known, parts, strict=False):
+                prefix.experts = own if old.experts is None else np.concatenate([old.experts, own])
+        return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
+
+    @torch.no_grad()
+    def decode(self, cache: DecodeCache, tokens: list[int]) -> Tensor:
+        """Feed each active row its token; the logits [rows rounded up to a multiple of 16, V] of the next."""
+        rows, positions = cache.begin()
+        logits = self._forward(cache, tokens + [0] * (rows - len(tokens)), positions, None)
+        cache.commit()
+        return logits
+
+    def _forward(
+        self, state: decode_attention.Cache, tokens: list[int], positions: list[int], keep: list[int] | None
+    ) -> Tensor:
+        logits: Tensor = self.model(
+            input_ids=torch.tensor([tokens], device=self.device),
+            position_ids=torch.tensor([positions], device=self.device),
+            use_cache=False,
+            logits_to_keep=0 if keep is None else torch.tensor(keep, device=self.device),
+            whet_cache=state,
+        ).logits[0]
+        self.experts = None if self.recorder is None else self.recorder.take()
+        return logits
+
+    def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, through the decode path: in one step, with a row
+        for each token, which is fed the token before it."""
+        text = [*prompt, *tokens]
+        (prefix, _), *_ = self.prefill([text])
+        rows, feed = self.open_rows(len(tokens))
+        fed = range(len(prompt) - 1, len(text) - 1)
+        rows.join(prefix.first(place) for place in fed)
+        logits = feed([text[place] for place in fed])[: len(tokens)].double()
+        return logits.log_softmax(dim=-1)[range(len(tokens)), list(tokens)].tolist()
+
+
+def keeps_more(config: "PretrainedConfig") -> str | None:
+    """Return, in words, what in a model is not attention over keys and values of its own that can be swapped."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if getattr(text, "num_kv_shared_layers", 0):
+        return "some of its layers share the keys and values of others"
+    if text.model_type in _ATTENDS_TWICE:
+        return "its layers attend more than once"
+    return None if supports_forest(config) else "transformers cannot swap its attention (AttentionInterface)"
+
+
+def cannot_sample(config: "PretrainedConfig") -> str | None:
+    """Return why models of this config can't be sampled from in this process, in words."""
+    why = keeps_more(config)
+    if why is None or steps(config):
+        return None
+    return _unsupported(config.model_type, f"{why}, and it is not known to go on exactly from transformers' cache")
+
+
+def _unsupported(name: str, why: str) -> str:
+    return f"the torch generator cannot run {name}: {why}. It needs another generator"

@@ -1,0 +1,36 @@
+"""What a prompt leaves in a model's cache, for the rows and prompts that continue it. Knows no attention."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from whet.core.expert_ids import Ids
+
+
+@dataclass(slots=True)
+class Prefix:
+    """The keys and values of one prompt, in pieces that lie one after another: prompts that begin alike share those of
+    their beginning. Never changes once filled."""
+
+    length: int
+    keys: list[tuple[Tensor, ...]] = field(default_factory=list)  # per layer pieces [kv_heads, tokens, D]
+    values: list[tuple[Tensor, ...]] = field(default_factory=list)  # per layer pieces [kv_heads, tokens, Dv]
+    experts: Ids | None = None  # [length, layers, k], where they are recorded
+
+    def first(self, length: int) -> "Prefix":
+        """Return those of its first tokens, without a copy of what is most of a piece."""
+        experts = None if self.experts is None else self.experts[:length]
+        keys, values = ([_first(pieces, length) for pieces in layers] for layers in (self.keys, self.values))
+        return Prefix(length, keys, values, experts)
+
+
+def _first(pieces: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
+    kept: list[Tensor] = []
+    for piece in pieces:
+        if length <= 0 and kept:
+            break
+        part = piece[:, :length]
+        little = 2 * part.nbytes < piece.untyped_storage().nbytes()  # a view would keep alive far more than it shows
+        kept.append(part.clone() if little else part)
+        length -= part.shape[1]
+    return tuple(kept)

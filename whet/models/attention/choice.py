@@ -1,0 +1,99 @@
+"""The way in which segments attend, by device, precision and model, and a trial of it at the start of a run."""
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+
+from whet.base.errors import ConfigError
+from whet.models.attention.dense import AttentionSettings
+from whet.models.attention.flex import FlexLayout
+from whet.models.attention.varlen import VarlenLayout
+from whet.models.config import AttentionKernel, AttentionName
+from whet.models.shards import Tokens
+
+log = logging.getLogger(__name__)
+
+_KERNELS: dict[AttentionKernel, str] = {"varlen": "FlashAttention", "flex": "FlexAttention"}
+"""Those that ``auto`` tries, the first one first: it has nothing to compile."""
+
+
+def choose_attention(
+    wanted: AttentionName, model: nn.Module, device: torch.device, *, half: bool, spread: bool
+) -> AttentionKernel:
+    """Return the way for a model that computes on ``device``, in ``half`` precision or not. ``spread``: a batch's
+    tokens are over several ranks. Raises ``ConfigError`` where one is wanted that can't be used."""
+    for name in _KERNELS:
+        if wanted in ("auto", name):
+            problem = _problem(name, model, device, half, spread)
+            if wanted == name and problem is not None:
+                raise ConfigError(f"learner.attention = {name}, and {problem}; set learner.attention=auto")
+            if wanted == name:
+                return name
+            if device.type == "cuda" and half and problem is None and _works(name, model, device):
+                return name
+    return "blocks"
+
+
+def _problem(name: AttentionKernel, model: nn.Module, device: torch.device, half: bool, spread: bool) -> str | None:
+    """Return why a kernel can't be used."""
+    text, (_, _, size) = _text(model), _sizes(model)
+    kind = type(model).__name__
+    if getattr(text, "attention_dropout", 0.0) or any(name.endswith("sinks") for name, _ in model.named_parameters()):
+        return f"{kind} has dropout in its attention, or sinks"
+    if name == "flex":
+        if device.type != "cuda":
+            return "it has no backward pass on CPUs"
+        return "parallel.context spreads a batch's tokens" if spread else None
+    if getattr(text, "attn_logit_softcapping", None) or getattr(text, "v_head_dim", size) != size:
+        return f"{kind} has soft caps, or values of another size than its keys"
+    if device.type == "cuda" and not half:
+        return "its kernel takes bfloat16: set learner.precision=bfloat16"
+    if device.type == "cuda" and (size > 256 or size % 8):
+        return f"{kind} has heads of size {size}, and its kernel takes multiples of 8 up to 256"
+    return None
+
+
+def _text(model: nn.Module) -> Any:
+    config: Any = model.config
+    return config.get_text_config()
+
+
+def _sizes(model: nn.Module) -> tuple[int, int, int]:
+    """Return the heads, the heads of keys, and a head's size."""
+    text = _text(model)
+    heads = text.num_attention_heads
+    shared = getattr(text, "num_key_value_heads", None) or heads
+    return heads, shared, getattr(text, "head_dim", None) or text.hidden_size // heads
+
+
+def _works(name: AttentionKernel, model: nn.Module, device: torch.device) -> bool:
+    """Try it: whether this machine runs it, and its results and gradients are those of plain operations."""
+    heads, shared, size = _sizes(model)
+    random = torch.Generator(device).manual_seed(0)
+    starts, parents = [0, 100, 190, 250], [-1, 0, 0, -1]
+    oracle = FlexLayout.of(starts, parents, 300, device)
+    assert oracle is not None
+    layout = oracle if name == "flex" else VarlenLayout.of(starts, parents, 300, device, Tokens())
+    inputs = [
+        torch.randn(1, count, 300, size, generator=random, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for count in (heads, shared, shared)
+    ]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    try:
+        out = layout.attend(*inputs, AttentionSettings(size**-0.5))  # type: ignore[arg-type, call-arg]
+        found = torch.autograd.grad(out.sum(), inputs)
+    except Exception as error:  # of the compiler, of any kind
+        log.warning("learner.attention: %s does not run here, so it is not used: %s", _KERNELS[name], error)
+        return False
+    key, value = (x.repeat_interleave(heads // shared, 1) for x in wide[1:])
+    at = torch.arange(300, device=device)
+    sees = (at <= at[:, None]) & (at[:, None] < oracle.end[:300])
+    plain = nn.functional.scaled_dot_product_attention(wide[0], key, value, sees, scale=size**-0.5).transpose(1, 2)
+    right = [plain, *torch.autograd.grad(plain.sum(), wide)]
+    pairs = zip([out.detach(), *found], [x.detach() for x in right], strict=True)
+    off = [float((ours.double() - exact).norm() / exact.norm().clamp(min=1e-9)) for ours, exact in pairs]
+    if max(off) > 0.02:
+        log.warning("learner.attention: %s is off by %.2g here, so it is not used", _KERNELS[name], max(off))
+    return max(off) <= 0.02

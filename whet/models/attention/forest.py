@@ -1,0 +1,380 @@
+"""Attention over a forest of segments, through transformers' own ``AttentionInterface``: no fork of a modelling file.
+
+What flows through: the packed queries, keys and values of one layer, [1, heads, N, size], and a ``ForestLayout`` made
+once per batch. A segment's queries see its ancestors' tokens and, causally, its own. Segments of similar size are
+padded into blocks, so that 64 short answers cost one product and not 64. Knows no loss, no learner and no device mesh.
+"""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.base.errors import WhetError
+from whet.core.batch import Batch
+from whet.core.forest import places
+from whet.models.attention.bins import bins_of
+from whet.models.attention.dense import AttentionSettings, dense_attention, fused_attention, score_dtype
+from whet.models.attention.flex import FlexLayout
+from whet.models.attention.states import forks, state_forest_hidden
+from whet.models.attention.varlen import VarlenLayout
+from whet.models.config import AttentionKernel
+from whet.models.device import placed
+from whet.models.shards import Tokens
+from whet.models.stages import StageInput, stage_decoder
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+AnyLayout: TypeAlias = "ForestLayout | FlexLayout | VarlenLayout"
+
+NAME = "whet_forest"
+_DENSE_KEYS = 512  # in longer rows, what the fused kernel saves by skipping the future counts for more
+
+
+@dataclass(slots=True)
+class Block:
+    """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding.
+
+    Where a batch is spread over ranks, a row is this rank's part of a segment, and the segment's earlier tokens count
+    as ancestors.
+    """
+
+    rows: int  # C
+    queries: int  # tokens of the longest segment
+    keys: int  # tokens of the longest path, ancestors included
+    before: Tensor  # [C] tokens of the ancestors; the same in all rows where ``even``
+    even: bool
+    roots: bool  # no row has ancestors
+
+
+@dataclass(slots=True)
+class ForestLayout:
+    """The places of every block's queries and keys, and of every token's result. Made once per batch."""
+
+    blocks: list[Block]
+    query: "Gather"  # packed token (of this rank's) of each query row of all blocks
+    key: "Gather"  # packed token (of all) of each key row of all blocks
+    result: "Gather"  # query row of each packed token (of this rank's)
+    tokens: Tokens = field(default_factory=Tokens)
+    masks: dict[Any, Tensor | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None) -> "ForestLayout":
+        """Return the layout of a batch, on the model's device. Padding, where ``tokens`` wants it, is one more
+        segment."""
+        starts, parents, size = batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch)
+        tokens = tokens or Tokens()
+        padding = tokens.padded(size) - size
+        if padding:
+            starts, parents = [*starts, size], [*parents, -1]
+        return cls._of(starts, parents, size + padding, device, tokens)
+
+    @classmethod
+    def of_lengths(cls, lengths: list[int], device: torch.device | str) -> "ForestLayout":
+        """Return the layout of sequences of these lengths that share nothing."""
+        starts = [sum(lengths[:i]) for i in range(len(lengths))]
+        return cls._of(starts, [-1] * len(lengths), sum(lengths), device, Tokens())
+
+    @classmethod
+    def _of(
+        cls, starts: list[int], parents: list[int], size: int, device: torch.device | str, tokens: Tokens
+    ) -> "ForestLayout":
+        segments = [range(start, end) for start, end in pairwise([*starts, size])]
+        paths: list[list[range]] = []  # each segment's ancestors
+        for parent in parents:
+            paths.append([] if parent < 0 else [*paths[parent], segments[parent]])
+
+        rows: list[tuple[list[range], range, int]] = []  # what a row sees before, its tokens, where they stand here
+        here = 0
+        for run in tokens.runs(size):
+            for segment, path in zip(segments, paths, strict=True):
+                own = range(max(segment.start, run.start), min(segment.stop, run.stop))
+                if own:
+                    rows.append(([*path, range(segment.start, own.start)], own, here + own.start - run.start))
+            here += len(run)
+        before = [sum(map(len, path)) for path, _, _ in rows]
+        lengths = [len(own) for _, own, _ in rows]
+
+        blocks: list[Block] = []
+        query: list[range] = []  # padding are tokens that there are not: those after the last one
+        key: list[range] = []
+        for members in bins_of(before, lengths):
+            queries = max(lengths[i] for i in members)
+            keys = max(before[i] + lengths[i] for i in members)
+            for i in members:
+                path, own, at = rows[i]
+                query += [range(at, at + len(own)), range(here, here + queries - len(own))]
+                key += [*path, own, range(size, size + keys - before[i] - len(own))]
+            ancestors = torch.tensor([before[i] for i in members])
+            even, roots = bool((ancestors == ancestors[0]).all()), not ancestors.any()
+            blocks.append(Block(len(members), queries, keys, placed(ancestors, torch.device(device)), even, roots))
+        packed = _numbers(query)
+        row_of_token = _order(packed)[:here]
+        return cls(
+            blocks,
+            Gather.of(packed, here, device),
+            Gather.of(_numbers(key), size, device),
+            Gather.of(row_of_token, len(packed), device),
+            tokens,
+        )
+
+    def mask(self, index: int, window: int | None, dtype: torch.dtype, always: bool = False) -> Tensor | None:
+        """Return the mask that is added to block ``index``'s scores, [1 or C, 1, queries, keys]. None stands for a
+        plainly causal one, unless it is wanted ``always``."""
+        name = (index, window, dtype, always)
+        if name not in self.masks:
+            block = self.blocks[index]
+            whole = window is None or window >= block.keys
+            if whole and block.roots and not always:
+                self.masks[name] = None
+            else:
+                before = block.before[:1] if block.even else block.before
+                here = before[:, None, None, None] + torch.arange(block.queries, device=before.device)[:, None]
+                here = here.clamp(max=block.keys - 1)  # padding must see something too, or it turns into nan
+                there = torch.arange(block.keys, device=before.device)
+                seen = there <= here
+                if window is not None and not whole:
+                    seen &= there > here - window
+                self.masks[name] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, float("-inf"))
+        return self.masks[name]
+
+
+@dataclass(slots=True)
+class Gather:
+    """Rows picked by index, with a backward that sums in float32 whatever the rows' type (a shared prompt's keys are
+    picked once per answer)."""
+
+    index: Tensor  # [R] row to pick; padding picks row 0
+    back: Tensor  # the picks, padding left out, sorted by the row they picked
+    bags: Tensor  # [rows] where each row's picks begin in ``back``
+
+    @classmethod
+    def of(cls, index: Tensor, rows: int, device: torch.device | str) -> "Gather":
+        """``index`` [R]: the row to pick; what is beyond the last one of ``rows`` is padding."""
+        there = index < rows
+        back = _order(index)[: int(there.sum())]
+        counts = torch.bincount(index[there], minlength=rows)
+        return cls(*(placed(x, torch.device(device)) for x in (index.where(there, 0), back, counts.cumsum(0) - counts)))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[rows, width] -> [R, width]"""
+        picked: Tensor = _Pick.apply(rows, self.index, self.back, self.bags)
+        return picked
+
+
+class _Pick(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, index: Tensor, back: Tensor, bags: Tensor) -> Tensor:
+        ctx.save_for_backward(back, bags)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        back, bags = ctx.saved_tensors
+        return F.embedding_bag(back, grads[0].contiguous(), bags, mode="sum"), None, None, None
+
+
+def _numbers(runs: list[range]) -> Tensor:
+    return places(torch.tensor([run.start for run in runs]), torch.tensor([len(run) for run in runs]))
+
+
+def _order(index: Tensor) -> Tensor:
+    """Sort stably, as ``argsort`` does: numpy's is several times as fast where there are long runs in order."""
+    return torch.from_numpy(index.numpy().argsort(kind="stable"))
+
+
+def forest_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    whet_forest: "AnyLayout | None" = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Compute one layer, [1, heads, N, size] -> [1, N, heads, size]; key and value may have fewer heads."""
+    if whet_forest is None:
+        raise WhetError(
+            "this model has forest attention selected but was called without a layout; call it through forest_hidden, "
+            "or select another attention with model.set_attn_implementation('sdpa')"
+        )
+    layout = whet_forest
+    if torch.is_autocast_enabled(query.device.type):
+        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+    settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
+    if not isinstance(layout, ForestLayout):
+        return layout.attend(query, key, value, settings), None
+    keys, values = _rows(key), _rows(value)
+    if layout.tokens.spread:  # both at once
+        keys, values = layout.tokens.gather(torch.cat([keys, values], 1)).split([keys.shape[1], values.shape[1]], 1)
+    queries, keys, values = layout.query(_rows(query)), layout.key(keys), layout.key(values)
+
+    results, q, k = [], 0, 0
+    for index, block in enumerate(layout.blocks):
+        q_end, k_end = q + block.rows * block.queries, k + block.rows * block.keys
+        results.append(
+            _attend(
+                queries[q:q_end].view(block.rows, block.queries, query.shape[1], -1),
+                keys[k:k_end].view(block.rows, block.keys, key.shape[1], -1),
+                values[k:k_end].view(block.rows, block.keys, value.shape[1], -1),
+                layout, index, settings, dropout,
+            ).reshape(q_end - q, -1)
+        )  # fmt: skip
+        q, k = q_end, k_end
+    packed = layout.result(torch.cat(results) if len(results) > 1 else results[0])
+    return packed.view(1, query.shape[2], query.shape[1], -1), None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """[1, heads, N, size] -> [N, heads * size]"""
+    return x[0].transpose(0, 1).reshape(x.shape[2], -1)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: ForestLayout,
+    index: int,
+    settings: AttentionSettings,
+    dropout: float,
+) -> Tensor:
+    """Attend in one block, [C, L, heads, size] -> the same."""
+    special = settings.softcap is not None or settings.sinks is not None
+    if special and dropout > 0.0:
+        raise WhetError(
+            "attention dropout together with soft caps or sinks is not supported; set attention_dropout to 0"
+        )
+    short = query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[1] <= _DENSE_KEYS
+    if special or (short and dropout == 0.0):
+        mask = layout.mask(index, settings.window, score_dtype(query.dtype), always=True)
+        assert mask is not None
+        return dense_attention(query, key, value, mask, settings)
+    mask = layout.mask(index, settings.window, query.dtype)
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return fused_attention(query, key, value, mask, settings.scale, dropout).transpose(1, 2)
+
+
+def register() -> None:
+    """Make ``whet_forest`` a name that transformers knows. May be called any number of times. No mask function goes
+    with it: then transformers builds no masks, and does not look at positions, for which it would wait for a GPU."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, torch.compiler.disable(forest_attention))
+
+
+# These say that their attention can be swapped, and mask in their own way (doge, phimoe) or pass nothing on to it.
+_OWN_MASKS = {"doge", "moshi", "nemotron", "phimoe"}
+
+
+def supports_forest(hf_config: "PretrainedConfig") -> bool:
+    """Return whether all layers are attention that goes through transformers' attention interface. Recurrent,
+    convolutional and linear attention layers carry a state along the row: their batches must be laid out with unshared
+    prompts."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if known is None or isinstance(known, tuple) or hf_config.is_encoder_decoder:
+        return False
+    kinds = set(getattr(hf_config.get_text_config(), "layer_types", None) or [])
+    return (
+        known._supports_attention_backend
+        and not known._is_stateful
+        and hf_config.model_type not in _OWN_MASKS
+        and kinds <= {"full_attention", "sliding_attention"}
+    )
+
+
+def use_forest_attention(model: "PreTrainedModel") -> None:
+    """Select forest attention. Raises ``WhetError`` for an architecture that can't have it."""
+    if not supports_forest(model.config):
+        raise WhetError(
+            f"{type(model).__name__} has layers that are not plain attention; "
+            "lay its batches out with share_prompts=False"
+        )
+    register()
+    model.set_attn_implementation(NAME)
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """Return the Hugging Face model inside a PEFT wrap, or the model itself."""
+    get_base_model: Any = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
+
+
+def decoder_of(model: nn.Module) -> Any:
+    """Return the part of a causal language model (or a PEFT wrap of it) that maps tokens to final hidden states."""
+    from transformers import PreTrainedModel
+
+    whole = unwrapped(model)
+    found = whole.get_decoder()  # a guess, by the names of its parts
+    return found if isinstance(found, PreTrainedModel) and found is not whole else whole.model
+
+
+def layout_of(batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel) -> AnyLayout:
+    if attention == "blocks":
+        return ForestLayout.of(batch, device, tokens)
+    size = tokens.padded(len(batch))
+    more = size > len(batch)  # one more segment
+    starts = [*batch.segment_start.tolist(), *[len(batch)] * more]
+    parents = [*batch.segment_parent.tolist(), *[-1] * more]
+    if attention == "varlen":
+        return VarlenLayout.of(starts, parents, size, device, tokens)
+    return FlexLayout.of(starts, parents, size, device) or ForestLayout.of(batch, device, tokens)
+
+
+def forest_hidden(
+    model: nn.Module,
+    batch: Batch,
+    tokens: Tokens | None = None,
+    stage_input: StageInput | None = None,
+    *,
+    attention: AttentionKernel = "blocks",
+    lockstep: bool = False,
+) -> Tensor:
+    """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
+
+    ``tokens`` is the batch's layout over ranks; each of them gets all hidden states. With ``stage_input`` only that
+    stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
+    padding included, [1, n, H]. ``attention``: how segments attend. A model without forest attention runs segments as
+    rows (see ``state_forest``) and can't be spread; with ``lockstep``, where other ranks run the layers at the same
+    time, in one call, and without shared segments. Layers are told of the batch's
+    experts; see ``routing``.
+    """
+    decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
+    entering = None if stage_input is None else stage_input.hidden
+    device = decoder.get_input_embeddings().weight.device if entering is None else entering.device
+    tokens = tokens or Tokens()
+    if decoder.config._attn_implementation == NAME:
+        padding = (0, tokens.padded(len(batch)) - len(batch))
+        here = torch.cat([torch.arange(run.start, run.stop) for run in tokens.runs(len(batch) + padding[1])])
+        more: dict[str, Tensor] = {}
+        if batch.experts is not None:
+            more["whet_experts"] = placed(F.pad(batch.experts, (0, 0, 0, 0, *padding), value=-1)[here], device)
+        packed: Tensor = decoder(
+            input_ids=placed(F.pad(batch.tokens, padding)[here][None], device) if entering is None else None,
+            inputs_embeds=entering,
+            position_ids=placed(F.pad(batch.position, padding)[here][None], device),
+            use_cache=False,
+            whet_forest=layout_of(batch, device, tokens, attention),
+            **more,
+        ).last_hidden_state
+        if stage_input is not None and not stage_input.stage.last:
+            return packed
+        hidden = tokens.gather(packed[0])
+        return hidden[: len(batch)]
+    parents = batch.segment_parent.tolist()
+    stateless = decoder.training and decoder.is_gradient_checkpointing  # then layers are given no cache
+    if max(parents) >= 0 and (lockstep or stateless or not forks(decoder.config)):
+        raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")
+    ids = placed(batch.tokens, device)
+    return state_forest_hidden(decoder, ids, batch.segment_start.tolist(), parents, whole=lockstep)

@@ -1,0 +1,125 @@
+"""Routers of mixtures of experts: what they choose is recorded in a generator, and given to a learner, whose routers
+then weigh the given experts by scores of their own (rollout routing replay, R3, arXiv 2510.11370). So a rounding error
+that turns a router's choice no longer makes another model of the one that sampled. By hooks: no fork of a modelling
+file."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.core.expert_ids import Ids
+from whet.models.attention.forest import decoder_of
+from whet.models.stages import layers_of
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+KEYWORD = "whet_experts"
+"""By which a decoder and each of its layers are given ids, [n, layers with experts, k]."""
+
+
+def _qwen3_moe(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    scores = torch.softmax(logits, dim=-1, dtype=torch.float).gather(1, chosen)
+    if router.norm_topk_prob:
+        scores = scores / scores.sum(dim=-1, keepdim=True)
+    return scores.to(logits.dtype)
+
+
+def _mixtral(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    scores = torch.softmax(logits.float(), dim=-1).gather(1, chosen)
+    return scores / scores.sum(dim=-1, keepdim=True)
+
+
+def _deepseek_v3(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
+    scores = logits.sigmoid().gather(1, chosen)
+    if router.norm_topk_prob:
+        scores = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20)
+    return scores * router.routed_scaling_factor
+
+
+_WEIGHTS: dict[str, tuple[str, Callable[[Any, Tensor, Tensor], Tensor]]] = {
+    "qwen3_moe": ("Qwen3MoeTopKRouter", _qwen3_moe),
+    "mixtral": ("MixtralTopKRouter", _mixtral),
+    "deepseek_v3": ("DeepseekV3TopkRouter", _deepseek_v3),
+}
+"""By type of model: its router, and the weights [n, k] of experts that it did not choose itself, as its forward has
+them."""
+
+_BY_ROUTER = dict(_WEIGHTS.values())
+
+
+def cannot_replay(config: "PretrainedConfig") -> str | None:
+    """Return why choices of such a model's routers can't be replayed, in words."""
+    kind = config.get_text_config().model_type
+    if kind in _WEIGHTS:
+        return None
+    known = ", ".join(sorted(_WEIGHTS))
+    return f"rollouts.router_replay is about experts of {known}, and this model is a {kind}; leave it out"
+
+
+def has_experts(config: "PretrainedConfig") -> bool:
+    """Return whether it is a mixture of experts."""
+    text = config.get_text_config()
+    return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
+
+
+def experts_missing(config: "PretrainedConfig", replay: bool, balance: bool) -> str | None:
+    """Return why such a model can't do what a recipe asks of its experts, in words."""
+    if replay and (why := cannot_replay(config)) is not None:
+        return why
+    if balance and not has_experts(config):
+        kind = config.get_text_config().model_type
+        return f"learner.balance is about experts, and this model, a {kind}, has none; leave it out"
+    return None
+
+
+def _routers(module: nn.Module) -> list[nn.Module]:
+    return [part for part in module.modules() if type(part).__name__ in _BY_ROUTER]
+
+
+class RouteRecorder:
+    """Keeps what the routers of a model choose."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._chosen: list[Tensor] = []
+        for router in _routers(model):
+            router.register_forward_hook(lambda _, args, output: self._chosen.append(output[2]))
+
+    def take(self) -> Ids:
+        """Return the choices of the forward pass since the last call, [n, layers, k]."""
+        chosen, self._chosen[:] = torch.stack(self._chosen, dim=1), []
+        return chosen.to("cpu", torch.int16).numpy()
+
+
+def follow_routes(model: nn.Module) -> None:
+    """Make each router take the experts that its layer is given as ``KEYWORD``, and its own choice where there are none
+    or -1. Layers are told by keyword, because then activation checkpointing tells them again."""
+    number = 0
+    for layer in layers_of(decoder_of(model))[1]:
+        for router in _routers(layer):
+            given = _Given(number)
+            layer.register_forward_pre_hook(given.take, with_kwargs=True)
+            router.register_forward_hook(partial(given.choose, _BY_ROUTER[type(router).__name__]))
+            number += 1
+
+
+class _Given:
+    """The experts that one router is to take, from the time at which its layer is called."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._ids: Tensor | None = None
+
+    def take(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = kwargs.get(KEYWORD)
+        self._ids = None if ids is None else ids[:, self._number].long()
+
+    def choose(self, weights: Any, router: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
+        if self._ids is None:
+            return output
+        logits, _, own = output
+        chosen = torch.where(self._ids < 0, own, self._ids)
+        return logits, weights(router, logits, chosen), chosen

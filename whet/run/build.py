@@ -1,0 +1,166 @@
+"""The parts of a run, each from its section of the recipe: renderer, generator, learner. Knows no loop."""
+
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from whet.base.closing import Closing
+from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
+from whet.core.types import Distribution
+
+_NARROW = 0.5  # nats: the probe's tolerance where the engine computes in 8 bits
+_PROBE_PROMPT = 144  # tokens: more than a block of an engine's prefix cache, so that a kept cache shows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from whet.chat.renderer import Renderer
+    from whet.cluster.base import Cluster
+    from whet.cluster.lease import Devices
+    from whet.engines.base import Refittable
+    from whet.learner.learner import WorkerLearner
+    from whet.run.recipe import Recipe
+    from whet.run.sections import ForLearners, ForSampling, ForTexts
+    from whet.weights.base import WeightSync
+    from whet.weights.source import NamedTensors
+
+
+def build_renderer(recipe: "ForTexts") -> "Renderer":
+    """Load the model's tokenizer with the recipe's chat template, or else its own."""
+    from whet.chat.renderer import Renderer
+    from whet.models.loading import load_tokenizer
+
+    return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments, recipe.tools_as_text)
+
+
+def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[Any]":
+    """A generator whose weights are still to be written."""
+    from whet.engines.config import Adapter, Deployment
+    from whet.models.loading import adapted_modules, load_model_config
+    from whet.processes.cores import divide
+
+    devices, lora, adapter = recipe.devices, recipe.model.lora, None
+    if recipe.weights.lora == "adapter" and lora is not None:
+        ends = sorted({name.rpartition(".")[2] for name in adapted_modules(recipe.model)})
+        adapter = Adapter(lora.rank, tuple(ends))
+    _, cores = divide(devices.learner_cores, devices.generator_cores)
+    sleeps = devices.placement == "colocated"
+    replays = recipe.rollouts.router_replay
+    deployment = Deployment(cores, sleeps=sleeps, cluster=recipe.cluster, adapter=adapter, record_experts=replays)
+    return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
+
+
+def build_sync(recipe: "ForSampling", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
+    """The way of the policy's weights to the generator. ``text``, at least two tokens, is what its probe reads."""
+    from whet.weights.engine import EngineSync
+    from whet.weights.in_process import InProcessSync
+
+    if recipe.generator.in_process:
+        return InProcessSync(recipe.weights, text, devices)
+    sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
+    length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
+    repeated = (text * -(-length // len(text)))[:length]
+    own = Distribution(temperature=sampling.distribution.temperature)
+    weights = recipe.weights
+    if recipe.generator.narrow and weights.probe_tolerance is None:
+        weights = weights.model_copy(update={"probe_tolerance": _NARROW})
+    return EngineSync(weights, repeated, own, devices)
+
+
+def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
+    """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
+    import torch
+
+    from whet.checkpoint.policy import load_policy
+    from whet.checkpoint.store import CheckpointStore
+    from whet.models.loading import load_model
+    from whet.weights.named_weights import ModelWeights
+
+    if run is None:
+        plain = recipe.model.model_copy(update={"lora": None})
+        return ModelWeights(load_model(plain, dtype=torch.float32, train=False))
+    store = CheckpointStore(run / "checkpoints", recipe.checkpoints)
+    return ModelWeights(load_policy(store.load(), recipe.model))
+
+
+@asynccontextmanager
+async def open_generator(
+    recipe: "Recipe", run: Path | None, model: str | None = None
+) -> "AsyncIterator[tuple[Refittable[Any], Renderer]]":
+    """Open a generator, and the renderer of its texts, with the weights of a run's best checkpoint, of another
+    ``model``, or of the recipe's. Nothing is trained."""
+    from whet.processes.compute import compute
+    from whet.run.machine import decide
+
+    whole: dict[str, Any] = {"lora": "merged"}  # weights come once, from this process
+    if recipe.weights.transport == "cuda_ipc":
+        whole["transport"] = None
+    changes: dict[str, Any] = {
+        "weights": recipe.weights.model_copy(update=whole),
+        "generator": recipe.generator.model_copy(update={"on_cluster": False}),
+        "rollouts": recipe.rollouts.model_copy(update={"router_replay": False}),  # nobody learns from it
+    }
+    if model is not None:
+        changes["model"] = recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})
+    settings = (await compute(decide, recipe.model_copy(update=changes)))[0]
+    renderer = build_renderer(settings)
+    async with Closing() as closing:
+        generator = build_generator(settings, renderer)
+        closing.closes("the generator", generator.close)
+        weights = await compute(trained_weights, settings, run)
+        await build_sync(settings, [0, 0]).load(weights, generator, 0)
+        yield generator, renderer
+
+
+def check_experts(recipe: "Recipe") -> None:
+    """Raise ``ConfigError``, before anything is started, where the model lacks experts that the recipe is about."""
+    from whet.algorithms.base import OnlineAlgorithm
+    from whet.models.loading import load_model_config
+    from whet.models.moe.routing import experts_missing
+
+    replays = isinstance(recipe.algorithm, OnlineAlgorithm) and recipe.rollouts.router_replay
+    balances = recipe.learner.balance is not None
+    if (replays or balances) and (why := experts_missing(load_model_config(recipe.model), replays, balances)):
+        raise ConfigError(why)
+
+
+@asynccontextmanager
+async def open_learners(recipe: "ForLearners", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
+    """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
+    All are closed at the end, and where one can't be built."""
+    from whet.processes.cores import divide
+
+    recipe.algorithm.check_models(recipe.model)
+    async with Closing() as closing:
+        own, _ = divide(recipe.devices.learner_cores, recipe.devices.generator_cores)
+        cluster = recipe.cluster.build(own, len(recipe.algorithm.roles))
+        closing.closes("the cluster", cluster.close)
+        learners: dict[str, WorkerLearner] = {}
+        for role in recipe.algorithm.roles:
+            learners[role] = await build_learner(recipe, folder, cluster, role)
+            closing.closes(f"the learner of {role}", learners[role].close)
+        yield learners
+
+
+async def build_learner(
+    recipe: "ForLearners", folder: Path, cluster: "Cluster", role: str = "policy"
+) -> "WorkerLearner":
+    """The learner of one role, with its workers started on the cluster."""
+    from whet.learner.learner import WorkerLearner
+    from whet.learner.worker import WorkerConfig
+
+    algorithm, dumps = recipe.algorithm, folder / "skipped"
+    own = algorithm.roles[role]
+    config = WorkerConfig(
+        model=own.model_beside(recipe.model),
+        learner=recipe.learner,
+        parallel=recipe.parallel,
+        optimizer=own.optimizer(recipe.optimizer),
+        head=own.head,
+        steps=max(1, recipe.steps - own.starts_at) * algorithm.epochs * algorithm.minibatches,
+        seed=derive_seed(recipe.seed, role),
+        dumps=dumps if role == algorithm.main_role else dumps / role,
+        follows_routes=role == algorithm.main_role,
+    )
+    return await WorkerLearner.launch(cluster, config)

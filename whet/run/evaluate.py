@@ -1,0 +1,294 @@
+"""Evaluation of a model: episodes over held-out tasks, graded as in training, without learning."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from whet.base.closing import Closing
+from whet.base.errors import DataError, DeadlineError
+from whet.base.progress import PROGRESS
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.config import Component, Config
+from whet.core.types import Episode, Status, Task
+from whet.engines.base import Generator
+from whet.metrics.clock import Timing
+from whet.metrics.statistics import mcnemar, paired_difference, pass_at_k, wilson
+from whet.processes.compute import run_computing
+from whet.rollouts.blend import Blend, Name
+from whet.rollouts.episode import play
+from whet.rollouts.failures import Failures
+from whet.rollouts.sampling import Sampling, Temperature
+from whet.tasks.base import TaskSet
+from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.registry import TASK_SETS
+
+if TYPE_CHECKING:
+    from whet.endpoint.server import Endpoint
+    from whet.run.recipe import Recipe
+    from whet.run.sections import ForSampling
+
+_PASS_AT = (1, 2, 4, 8, 16)
+_CHANGED = ("samples", "temperature", "max_new_tokens")  # settings that a further set may have of its own
+
+
+class HeldOut(Config):
+    """The settings of every evaluation, on tasks or rows that the run doesn't train on."""
+
+    enabled: bool = True
+    """False: never."""
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0: only before the first and after the last step."""
+    split: Literal["test", "train"] = "test"
+    """The split of the tasks or rows."""
+    limit: int | None = Field(None, gt=0)
+    """At most this many, the first of the split."""
+
+
+class EvaluationSet(Config):
+    """One more set of tasks that every evaluation answers. What is None is as for the run's own tasks."""
+
+    data: Annotated[TaskSet, Component(TASK_SETS)]
+    """Its tasks; the run never trains on them."""
+    split: Literal["test", "train"] = "test"
+    """The split of its tasks."""
+    limit: int | None = Field(None, gt=0)
+    """At most this many, the first of the split."""
+    samples: int | None = Field(None, gt=0, le=100_000)
+    """Answers per task."""
+    temperature: Temperature | None = None
+    """0: greedy."""
+    max_new_tokens: int | None = Field(None, gt=0)
+    """Longest answer."""
+
+
+class EvaluationConfig(HeldOut):
+    """The settings of evaluations on tasks. A run that learns from rows reads those of ``HeldOut`` alone."""
+
+    samples: int = Field(1, gt=0, le=100_000)
+    """Answers per task."""
+    temperature: Temperature = 0.0
+    """0: greedy."""
+    max_new_tokens: int | None = Field(None, gt=0)
+    """Longest answer; by default as in training."""
+    concurrency: int = Field(256, gt=0, le=100_000)
+    """Episodes that run at once."""
+    retries: int = Field(2, ge=0)
+    """How often an episode is repeated after its environment or generator failed."""
+    deadline: float = Field(3600.0, gt=0)
+    """Seconds that one evaluation may take, of each set."""
+    sets: dict[Name, EvaluationSet] = Field(default={})
+    """Further sets, each with its name in the metrics."""
+
+    def sampling(self, training: Sampling) -> Sampling:
+        """Return the sampling of an evaluation: as in training, with this temperature and length, and no truncation."""
+        changes: dict[str, Any] = {"temperature": self.temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+        if self.max_new_tokens is not None:
+            changes["max_new_tokens"] = self.max_new_tokens
+        return training.model_copy(update=changes)
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of an evaluation. ``low`` and ``high`` bound the accuracy with 95% confidence (Wilson), over tasks."""
+
+    n: int  # tasks
+    samples: int  # answers per task
+    accuracy: float
+    low: float
+    high: float
+    reward: float
+    length_mean: float  # tokens per answer
+    truncated: float  # share of answers that ran into the length limit
+    pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
+    per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
+    episodes: list[tuple[Task, Episode]] = field(default_factory=list)
+    sets: "dict[str, Report]" = field(default_factory=dict)  # of each environment of a blend, and each further set
+
+    @classmethod
+    def of(cls, episodes: list[tuple[Task, Episode]], samples: int) -> "Report":
+        """Sum up ``samples`` answers to each task, those of a task one after the other."""
+        answers = [episode for _, episode in episodes]
+        correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
+        per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
+        tasks, count = len(per_task), len(answers)
+        accuracy = sum(correct) / count
+        low, high = wilson(accuracy * tasks, tasks)
+        return cls(
+            n=tasks,
+            samples=samples,
+            accuracy=accuracy,
+            low=low,
+            high=high,
+            reward=sum(a.reward for a in answers) / count,
+            length_mean=sum(a.trained_tokens for a in answers) / count,
+            truncated=sum(a.status == "truncated" for a in answers) / count,
+            pass_at={k: sum(pass_at_k(samples, c, k) for c in per_task) / tasks for k in _PASS_AT if k <= samples},
+            per_task=[right / samples for right in per_task],
+            episodes=episodes,
+        )
+
+    def compare(self, other: "Report") -> dict[str, float]:
+        """Return the accuracy minus that of ``other`` on the same tasks, its 95% interval (bootstrap over tasks) and,
+        for one answer per task, the p-value of McNemar's exact test."""
+        difference, low, high = paired_difference(other.per_task, self.per_task)
+        values = {"difference": difference, "difference_low": low, "difference_high": high}
+        if self.samples == 1:
+            values["difference_p"] = mcnemar([x == 1 for x in other.per_task], [x == 1 for x in self.per_task])
+        return values
+
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers of one evaluation line of the metrics."""
+        values = {
+            "evaluation/accuracy": self.accuracy,
+            "evaluation/n": self.n,
+            "evaluation/low": self.low,
+            "evaluation/high": self.high,
+            "evaluation/reward": self.reward,
+            "evaluation/length_mean": self.length_mean,
+            "evaluation/truncated": self.truncated,
+        }
+        values |= {f"evaluation/pass_at_{k}": value for k, value in self.pass_at.items() if k > 1}
+        for name, report in self.sets.items():
+            values |= {key.replace("/", f"/{name}/", 1): value for key, value in report.metrics().items()}
+        return values
+
+
+async def evaluate_tasks(
+    tasks: Sequence[Task],
+    environments: HostedEnvironments,
+    generator: Generator,
+    renderer: Renderer,
+    sampling: Sampling,
+    config: EvaluationConfig,
+    *,
+    blend: Blend | None = None,
+    seed: int = 0,
+    endpoint: "Endpoint | None" = None,
+    name: str = "",
+) -> Report:
+    """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
+    where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
+    environments. Raises ``DataError`` for an episode that fails
+    for good, because a missing answer must not count as a wrong one."""
+    if not tasks:
+        raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
+
+    samples, slots, failures = config.samples, asyncio.Semaphore(config.concurrency), Failures()
+
+    async def answer(task: Task, sample: int) -> Episode:
+        async with slots:
+            episode = await play(
+                environments,
+                task,
+                generator,
+                renderer,
+                blend.of[task.environment].sampling.under(sampling) if blend else sampling,
+                retries=config.retries,
+                seed=derive_seed(seed, "evaluation", task.uid, sample),
+                session=f"evaluation/{task.uid}/{sample}",
+                timing=Timing(),
+                failures=failures,
+                endpoint=endpoint,
+            )
+        if episode.status is Status.FAILED:
+            failures.check()
+            raise DataError(f"the evaluation of {task.uid} failed: {episode.error}")
+        answers.done += 1
+        return episode
+
+    limit = asyncio.timeout(config.deadline)
+    try:
+        with PROGRESS.counting(f"answers{name and f' of {name}'}", len(tasks) * samples) as answers:
+            async with limit, asyncio.TaskGroup() as group:
+                jobs = [group.create_task(answer(task, i)) for task in tasks for i in range(samples)]
+    except TimeoutError:
+        place = environments.blocked_at()
+        hint = "" if place is None else f"; an environment blocks at {place}"
+        raise DeadlineError(
+            f"the evaluation took longer than evaluation.deadline = {config.deadline:g} s{hint}"
+        ) from None
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    asked = [task for task in tasks for _ in range(samples)]
+    episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
+    report = Report.of(episodes, samples)
+    for environment in blend.of if blend else ():
+        if own := [one for one in episodes if one[0].environment == environment]:
+            report.sets[environment] = Report.of(own, samples)
+    return report
+
+
+async def evaluate_all(
+    recipe: "ForSampling",
+    environments: HostedEnvironments,
+    generator: Generator,
+    renderer: Renderer,
+    endpoint: "Endpoint",
+) -> Report:
+    """Evaluate on the run's own held-out tasks, and on each further set."""
+    config, data = recipe.evaluation, recipe.taskset
+    blend = data if isinstance(data, Blend) else None
+    tasks, sampling = held_out(data, config.split, config.limit), config.sampling(recipe.sampling)
+    report = await evaluate_tasks(
+        tasks, environments, generator, renderer, sampling, config, blend=blend, seed=recipe.seed, endpoint=endpoint
+    )
+    for name, one in config.sets.items():
+        own = config.model_copy(update={k: v for k in _CHANGED if (v := getattr(one, k)) is not None})
+        async with Closing() as closing:
+            hosted = HostedEnvironments(one.data.open())
+            closing.closes(f"the environments of {name}", hosted.close)
+            tasks, sampling = held_out(one.data, one.split, one.limit), own.sampling(recipe.sampling)
+            report.sets[name] = await evaluate_tasks(
+                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed, endpoint=endpoint, name=name
+            )
+    return report
+
+
+def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
+    """Return the first ``limit`` tasks of the split; of a blend, so many of each environment."""
+    taken = Counter[str]()
+    found = []
+    for task in taskset.tasks(split):
+        taken[task.environment] += 1
+        if limit is None or taken[task.environment] <= limit:
+            found.append(task)
+    return found
+
+
+def evaluate(
+    recipe: "Recipe",
+    *,
+    model: str | None = None,
+    run: Path | None = None,
+    split: str | None = None,
+    limit: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+) -> Report:
+    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
+    from whet.endpoint.server import Endpoint
+    from whet.run.build import open_generator
+
+    taskset = recipe.taskset  # an error at once, rather than after a model is loaded
+    changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
+    config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
+
+    settings = recipe.model_copy(update={"evaluation": config})
+
+    async def go() -> Report:
+        async with Closing() as closing:
+            environments = HostedEnvironments(taskset.open())
+            closing.closes("the environments", environments.close)
+            generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
+            endpoint = Endpoint(renderer)
+            closing.closes("the endpoint", endpoint.close)
+            PROGRESS.begin("evaluating")
+            return await evaluate_all(settings, environments, generator, renderer, endpoint)
+
+    return run_computing(go())

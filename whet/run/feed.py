@@ -1,0 +1,367 @@
+"""What a run learns from and is measured on: episodes that its own policy plays, or rows of a data set. A feed has a
+source of groups, takes each new version of the weights, and evaluates. The loop does not know which one it has."""
+
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.algorithms.base import OnlineAlgorithm
+from whet.base.closing import Closing
+from whet.base.errors import DataError, WhetError
+from whet.base.progress import PROGRESS
+from whet.chat.renderer import Renderer
+from whet.cluster.lease import Devices
+from whet.core.batch import Batch, ModelOutput
+from whet.core.types import Distribution, Group, Message, Task
+from whet.data.source import DatasetSource, Source
+from whet.endpoint.server import Endpoint
+from whet.learner.base import Learner, Scorer
+from whet.learner.cached_reference import CachedReference
+from whet.losses.off_policy import MISMATCH
+from whet.metrics import Metrics
+from whet.metrics.rollout_file import write_rollouts
+from whet.metrics.statistics import wilson
+from whet.models.loading import fingerprint
+from whet.processes.compute import compute
+from whet.rollouts.blend import Blend
+from whet.rollouts.filters import Filter
+from whet.rollouts.no_signal import NoSignal
+from whet.rollouts.recorder import failures, records
+from whet.rollouts.replay import KeptSource, keep_groups
+from whet.rollouts.source import RolloutSource
+from whet.run.build import build_generator, build_sync
+from whet.run.evaluate import evaluate_all
+from whet.run.machine import decide
+from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.validate import require
+
+if TYPE_CHECKING:
+    from whet.losses.base import Loss
+    from whet.run.recipe import Recipe
+    from whet.run.sections import ForRows, ForSampling
+
+log = logging.getLogger(__name__)
+
+REFERENCE_FILE = "reference.safetensors"  # in the run folder
+
+
+class Feed(Protocol):
+    """One run's supply of groups."""
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def distribution(self) -> Distribution:
+        """What log-probs are taken under."""
+        ...
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that an answer may have, which ``weighting=constant`` divides by."""
+        ...
+
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+        """Do what is to be done once before step ``version + 1``. Return the scorers from then on."""
+        ...
+
+    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
+        """Whoever samples gets the weights."""
+        ...
+
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
+        """One evaluation line; empty where there is nothing to measure on."""
+        ...
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Look through the metrics of a step. Raises ``WhetError`` where the run must not go on."""
+        ...
+
+    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+        """Write what was sampled into the run folder."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+def build_feed(recipe: "Recipe", renderer: Renderer, devices: Devices) -> Feed:
+    """The feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
+    online = isinstance(recipe.algorithm, OnlineAlgorithm)
+    if online and recipe.rollouts.replay is not None:
+        return KeptFeed(recipe, Path(recipe.rollouts.replay))
+    return SampledFeed(recipe, renderer, devices=devices) if online else RowsFeed(recipe, renderer)
+
+
+class SampledFeed:
+    """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default."""
+
+    def __init__(
+        self,
+        recipe: "ForSampling",
+        renderer: Renderer,
+        filters: tuple[Filter, ...] | None = None,
+        devices: Devices | None = None,
+    ) -> None:
+        self.recipe, self.renderer = recipe, renderer
+        self.devices = devices or Devices({}, shared=False)
+        self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
+        self.generator = build_generator(recipe, renderer)
+        self.devices.tenants["generation"] = self.generator
+        self.environments, self.endpoint = HostedEnvironments(recipe.taskset.open()), Endpoint(renderer)
+        self.source = RolloutSource(
+            recipe.rollouts,
+            recipe.sampling,
+            recipe.taskset.tasks("train"),
+            self.environments,
+            self.generator,
+            renderer,
+            group_size=recipe.online.group_size,
+            filters=recipe.online.filters if filters is None else filters,
+            pairing=recipe.online.pairing if filters is None else (),
+            rewards=recipe.rewards,
+            blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
+            seed=recipe.seed,
+            endpoint=self.endpoint,
+        )
+        self._disagrees = False  # in the last step
+        estimator = recipe.online.estimator
+        self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
+        self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
+
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+        self.recipe.weights.check_device(learners["policy"].facts.device)
+        self.source.ledger.compare(folder)
+        if self.recipe.validation.required:
+            await require(self.recipe.taskset, self.recipe.validation.samples)
+        return learners
+
+    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
+        metrics = await self.sync.publish(learners["policy"], self.generator, version)
+        return metrics.merge(self.generator.tally())
+
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
+        async with self.devices.lent_to("generation"):
+            report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
+        return report.metrics()
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Warn in the first of the steps in which generator and learner disagree, and where nothing can be learned.
+        Raises ``WhetError`` where the recipe says so."""
+        if self._no_signal is not None:
+            self._no_signal.check(step, values)
+        rollouts, error, old = self.recipe.rollouts, values.get(MISMATCH, 1.0), values.get("staleness/max", 0.0)
+        cause = "`whet doctor RECIPE` looks for the cause"
+        if old:
+            cause = f"Some were sampled by weights {old:g} steps old, which explains a part of it; {cause} of the rest"
+        found = (
+            f"in step {step} {MISMATCH} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
+            f"gives its tokens are not the learner's. {cause}"
+        )
+        if rollouts.max_mismatch is not None and error > rollouts.max_mismatch:
+            raise WhetError(found.format("max_mismatch", rollouts.max_mismatch))
+        disagrees = error > rollouts.mismatch_alarm
+        if disagrees and not self._disagrees:
+            log.warning(found.format("mismatch_alarm", rollouts.mismatch_alarm))
+        self._disagrees = disagrees
+
+    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+        self.source.ledger.write(folder)
+        if self.recipe.rollouts.keep_groups:
+            keep_groups(folder, step, groups)
+        every = self.recipe.rollouts.record_every
+        if every and step % every == 0:
+            lost = failures(step, self.source.lost)
+            write_rollouts(folder, step, [*records(step, groups, batch, self.renderer), *lost])
+
+    async def close(self) -> None:
+        async with Closing() as closing:
+            closing.closes("the generator", self.generator.close)
+            closing.closes("the endpoint", self.endpoint.close)
+            closing.closes("the environments", self.environments.close)
+
+
+def _probe_text(renderer: Renderer, task: Task) -> list[int]:
+    """The task's own words: a chat template's tokens are too predictable to tell weights apart."""
+    words = " ".join(message["content"] for message in task.prompt)
+    tokens: list[int] = renderer.tokenizer.encode(words, add_special_tokens=False)[-64:]
+    fallback: Message = {"role": "user", "content": words or "How much is seven times eight?"}
+    return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])
+
+
+class KeptFeed:
+    """What another run has sampled and kept. Nothing is sampled, so nothing is evaluated."""
+
+    def __init__(self, recipe: "ForSampling", folder: Path) -> None:
+        self.source = KeptSource(folder)
+        self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
+
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+        return learners
+
+    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
+        return Metrics()
+
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
+        return {}
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Who sampled is not here to disagree."""
+
+    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+        """It is kept already."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+class RowsFeed:
+    """Rows of a data set. Nothing is sampled, so there is no generator and nothing to publish to."""
+
+    def __init__(self, recipe: "ForRows", renderer: Renderer) -> None:
+        self.recipe, self.renderer = recipe, renderer
+        self.distribution, self.longest = Distribution(), recipe.rows.max_tokens
+        self.judging = recipe.algorithm.main.head == "value"
+        self.rows = recipe.rows.groups(renderer, judging=self.judging)
+        self.source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
+        self._held_out: tuple[Batch, list[Group]] | None = None
+
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+        """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
+        recipe, algorithm = self.recipe, self.recipe.algorithm
+        if not algorithm.main.caches_reference:
+            return learners
+        cached = self._cached(learners, folder)
+        scorers: dict[str, Scorer] = {**learners, algorithm.main_role: cached}
+        steps = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
+        steps.load_state(self.source.state())
+        with cached.filling():
+            if recipe.evaluation.enabled:
+                await self._held_out_batch(scorers)
+            for _ in PROGRESS.each(range(version, recipe.steps), "steps scored by the reference"):
+                groups = await steps.next_groups()
+                await algorithm.prepare(await compute(self._batch, groups, scorers), groups, scorers)
+        await cached.finish()
+        return scorers
+
+    def _cached(self, learners: Mapping[str, Learner], folder: Path, read_only: bool = False) -> CachedReference:
+        learner = learners[self.recipe.algorithm.main_role]
+        return CachedReference(learner, folder / REFERENCE_FILE, self._reference_facts(learners), read_only)
+
+    def looking_up(self, learners: Mapping[str, Learner], run: Path) -> Mapping[str, Scorer]:
+        """The learners, with the reference that a run has cached; its file isn't changed."""
+        if not self.recipe.algorithm.main.caches_reference or not (run / REFERENCE_FILE).exists():
+            return learners
+        return {**learners, self.recipe.algorithm.main_role: self._cached(learners, run, read_only=True)}
+
+    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
+        return Metrics()
+
+    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
+        """The loss on the held-out rows and, where rows are judged, the share that the model gets right."""
+        algorithm = self.recipe.algorithm
+        batch = await self._held_out_batch(scorers)
+        if batch is None:
+            log.warning("no row is held out, so nothing is evaluated; give data.test_path, or more rows")
+            return {}
+        return await measure(batch, algorithm.losses[algorithm.main_role], scorers[algorithm.main_role])
+
+    async def _held_out_batch(self, scorers: Mapping[str, Scorer]) -> Batch | None:
+        """Laid out and scored by the reference once; what depends on the policy is filled anew each time."""
+        algorithm = self.recipe.algorithm
+        if self._held_out is None:
+            groups = self._groups()
+            if not groups:
+                return None
+            batch = await compute(self._batch, groups, scorers)
+            self._held_out = await compute(batch.weigh, algorithm.weighting, self.longest), groups
+        batch, groups = self._held_out
+        await algorithm.prepare(batch, groups, scorers)
+        return batch
+
+    def _batch(self, groups: list[Group], scorers: Mapping[str, Scorer]) -> Batch:
+        forest = all(one.facts.forest for one in scorers.values())
+        return Batch.from_groups(groups, share_prompts=forest)
+
+    def _groups(self) -> list[Group]:
+        config = self.recipe.evaluation
+        rows = self.rows[config.split]
+        groups, left_out = list[Group](), Counter[str]()
+        for index in range(len(rows)):
+            if len(groups) == config.limit:
+                break
+            group = rows[index]
+            if isinstance(group, str):
+                left_out[group] += 1
+            else:
+                groups.append(group)
+        for reason, count in left_out.items():
+            read = len(groups) + left_out.total()
+            log.warning("%d of %d rows of the %s split are left out: %s", count, read, config.split, reason)
+        return groups
+
+    def _reference_facts(self, learners: Mapping[str, Learner]) -> dict[str, str]:
+        """What reference log-probs depend on besides the tokens."""
+        facts = learners[self.recipe.algorithm.main_role].facts
+        return {
+            "model": fingerprint(self.recipe.model),
+            "chat template": self.renderer.template,
+            "precision": f"{facts.precision} {facts.matmul_precision}",
+        }
+
+    def check(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing is sampled, so nothing disagrees."""
+
+    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
+        """Rows are in their file already."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, float]:
+    """The recipe's held-out rows under a run's best checkpoint (its newest, where none was evaluated), or under the
+    model that a run would start from. Raises ``DataError`` where no row is held out."""
+    from whet.checkpoint.store import CheckpointStore
+    from whet.run.build import build_renderer, open_learners
+
+    recipe, _ = await compute(decide, recipe)
+    feed = RowsFeed(recipe, build_renderer(recipe))
+    checkpoint = CheckpointStore(run / "checkpoints", recipe.checkpoints).load() if run is not None else None
+    with tempfile.TemporaryDirectory() as scratch:  # where learners would dump skipped steps
+        async with open_learners(recipe, Path(scratch)) as learners:
+            if checkpoint is not None:
+                for role in recipe.algorithm.losses:
+                    await learners[role].load(checkpoint.folder / role)
+            PROGRESS.begin("evaluating")
+            values = await feed.evaluate(learners if run is None else feed.looking_up(learners, run))
+    if not values:
+        raise DataError("no row is held out, so there is nothing to measure on; give data.test_path, or more rows")
+    return values
+
+
+async def measure(batch: Batch, loss: "Loss", scorer: Scorer) -> dict[str, float]:
+    """A loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; where rows
+    are judged also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
+    ``evaluation/margin``."""
+    said = await scorer.score(batch, set(loss.outputs))
+    metrics = await compute(_loss_metrics, loss, said, batch)
+    found, n = metrics.result(), len(batch.group_uids)
+    values = {"evaluation/loss": found["loss"], "evaluation/n": float(n)}
+    if "preference/accuracy" in found:
+        accuracy = found["preference/accuracy"]
+        low, high = wilson(accuracy * n, n)
+        values |= {"evaluation/accuracy": accuracy, "evaluation/low": low, "evaluation/high": high}
+    if "preference/margin" in found:
+        values["evaluation/margin"] = found["preference/margin"]
+    return values
+
+
+def _loss_metrics(loss: "Loss", said: dict[str, Tensor], batch: Batch) -> Metrics:
+    said.setdefault("logprobs", torch.zeros(len(batch)))  # of a value head, or where the loss reads none
+    return loss(ModelOutput(**said), batch)[1]

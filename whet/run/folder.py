@@ -1,0 +1,60 @@
+"""The folder of a run: finding a name for it, checking that it is free, making it, and noticing that it was moved.
+Imports nothing heavy: the command line checks before anything is loaded."""
+
+from datetime import datetime
+from pathlib import Path
+
+from whet.base.errors import ConfigError, WhetError
+
+LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
+
+
+def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
+    """A folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    folder = Path(root) / f"{name}-{stamp}"
+    count = 1
+    while folder.exists():
+        count += 1
+        folder = Path(root) / f"{name}-{stamp}-{count}"
+    return folder
+
+
+def check_free(folder: Path) -> None:
+    """Raise ``ConfigError`` where the folder holds more than a failed start leaves."""
+    if any(parent.is_file() for parent in (folder, *folder.parents)):
+        raise ConfigError(f"--folder {folder}: a file is in the way")
+    if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
+        raise ConfigError(f"--folder {folder}: it exists and is not empty. To go on with a run: whet resume {folder}")
+
+
+def create(folder: Path) -> None:
+    """Make the folder. Raises ``ConfigError`` where it is not free or can't be made."""
+    check_free(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--folder {folder}: it can't be made: {error.strerror}") from error
+
+
+class Place:
+    """A run's folder as it was when the run began."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._identity = folder, _identity(folder)
+
+    def check(self) -> None:
+        """Raise ``WhetError`` where the folder was moved, removed or replaced since."""
+        if _identity(self.folder) != self._identity:
+            raise WhetError(
+                f"the run folder {self.folder} was moved, removed or replaced while the run was going, so nothing more "
+                "is written there. Go on from where it is now: whet resume FOLDER"
+            )
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,0 +1,128 @@
+"""The settings of a run that its machine decides: the precisions in which learner and generator compute. They are
+decided once, in the run's own process and before its parts are built, and stay what they are wherever the run is
+resumed; then the machine may be another one, and its last digits too.
+"""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from whet.algorithms.base import OnlineAlgorithm
+from whet.base.errors import ConfigError
+from whet.base.files import write_atomically
+from whet.models.loading import load_model_config
+from whet.models.precision import Choice, Instructions, choose_precision
+
+if TYPE_CHECKING:
+    from whet.run.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+Device = Literal["cpu", "cuda"]
+FILE = "machine.json"  # in the run folder
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The precisions of a run, and what they follow from."""
+
+    learner: str
+    generator: str | None  # None where nothing is sampled
+    why: str
+    rates: dict[str, float] | None  # GFLOP/s, see ``Rates``; None: not measured
+    instructions: dict[str, str | int | bool]  # see ``Instructions``
+
+    def __str__(self) -> str:
+        alike = self.generator in (None, self.learner)
+        what = self.learner if alike else f"learner {self.learner}, generator {self.generator}"
+        return f"{what} ({self.why})"
+
+
+def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision]:
+    """Return the recipe without ``auto``. Warns where it asks for a precision that the machine emulates. Where nothing
+    ``starts``, no cluster is asked whether its nodes have GPUs: those of this machine count."""
+    model, samples = load_model_config(recipe.model), isinstance(recipe.algorithm, OnlineAlgorithm)
+    learner, generator = recipe.learner, recipe.generator
+    devices = _devices(recipe, starts)
+    wanted: dict[str, tuple[str, Device]] = {"learner.precision": (learner.precision, devices[0])}
+    if samples:
+        wanted["generator.dtype"] = (generator.dtype, devices[1])
+    choices: dict[Device, Choice] = {}
+    for precision, device in wanted.values():
+        if precision in ("auto", "bfloat16") and device not in choices:
+            choices[device] = choose_precision(model, device)
+    if learner.precision == "auto":
+        learner = learner.model_copy(update={"precision": choices[devices[0]].precision})
+    if samples:
+        generator = generator.decided(model, devices[1])
+    if problem := next(learner.problems(recipe.parallel, recipe.model.lora is not None), None):
+        raise ConfigError(f"{problem}; learner.precision = auto is {learner.precision} on this machine")
+    slow = [key for key, (precision, device) in wanted.items() if precision == "bfloat16" and choices[device].emulates]
+    if slow:
+        text = "%s = bfloat16, which this machine emulates: %s. Set %s, which is float32 here"
+        why = choices[wanted[slow[0]][1]].why
+        log.warning(text, " and ".join(slow), why, " ".join(f"{key}=auto" for key in slow))
+    auto = [device for precision, device in wanted.values() if precision == "auto"]
+    decision = Decision(
+        learner=learner.computes_in,
+        generator=generator.dtype if samples else None,
+        why=choices[auto[0]].why if auto else "as the recipe says",
+        rates=next((asdict(choice.rates) for choice in choices.values() if choice.rates), None),
+        instructions=asdict(Instructions.here()),
+    )
+    return recipe.model_copy(update={"learner": learner, "generator": generator}), decision
+
+
+def decide_run(recipe: "Recipe", folder: Path, resuming: bool) -> "Recipe":
+    """Do the same for the run in ``folder``, which keeps the decision. Warns where a resumed run can't go on with the
+    same bits."""
+    settled, decision = decide(recipe)
+    before = read(folder) if resuming else None
+    if before is not None and (before.learner, before.generator) == (decision.learner, decision.generator):
+        if changed := _changed(before.instructions, decision.instructions):
+            log.warning(
+                "this run began on another machine (%s): what follows agrees with it up to rounding, and is not the "
+                "same bits that it would have computed there",
+                changed,
+            )
+        decision = before
+    else:
+        if before is not None:
+            log.warning("this run began in %s, and goes on in %s", before, decision)
+        write_atomically(folder / FILE, json.dumps(asdict(decision), indent=1))
+    log.info("computes in %s", decision)
+    return settled
+
+
+def read(folder: Path) -> Decision | None:
+    """Return what a run has kept; None where it has kept nothing that can be read."""
+    try:
+        return Decision(**json.loads((folder / FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _devices(recipe: "Recipe", starts: bool) -> tuple[Device, Device]:
+    """Return the kinds of devices that learner and generator compute on."""
+    if recipe.learner.device == "cuda":
+        return "cuda", "cuda"
+    generator, here, workers = recipe.generator, torch.cuda.is_available(), None
+    if starts and (recipe.learner.device == "auto" or generator.on_cluster):
+        workers = recipe.cluster.on_gpus()
+    there = here if workers is None else workers
+    learns = recipe.learner.device == "auto" and there
+    samples = there if generator.on_cluster else bool(generator.gpus) or here
+    return "cuda" if learns else "cpu", "cuda" if samples else "cpu"
+
+
+def _changed(before: dict[str, str | int | bool], now: dict[str, str | int | bool]) -> str:
+    """List what differs, as it was and as it is."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {before.get(name)}, here {value}"
+        for name, value in now.items()
+        if before.get(name) != value
+    )

@@ -1,0 +1,272 @@
+"""A whole run as one typed value. Each setting has its default in exactly one place: the config class that reads it."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from whet.algorithms.base import Algorithm, OnlineAlgorithm
+from whet.algorithms.registry import ALGORITHMS
+from whet.base.errors import ConfigError
+from whet.checkpoint.config import CheckpointConfig
+from whet.cluster.config import ClusterConfig, DevicesConfig
+from whet.cluster.registry import CLUSTERS
+from whet.config import Component, Config
+from whet.config.component import cannot_be_found
+from whet.data.base import Data
+from whet.data.registry import ROWS
+from whet.data.rows import Rows
+from whet.engines.config import GeneratorConfig
+from whet.engines.registry import GENERATORS, GONE
+from whet.learner.config import LearnerConfig, OptimizerConfig
+from whet.losses.composite import PolicyLoss
+from whet.losses.off_policy import TIS
+from whet.metrics.sinks import SinkConfig
+from whet.metrics.sinks.registry import SINKS
+from whet.models.config import ModelConfig
+from whet.parallel.config import ParallelConfig
+from whet.rollouts.blend import Blend
+from whet.rollouts.config import RolloutConfig
+from whet.rollouts.rewards import REWARDS, Reward
+from whet.rollouts.sampling import Sampling
+from whet.run.evaluate import EvaluationConfig
+from whet.run.other_names import here
+from whet.run.sections import idle, unread
+from whet.sandbox.sandbox import UNPROTECTED, unprotected
+from whet.tasks.base import TaskSet
+from whet.tasks.registry import TASK_SETS
+from whet.tasks.validate import ValidationConfig
+from whet.weights.config import WeightSyncConfig
+
+_MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory together
+
+
+class Recipe(Config):
+    """Everything that decides what a run does."""
+
+    description: str = ""
+    """One line for ``whet recipes``."""
+    seed: int = Field(0, ge=0)
+    """Every random choice of the run is derived from it."""
+    steps: int = Field(gt=0)
+    """Steps of the loop; each takes ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps."""
+    model: ModelConfig = ModelConfig()
+    """Which weights to start from."""
+    algorithm: Annotated[Algorithm, Component(ALGORITHMS)]
+    """How rollouts or rows become gradients."""
+    data: Annotated[Data, Component(TASK_SETS | ROWS)]
+    """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of your own."""
+    chat_template: str | None = None
+    """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
+    template_arguments: dict[str, JsonValue] = Field(default={})
+    """Variables of the chat template, as in ``{enable_thinking: false}``."""
+    tools_as_text: bool = False
+    """For a chat template that doesn't know tools: they stand in the system message, calls and results in the text."""
+    sampling: Sampling = Sampling()
+    """How the policy answers in training."""
+    rewards: Annotated[Reward, Component(REWARDS)] = Field(default="score")  # type: ignore[assignment]
+    """What an episode earns, composed of its grade and of what else it shows; by default its grade."""
+    rollouts: RolloutConfig = RolloutConfig()
+    """How many rollouts make a step, and how far they may run ahead."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    learner: LearnerConfig = LearnerConfig()
+    cluster: Annotated[ClusterConfig, Component(CLUSTERS)] = Field(default="local")  # type: ignore[assignment]
+    """Where the learners' workers run."""
+    devices: DevicesConfig = DevicesConfig()
+    """Whether learners and generator take turns on this machine's cores and GPUs, or which cores each gets."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Over how many ranks each learner is spread, and how."""
+    generator: Annotated[GeneratorConfig, Component(GENERATORS, GONE)] = Field(default="torch")  # type: ignore[assignment]
+    """The engine that samples."""
+    weights: WeightSyncConfig = WeightSyncConfig()
+    """How new weights reach the generator, and how their arrival is proven."""
+    validation: ValidationConfig = ValidationConfig()
+    """Whether graders are checked before anything is trained on what they say."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoints: CheckpointConfig = CheckpointConfig()
+    sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))  # type: ignore[arg-type]
+    """Where metrics go."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Recipe":
+        takes = self.algorithm.takes
+        if not isinstance(self.data, takes):
+            names = " or ".join(_called(kind) for kind in takes)
+            raise ValueError(f"data is {_called(type(self.data))}, but {type(self.algorithm).__name__} takes {names}")
+        if isinstance(self.data, TaskSet) and not self.data.grades:
+            raise ValueError(
+                f"data is {_called(type(self.data))}, which only poses tasks: define its grade() or make(), or choose "
+                "data=reward_model with it as data.taskset"
+            )
+        if isinstance(self.algorithm, OnlineAlgorithm):
+            self._check_episodes(self.algorithm.group_size)
+            self._check_lengths()
+            self._check_sampling()
+            self._check_blend()
+        groups, key = self.data.groups_per_step, "data.batch_size"
+        if groups is None:
+            groups, key = self.rollouts.prompts_per_step, "rollouts.prompts_per_step"
+        if self.algorithm.minibatches > groups:
+            raise ValueError(
+                f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
+                f"{key} = {groups} groups there are to split"
+            )
+        if found := "\n".join(self._problems_of_parts()):
+            raise ValueError(found)
+        return self
+
+    def _problems_of_parts(self) -> Iterator[str]:
+        """Ask each part whether it goes together with those it depends on."""
+        samples = isinstance(self.algorithm, OnlineAlgorithm)
+        yield from self.learner.problems(self.parallel, self.model.lora is not None)
+        yield from self.optimizer.problems(self.parallel)
+        yield from self.cluster.problems(self.parallel.ranks)
+        yield from self.devices.problems(self.cluster, samples)
+        if samples:
+            yield from self.generator.problems(self.cluster, self.devices)
+            yield from self._problems_of_replay()
+        yield from self.weights.problems(self.generator if samples else None, self.model.lora, self.devices)
+        if self.algorithm.weighting == "constant" and isinstance(self.data, Rows) and self.data.max_tokens is None:
+            yield "algorithm.weighting = constant divides by the longest row there may be; set data.max_tokens"
+
+    def _problems_of_replay(self) -> Iterator[str]:
+        what = "rollouts.router_replay learns with the experts that the generator chose, which "
+        if self.rollouts.router_replay and not self.generator.records_experts:
+            yield f"{what}this one does not tell; set generator=torch, or leave it out"
+        if self.rollouts.router_replay and max(self.parallel.tensor, self.parallel.pipeline) > 1:
+            yield f"{what}do not reach layers that parallel.tensor or pipeline cuts; set both to 1, or leave it out"
+
+    def _check_episodes(self, samples: int) -> None:
+        episodes = self.rollouts.prompts_per_step * samples
+        if episodes > _MOST_EPISODES:
+            raise ValueError(
+                f"rollouts.prompts_per_step = {self.rollouts.prompts_per_step} times algorithm.group_size = {samples} "
+                f"are {episodes:,} episodes in a step; at most {_MOST_EPISODES:,} are possible"
+            )
+
+    def _check_lengths(self) -> None:
+        sampling, advice = self.sampling, ""
+        what = "sampling.max_prompt_tokens + sampling.max_new_tokens"
+        if sampling.max_turns > 1:
+            what = (
+                "sampling.max_prompt_tokens + max_turns * max_new_tokens + (max_turns - 1) * max_observation_tokens"
+                if sampling.max_episode_tokens is None
+                else "sampling.max_episode_tokens"
+            )
+            advice = "; lower it, or set sampling.max_episode_tokens, where episodes are truncated"
+        what += f" = {sampling.longest}"
+        if sampling.longest > self.learner.max_tokens:
+            micro = f"learner.max_tokens = {self.learner.max_tokens}"
+            raise ValueError(f"{what} is more than a micro-batch holds, {micro}{advice}")
+        if sampling.longest > self.generator.max_context:
+            context = f"generator.max_context = {self.generator.max_context}"
+            raise ValueError(f"{what} is more than the generator holds, {context}{advice}")
+
+    def _check_sampling(self) -> None:
+        sampling = self.sampling
+        if reason := self.generator.cannot_sample(sampling.distribution):
+            raise ValueError(reason)
+        if "topk_ids" in self.algorithm.reads and (sampling.top_k or sampling.top_p < 1 or sampling.min_p):
+            raise ValueError(
+                "algorithm.loss compares the likeliest tokens of teacher and student, of which sampling.top_k, top_p "
+                "and min_p would cut some off; leave them out, or choose algorithm.loss=on_policy_distillation"
+            )
+
+    def _check_blend(self) -> None:
+        if not isinstance(self.data, Blend):
+            return
+        if self.rollouts.curriculum is not None:
+            raise ValueError("rollouts.curriculum is read by nobody where data is a blend; set data.of.NAME.curriculum")
+        for name, part in self.data.of.items():
+            for problem in part.sampling.problems(self.sampling):
+                raise ValueError(f"data.of.{name}.{problem}")
+        if both := sorted(self.data.of.keys() & self.evaluation.sets.keys()):
+            raise ValueError(f"evaluation.sets.{both[0]} has the name of an environment, which is evaluated anyway")
+
+    @property
+    def taskset(self) -> TaskSet:
+        """``data`` as tasks. Raises ``ConfigError`` where it holds rows."""
+        if not isinstance(self.data, TaskSet):
+            raise ConfigError(f"this recipe learns from {_called(type(self.data))}, and here a task set is needed")
+        return self.data
+
+    @property
+    def online(self) -> OnlineAlgorithm:
+        """``algorithm`` as one whose policy answers tasks. Raises ``ConfigError`` where it learns from rows."""
+        if not isinstance(self.algorithm, OnlineAlgorithm):
+            raise ConfigError(f"this recipe learns from {_called(type(self.data))}, and here answers are sampled")
+        return self.algorithm
+
+    @property
+    def rows(self) -> Rows:
+        """``data`` as rows. Raises ``ConfigError`` where it is a task set."""
+        if not isinstance(self.data, Rows):
+            raise ConfigError(f"this recipe answers the tasks of {_called(type(self.data))}, and here rows are needed")
+        return self.data
+
+    @classmethod
+    def other_name(cls, key: str) -> str | None:
+        return here(key)
+
+    def unread(self) -> dict[str, str]:
+        alone = {key: f"it is read only where {when}; leave it out" for key, when in idle(self)}
+        why = "nobody reads it: this run learns from rows and samples nothing; leave it out"
+        return alone | dict.fromkeys(unread(self), why)
+
+    @property
+    def _stale(self) -> bool:
+        """Whether it may learn from answers of older weights."""
+        return isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
+
+    @property
+    def _corrects(self) -> str | None:
+        """The setting by which answers come from another distribution than the learner's."""
+        if self._stale:
+            return "rollouts.max_staleness"
+        narrow = self.generator.narrow if isinstance(self.algorithm, OnlineAlgorithm) else None
+        return narrow and f"generator.{narrow}"
+
+    def completed(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
+        """Correct for rollouts of stale or quantized weights by truncated importance sampling, unless a correction, or
+        ``null``, is written."""
+        main = self.algorithm.main
+        key = f"algorithm.{main.key}.correction"
+        cause = self._corrects
+        if cause is None or not isinstance(main.loss, PolicyLoss) or main.loss.correction or written(key):
+            return self, {}
+        loss = main.loss.model_copy(update={"correction": TIS()})
+        algorithm = self.algorithm.model_copy(update={main.key: loss})
+        return self.model_copy(update={"algorithm": algorithm}), {key: cause}
+
+    def warnings(self) -> list[str]:
+        """What is allowed but rarely meant."""
+        found = []
+        main = self.algorithm.losses[self.algorithm.main_role]
+        stale = self._stale
+        if stale and isinstance(main, PolicyLoss) and main.correction is None:
+            found.append(
+                f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
+                "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
+            )
+        if (stale or not self.algorithm.on_policy) and "teacher_token_logprobs" in main.reads:
+            found.append(
+                "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
+                "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "
+                "algorithm.loss=policy instead"
+            )
+        if cannot_be_found(type(self.data)):
+            found.append(
+                f"data is {type(self.data).__name__}, which stands in a notebook or inside of a function, where `whet "
+                "eval`, `whet resume` and other processes can't find it; put the class into a file and import it"
+            )
+        if unprotected(self.model_dump(mode="json")):
+            found.append(UNPROTECTED)
+        if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
+            found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
+        return found
+
+
+def _called(kind: type[Data]) -> str:
+    """What a recipe calls a kind of data."""
+    return "a task set" if kind is TaskSet else Component(TASK_SETS | ROWS).name_of(kind)

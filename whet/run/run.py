@@ -1,0 +1,370 @@
+"""From a recipe to live objects, and from a run folder back to them: start, resume, shut down. The loop itself is in
+``train.py``; what happens between two steps (publish, log, evaluate, save) is here."""
+
+import asyncio
+import logging
+import platform
+import shlex
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from whet.base.closing import Closing
+from whet.base.errors import ConfigError, GeneratorError, WorkerError
+from whet.base.files import remove_leftovers, write_atomically
+from whet.base.progress import PROGRESS
+from whet.checkpoint.background import BackgroundSave
+from whet.checkpoint.crash_points import crash_point
+from whet.checkpoint.lock import run_lock
+from whet.checkpoint.manifest import CheckpointError
+from whet.checkpoint.store import Checkpoint, CheckpointStore
+from whet.cluster.lease import Devices, Several
+from whet.config import dump_yaml, load
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Group
+from whet.data.source import Source
+from whet.learner.base import Learner, Scorer
+from whet.learner.state import FACTS
+from whet.metrics import Metrics
+from whet.metrics.clock import Clock, Pace
+from whet.metrics.rollout_file import drop_rollouts_after
+from whet.metrics.sinks import OpenSinks
+from whet.metrics.sinks.jsonl import truncate_after
+from whet.processes.compute import compute, run_computing
+from whet.processes.loop_thread import end_copies
+from whet.rollouts.ledger import FILE as LEDGER
+from whet.rollouts.replay import drop_groups_after
+from whet.run.feed import Feed, build_feed
+from whet.run.folder import Place, create
+from whet.run.log import logging_to
+from whet.run.machine import decide_run, read
+from whet.run.recipe import Recipe
+from whet.run.sections import ForLoop
+from whet.run.signals import Stopped, StopRequest, stop_signals
+
+log = logging.getLogger(__name__)
+
+_ACTIVITIES = {  # phases, in the words that people are told
+    "prepare": "preparing",
+    "generate": "sampling",
+    "learn": "learning",
+    "publish": "publishing the weights",
+    "evaluate": "evaluating",
+    "checkpoint": "saving a checkpoint",
+}
+
+
+def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None) -> Path:
+    """Train from the beginning into a new ``folder``. Returns it. Whoever gives a ``stop`` can end the run by it."""
+    create(folder)
+    folder = folder.absolute()  # workers may have other working folders, and this process's may change
+    write_atomically(folder / "recipe.yaml", dump_yaml(recipe))
+    return _train(recipe, folder, resuming=False, asked=stop)
+
+
+def resume(folder: Path, overrides: Sequence[str] = (), stop: StopRequest | None = None) -> Path:
+    """Go on from the newest intact checkpoint, or, said loudly, from the beginning where there is none yet."""
+    folder = folder.absolute()
+    recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
+    return _train(recipe, folder, resuming=True, asked=stop)
+
+
+def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | None) -> Path:
+    from whet.run.train import train
+
+    async def go() -> None:
+        end_copies(asyncio.get_running_loop())
+        decided = await compute(decide_run, recipe, folder, resuming)
+        if not resuming:
+            write_atomically(folder / "recipe.yaml", dump_yaml(decided))
+        with stop_signals(recipe.checkpoints.before, asked) as stop:
+            restarts = Restarts()
+            while True:
+                try:
+                    again = resuming or restarts.begun
+                    async with open_run(decided, folder, resuming=again, stop=stop, restarts=restarts) as run:
+                        _check_steps(run)
+                        write_atomically(folder / "recipe.yaml", dump_yaml(decided))  # overrides included
+                        await train(run)
+                    return
+                except (WorkerError, GeneratorError) as error:
+                    if not restarts.begun or restarts.count == recipe.cluster.restarts:
+                        raise
+                    restarts.count += 1
+                    text = "restart %d of %d (cluster.restarts), from the newest checkpoint: %s"
+                    log.warning(text, restarts.count, recipe.cluster.restarts, error)
+
+    with run_lock(folder), logging_to(folder):
+        log.info("%s into %s: %d steps, %s", "resuming" if resuming else "training", folder, recipe.steps, _versions())
+        for warning in recipe.warnings():
+            log.warning(warning)
+        run_computing(go(), after=f"Go on with: whet resume {shlex.quote(str(folder))}")
+    return folder
+
+
+def _check_steps(run: "Run") -> None:
+    done, steps = run.start, run.recipe.steps
+    if done > steps:
+        raise ConfigError(f"{run.folder} has done {done} steps already, more than steps={steps}")
+    if done == steps:
+        more = f"whet resume {shlex.quote(str(run.folder))} steps={2 * done}"
+        log.warning("all %d steps are done; to go on for more of them: %s", done, more)
+
+
+@dataclass(slots=True)
+class Restarts:
+    """How often this process has started its run again, because it had lost a worker or its engines."""
+
+    count: int = 0
+    begun: bool = False  # what could not even begin is not started again
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything the loop works with."""
+
+    recipe: ForLoop
+    place: Place
+    start: int  # steps done so far
+    feed: Feed
+    learners: Mapping[str, Learner]
+    scorers: Mapping[str, Scorer]  # the same, but for what the feed has cached
+    store: CheckpointStore
+    devices: Devices  # taken in turns where learners and generator share them
+    sinks: OpenSinks
+    share_prompts: bool
+    clock: Clock = field(default_factory=Clock)
+    pace: Pace = field(default_factory=Pace)
+    metrics: Metrics = field(default_factory=Metrics)
+    saving: BackgroundSave = field(default_factory=BackgroundSave)  # the checkpoint that is being written
+    stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
+    restarts: Restarts = field(default_factory=Restarts)
+    warned_of_best: bool = False
+
+    @property
+    def folder(self) -> Path:
+        return self.place.folder
+
+    @property
+    def source(self) -> Source:
+        """Where groups come from."""
+        return self.feed.source
+
+    @property
+    def distribution(self) -> Distribution:
+        """What log-probs are taken under."""
+        return self.feed.distribution
+
+    @asynccontextmanager
+    async def phase(self, name: str, tenant: str | None = None, new_weights: bool = False) -> AsyncIterator[None]:
+        """What happens inside is timed under ``name`` and shown as what is being done; a ``tenant`` has the devices,
+        and makes ``new_weights``."""
+        PROGRESS.begin(_ACTIVITIES[name])
+        with self.clock.phase(name):
+            if tenant is None:
+                yield
+            else:
+                async with self.devices.lent_to(tenant, new_weights):
+                    yield
+
+    async def before_first_step(self) -> None:
+        """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
+        async with self.phase("prepare"):
+            self.scorers = await self.feed.prepare(self.learners, self.folder, self.start)
+        async with self.phase("publish"):
+            await self.feed.publish(self.learners, self.start)
+        if self.start == 0:
+            await self._evaluate(0)
+        PROGRESS.where = self._step(self.start + 1)
+        self.restarts.begun = self.stop.begun = True
+        if self.restarts.count:
+            self.metrics.sum("cluster/restarts", self.restarts.count)
+        self.clock.start()
+
+    def _step(self, step: int) -> str:
+        return f"step {min(step, self.recipe.steps)}/{self.recipe.steps}"
+
+    async def publish(self, version: int) -> None:
+        """Weights first, then permits."""
+        self.metrics.merge(await self.feed.publish(self.learners, version))
+        await self.source.published(version)
+
+    async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
+        """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it. Raises
+        ``Stopped`` after that where a signal asked for it."""
+        self.saving.check()
+        self.place.check()
+        times = self._log(step, batch)
+        await compute(self.feed.record, self.folder, step, groups, batch)
+        crash_point("step.logged")
+        steps, every = self.recipe.steps, self.recipe.evaluation.every
+        stopping = self.stop.by if step < steps else None
+        measured = step == steps or (every and step % every == 0 and not stopping)  # there may be no time left
+        metric = await self._evaluate(step) if measured else None
+        if stopping or self.recipe.checkpoints.due(step, steps):
+            async with self.phase("checkpoint", "learning"):
+                await self.save(step, metric)
+        if stopping or step == steps:
+            async with self.phase("checkpoint"):
+                await self.saving.finish()
+        for name, seconds in self.clock.lap().items():  # what was done since belongs to this step, not to the next
+            times[name] = times.get(name, 0.0) + seconds
+        self.sinks.write(step, times)
+        log.info("step %d of %d took %s", step, steps, _in_seconds(times))
+        PROGRESS.where = self._step(step + 1)
+        crash_point("step.done")
+        if stopping:
+            text = f"step {step} of {steps} is saved. Go on with: whet resume {shlex.quote(str(self.folder))}"
+            raise Stopped(stopping, self.stop.why, text)
+
+    async def save(self, step: int, metric: float | None) -> None:
+        """Publish a checkpoint of what is trained and of the source; where checkpoints are asynchronous, return when
+        there is a copy. ``metric`` is the best metric, if measured."""
+        self.place.check()
+        state = {"step": step, "source": self.source.state()}
+        if self.recipe.checkpoints.asynchronous:
+            await self.saving.begin(
+                step, lambda copied: self.store.save(step, partial(self._write, copied), state, metric)
+            )
+        else:
+            await self.store.save(step, partial(self._write, None), state, metric)
+
+    async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
+        """Write into the folder of a checkpoint; with ``copied``, which is set once training may go on, meanwhile."""
+        learners = {role: self.learners[role] for role in self.recipe.algorithm.losses}
+        for role, learner in learners.items():
+            (folder / role).mkdir()
+            await (learner.save if copied is None else learner.begin_save)(folder / role)
+        if copied is not None:
+            copied.set()
+            crash_point("step.copied")
+            for learner in learners.values():
+                await learner.finish_save()
+        for role in learners:
+            if not (folder / role / FACTS).is_file():
+                raise CheckpointError(
+                    f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
+                    "folder must be one that all nodes see"
+                )
+
+    async def load(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint. The generator gets its weights before the first step."""
+        for role in self.recipe.algorithm.losses:
+            await self.learners[role].load(checkpoint.folder / role)
+        self.start = checkpoint.step
+        self.source.load_state(checkpoint.state["source"], self.start)
+
+    def _log(self, step: int, batch: Batch) -> dict[str, float]:
+        """Write what the step came to. Returns its seconds by phase so far."""
+        tally, timing = self.source.tally()
+        values: dict[str, Any] = tally.merge(self.metrics).result()
+        self.metrics = Metrics()
+        lap = self.clock.lap()
+        waited = timing.generating + timing.grading
+        if timing.passed:
+            learner_waits = lap.get("time/generate", 0.0)
+            alone = learner_waits if self.devices.shared else timing.passed  # asleep, it does nothing for who waits
+            values["idle/learner"] = learner_waits / lap["time/step"]
+            values["idle/generator"] = max(0.0, 1 - min(timing.sampling, alone) / timing.passed)
+        if waited:  # episodes overlap: the phase's wall time is split as their waiting was
+            lap["time/grade"] = lap.get("time/generate", 0.0) * timing.grading / waited
+            lap["time/generate"] = lap.get("time/generate", 0.0) - lap["time/grade"]
+        self.pace.add(lap["time/step"], values.get("answer/tokens", values.get("learner/tokens", 0.0)))
+        values["batch/tokens"] = len(batch)
+        if batch.experts is not None:
+            values["experts/replayed"] = float((batch.experts[:, 0, 0] >= 0).double().mean())
+        values["time/tokens_per_second"] = self.pace.tokens_per_second()
+        values["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
+        self.sinks.write(step, values | lap)
+        self.feed.check(step, values)
+        return lap
+
+    async def _evaluate(self, step: int) -> float | None:
+        if not self.recipe.evaluation.enabled:
+            return None
+        async with self.phase("evaluate"):
+            values = await self.feed.evaluate(self.scorers)
+        if not values:
+            return None
+        self.sinks.write(step, values, kind="evaluation")
+        log.info("evaluation at step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        best = self.recipe.checkpoints.best_metric
+        if best not in values and not self.warned_of_best:
+            self.warned_of_best = True
+            instead = "checkpoints.best_metric=evaluation/loss checkpoints.mode=min"
+            advice = f"set {instead}" if "evaluation/loss" in values else f"measured are: {', '.join(values)}"
+            log.warning("checkpoints.best_metric=%s is not measured, so no checkpoint is the best; %s", best, advice)
+        return values.get(best)
+
+
+@asynccontextmanager
+async def open_run(
+    recipe: Recipe, folder: Path, resuming: bool, stop: StopRequest | None = None, restarts: Restarts | None = None
+) -> AsyncIterator[Run]:
+    """Build everything, load the newest checkpoint when resuming, and shut everything down at the end."""
+    from whet.run.build import build_renderer, check_experts, open_learners
+
+    async with Closing() as closing:
+        devices = Devices({}, shared=recipe.devices.placement == "colocated", deadline=recipe.devices.deadline)
+        check_experts(recipe)
+        feed = build_feed(recipe, build_renderer(recipe), devices)  # what is quickly found to be missing comes first
+        closing.closes("the feed", feed.close)
+        store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
+        store.clean()
+        checkpoint = store.load_latest() if resuming else None
+        resume_step = (checkpoint.step if checkpoint else -1) if resuming else None
+        sinks = OpenSinks.of(recipe.sinks, folder, recipe.model_dump(mode="json"), resume_step)
+        closing.closes("the sinks", sinks.close)
+        PROGRESS.begin("loading the model")
+        learners = await closing.enter_async_context(open_learners(recipe, folder))
+        devices.tenants["learning"] = Several(learners.values())
+        devices.awake = "learning"
+        run = Run(
+            recipe=recipe,
+            place=Place(folder),
+            start=0,
+            feed=feed,
+            learners=learners,
+            scorers=learners,
+            store=store,
+            devices=devices,
+            sinks=sinks,
+            share_prompts=all(learner.facts.forest for learner in learners.values()),
+            stop=stop or StopRequest(),
+            restarts=restarts or Restarts(),
+        )
+        closing.closes("the checkpoint that is being written", run.saving.close)
+        if resuming and checkpoint is None:
+            log.warning("%s has no complete checkpoint yet: the run starts again from the beginning", folder)
+        if checkpoint is not None:
+            await run.load(checkpoint)
+        if resuming:
+            for part in (folder, *(path for path in folder.iterdir() if path.is_dir())):
+                remove_leftovers(part)
+            drop_rollouts_after(folder, run.start)
+            truncate_after(folder / LEDGER, run.start)
+            drop_groups_after(folder, run.start)
+        if not run.start:
+            main = learners[recipe.algorithm.main_role]
+            facts, decision = main.facts.shown(), read(folder)
+            if decision is not None:
+                facts["computes_in"] = str(decision)
+            run.sinks.write(0, {f"run/{name}": value for name, value in facts.items()})
+        yield run
+
+
+def _versions() -> str:
+    """Return the versions that a run may depend on."""
+    names = ("whet", "torch", "transformers")
+    return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
+
+
+def _in_seconds(times: Mapping[str, float]) -> str:
+    """Return the time of a step and of its phases, the longest first."""
+    phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items() if name != "time/step"), reverse=True)
+    shown = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in phases if seconds >= 0.05)
+    return f"{times['time/step']:.1f} s: {shown}"

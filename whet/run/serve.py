@@ -1,0 +1,93 @@
+"""A trained model behind an endpoint of its own, for people and programs to talk to."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pydantic import ValidationError
+
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.endpoint.conversations import answer_of, check_tools
+from whet.endpoint.request import Answer, ApiError, Question
+from whet.endpoint.server import Endpoint
+from whet.engines.base import Generator
+from whet.rollouts.sampling import Sampling
+from whet.rollouts.session import PromptTooLong, Recording, Session
+from whet.run.build import open_generator
+from whet.tasks.base import Address
+
+if TYPE_CHECKING:
+    from whet.run.recipe import Recipe
+
+_REPLY = 1024  # most tokens of a reply where the call doesn't say
+
+
+class ServedModel:
+    """Answers each call by itself, sampled as the call wants it and otherwise at temperature 1."""
+
+    def __init__(self, generator: Generator, renderer: Renderer, context: int, seed: int) -> None:
+        self.generator, self.renderer, self.longest, self.seed = generator, renderer, context, seed
+        self.calls = 0
+
+    async def answer(self, question: Question, repeated: bool) -> Answer:
+        """See ``Answers``."""
+        self.calls += 1
+        seed = derive_seed(self.seed, "serve", self.calls) if question.wanted.seed is None else question.wanted.seed
+        sampling = _sampling(question, self.longest)
+        recording = Recording(self.generator, self.renderer, sampling, f"call {self.calls}", abs(seed))
+        check_tools(self.renderer, question)
+        try:
+            reply = await Session(recording).reply(question.messages, question.tools)
+        except PromptTooLong:
+            what = f"the conversation leaves no room for a reply in the context of {self.longest} tokens"
+            raise ApiError(400, what, code="context_length_exceeded", param="messages") from None
+        return answer_of(reply, call_ids=_drawn_ids())
+
+
+def _drawn_ids() -> Iterator[str]:
+    """Ids of tool calls that no other reply has: of a conversation, a call shows only what the client sends back."""
+    while True:
+        yield uuid4().hex[:9]
+
+
+def _sampling(question: Question, context: int) -> Sampling:
+    wanted = question.wanted
+    named = {"temperature": wanted.temperature, "top_p": wanted.top_p, "top_k": wanted.top_k, "min_p": wanted.min_p}
+    given = {name: value for name, value in named.items() if value is not None}
+    if given.get("top_k") == -1:
+        given["top_k"] = 0  # vLLM's way to say: all
+    limits = {"max_prompt_tokens": context - 1, "max_episode_tokens": context}
+    longest = question.limit or _REPLY
+    try:
+        return Sampling.model_validate({**given, **limits, "max_new_tokens": longest, "stop": wanted.stop})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ApiError(400, f"{name}: {first['msg']}", param=name) from None
+
+
+async def serve(
+    recipe: "Recipe",
+    run: Path | None,
+    model: str | None,
+    *,
+    name: str,
+    host: str,
+    port: int,
+    token: str | None,
+    ready: Callable[[Address], None],
+) -> None:
+    """Serve a run's best checkpoint, or another ``model``, under a ``name`` until it is cancelled. ``ready`` is told
+    the address."""
+    async with open_generator(recipe, run, model) as (generator, renderer):
+        endpoint = Endpoint(renderer, model=name, host=host, port=port)
+        endpoint.start()
+        try:
+            served = ServedModel(generator, renderer, recipe.generator.max_context, recipe.seed)
+            with endpoint.open(served, token) as address:
+                ready(address)
+                await endpoint.until_closed()
+        finally:
+            await endpoint.close()

@@ -1,0 +1,111 @@
+"""Handling of SIGTERM and SIGHUP, which clusters send before they take a machine away, and of the end of a Slurm job's
+time: the run finishes its step, saves, and ends. A second signal ends it at once."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+
+from whet.base.errors import WhetError
+from whet.processes.sentinel import told_of
+
+log = logging.getLogger(__name__)
+
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(WhetError):
+    """A signal or the end of its time ended the run, after it was saved."""
+
+    label = "stopped"
+
+    def __init__(self, by: signal.Signals, why: str, text: str) -> None:
+        super().__init__(f"{why}, and {text}")
+        self.exit_code = 128 + by
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """The signal that asked the run to end, if one came, or the one that would. The run looks at it between steps."""
+
+    by: signal.Signals | None = None
+    why: str = ""
+    begun: bool = False  # there are steps to save
+    at_once: bool = False  # it is not worth a save
+    cancel: Callable[[], object] = lambda: None  # ends the run at once; may be called from any thread
+
+    def interrupt(self) -> bool:
+        """End the run after its step. Return False where it ends at once: it is asked again, or no step has begun."""
+        if self.by is None and self.begun:
+            self.by, self.why = signal.SIGINT, "interrupted"
+            return True
+        self.at_once = True  # for a run that is about to begin
+        self.cancel()
+        return False
+
+
+def end_of_job() -> float | None:
+    """Return when Slurm will end the job that this process is part of, in seconds since 1970; None where there is no
+    such job, or it has no end."""
+    told, job = os.environ.get("SLURM_JOB_END_TIME", ""), os.environ.get("SLURM_JOB_ID")
+    if told.isdecimal():
+        return float(told)
+    if job is None:
+        return None
+    try:
+        shown = subprocess.run(
+            ["scontrol", "show", "job", "-o", job], capture_output=True, text=True, timeout=20
+        ).stdout
+        fields = dict(field.split("=", 1) for field in shown.split() if "=" in field)
+        return datetime.fromisoformat(fields.get("EndTime", "")).timestamp()
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+
+
+@contextmanager
+def stop_signals(before: float | None = None, request: StopRequest | None = None) -> Iterator[StopRequest]:
+    """Turn the signals into a request, inside, where the event loop runs in the main thread. A signal that is ignored
+    (``nohup``) stays ignored. The same request comes ``before`` so many seconds are left of a Slurm job."""
+    request, loop = request or StopRequest(), asyncio.get_running_loop()
+    if (task := asyncio.current_task()) is not None:
+        request.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+    if request.at_once:
+        request.cancel()
+    handlers = {one: signal.getsignal(one) for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN}
+    if threading.current_thread() is not threading.main_thread():
+        handlers = {}
+
+    def asked(by: signal.Signals, why: str, other: str = "another one") -> None:
+        request.by, request.why = by, why
+        told.close()
+        for one in handlers:
+            loop.remove_signal_handler(one)
+        log.warning("%s: the run saves after this step and ends; %s ends it at once", why, other)
+
+    for one in handlers:
+        loop.add_signal_handler(one, asked, one, f"{one.name} came")
+    told = ExitStack()
+    told.enter_context(told_of(*handlers))
+    timer, end = None, None if before is None else end_of_job()
+    if before is not None and end is not None:
+        why = f"the job's time is over in less than {before:.0f} s"
+        timer = loop.call_later(max(0.0, end - before - time.time()), asked, signal.SIGTERM, why, "a signal")
+    elif before is not None:
+        log.warning("checkpoints.before is about the end of a Slurm job, and none was found")
+    try:
+        yield request
+    finally:
+        if timer is not None:
+            timer.cancel()
+        told.close()  # before the handlers go, for it puts them back
+        for one, handler in handlers.items():
+            loop.remove_signal_handler(one)
+            signal.signal(one, handler)

@@ -1,0 +1,110 @@
+"""What a process gives up for ever before it runs a stranger's code: memory, time and files beyond its limits, other
+processes, the network, most of the file system (Landlock), and the calls of the kernel that no honest program needs
+(seccomp). Linux; landlock(7), seccomp(2)."""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import platform
+import resource
+import socket
+import struct
+from collections.abc import Sequence
+
+from whet.sandbox.linux import NO_NEW_PRIVILEGES, SECCOMP, call
+from whet.sandbox.namespaces import STRANGER
+
+AWAY = 64  # numbers of files from here on are in nobody's way
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_O_PATH = 0o10000000
+_READ, _ALL = 0b1100, (1 << 13) - 1  # read a file, list a folder; what the first Landlock knew
+_FILE_RIGHTS = 0b110 | 1 << 14  # those that a file can have: write, read, truncate
+_SINCE = {2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # version -> link and rename across folders, truncate, device ioctl
+
+# Calls by their numbers on x86_64 and aarch64. Those from 424 on, the same on both, are answered as by an old kernel.
+_DENIED = """
+    ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, fork 57 -, vfork 58 -,
+    execve 59 221, execveat 322 281, unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41,
+    chroot 161 51, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, keyctl 250 219, add_key 248 217,
+    request_key 249 218, kexec_load 246 104, kexec_file_load 320 294, init_module 175 105, finit_module 313 273,
+    delete_module 176 106, reboot 169 142, swapon 167 224, swapoff 168 225, acct 163 89, quotactl 179 60,
+    syslog 103 116, settimeofday 164 170, clock_settime 227 112, clock_adjtime 305 266, adjtimex 159 171,
+    sethostname 170 161, setdomainname 171 162, personality 135 92, name_to_handle_at 303 264, vhangup 153 58,
+    open_by_handle_at 304 265, fanotify_init 300 262, memfd_create 319 279, shmget 29 194, shmat 30 196,
+    msgget 68 186, semget 64 190, mq_open 240 180, setpriority 141 140, ioprio_set 251 30, sched_setparam 142 118,
+    sched_setscheduler 144 119, sched_setaffinity 203 122, sched_setattr 314 274, migrate_pages 256 238,
+    move_pages 279 239, mbind 237 235, set_mempolicy 238 237, seccomp 317 277, iopl 172 -, ioperm 173 -,
+    modify_ldt 154 -, uselib 134 -, lookup_dcookie 212 18, flock 73 32, inotify_init 253 -, inotify_init1 294 26,
+    setsockopt 54 208, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7
+"""
+_NEW = 424
+# Column, architecture; clone, socket and prlimit.
+_MACHINES = {"x86_64": (0, 0xC000003E, 56, 41, 302), "aarch64": (1, 0xC00000B7, 220, 198, 261)}
+_THREAD = 0x10000  # of clone
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the filter's machine
+_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x50000
+_EPERM, _ENOSYS = 1, 38
+
+
+class Confinement:
+    """Made once, put on by every process that needs it."""
+
+    def __init__(self, readable: Sequence[str], writable: Sequence[str], stranger: bool) -> None:
+        """``stranger``: the process becomes that user. Raises ``OSError`` where the kernel lacks Landlock."""
+        self._ruleset, self._filter, self._stranger = _ruleset(readable, writable), _filter(), stranger
+
+    def put_on(self) -> None:
+        """Raises ``OSError`` for whatever the kernel refuses: then nothing may be run."""
+        if self._stranger:
+            os.setgroups([])
+            os.setresgid(STRANGER, STRANGER, STRANGER)
+            os.setresuid(STRANGER, STRANGER, STRANGER)
+        call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
+        call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        call("syscall", _RESTRICT_SELF, self._ruleset, 0)
+        os.close(self._ruleset)
+        program = ctypes.create_string_buffer(self._filter, len(self._filter))
+        call("prctl", SECCOMP, 2, struct.pack("HxxxxxxP", len(self._filter) // 8, ctypes.addressof(program)), 0, 0)
+
+
+def limit(**limits: int) -> None:
+    """Lower limits, by the names that ``resource`` has for them: ``limit(cpu=5)``."""
+    for name, value in limits.items():
+        kind = getattr(resource, f"RLIMIT_{name.upper()}")
+        with contextlib.suppress(ValueError):  # it is lower already
+            resource.setrlimit(kind, (value, value + (name == "cpu")))
+
+
+def _ruleset(readable: Sequence[str], writable: Sequence[str]) -> int:
+    version = call("syscall", _CREATE_RULESET, None, 0, 1)
+    everything = _ALL | sum(right for since, right in _SINCE.items() if version >= since)
+    network, scoped = 0b11 * (version >= 4), 0b11 * (version >= 6)  # TCP; abstract sockets and signals
+    handled = struct.pack("QQQ", everything, network, scoped)
+    ruleset = call("syscall", _CREATE_RULESET, handled, 24 if version >= 6 else 16 if version >= 4 else 8, 0)
+    for paths, rights in ((readable, _READ), (writable, everything)):
+        for path in paths:
+            opened = os.open(path, _O_PATH)
+            kept = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
+            call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", kept, opened), 0)
+            os.close(opened)
+    away = fcntl.fcntl(ruleset, fcntl.F_DUPFD, AWAY)
+    os.close(ruleset)
+    return away
+
+
+def _filter() -> bytes:
+    """Raises ``OSError`` for a machine whose calls have numbers that aren't known here."""
+    if (machine := platform.machine()) not in _MACHINES:
+        raise OSError(f"calls of the kernel on {machine} are not known here")
+    column, architecture, clone, socket_, prlimit = _MACHINES[machine]
+    code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    code += [(_AT_LEAST, 0, 1, _NEW), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
+    for line in _DENIED.split(","):
+        if (number := line.split()[1 + column]) != "-":
+            code += [(_EQUAL, 0, 1, int(number)), (_RETURN, 0, 0, _ERROR | _EPERM)]
+    for special, test, value in ((clone, _ANY_BIT, _THREAD), (socket_, _EQUAL, socket.AF_UNIX), (prlimit, _EQUAL, 0)):
+        code += [(_EQUAL, 0, 4, special), (_LOAD, 0, 0, 16), (test, 1, 0, value)]  # its first argument
+        code += [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
+    return b"".join(struct.pack("HBBI", *one) for one in [*code, (_RETURN, 0, 0, _ALLOW)])

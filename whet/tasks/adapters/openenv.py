@@ -1,0 +1,141 @@
+"""Servers of OpenEnv as task sets: an episode is a session of messages over a WebSocket.
+
+{"type": "reset" | "step" | "close", "data": ...} ──► /ws ──► {"type": "observation" | "error", "data": ...}
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import Field, field_validator
+from websockets.asyncio.client import ClientConnection, connect  # the extra `openenv`
+from websockets.exceptions import WebSocketException
+
+from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
+from whet.base.strict_json import STRICT
+from whet.core.types import Message, Task
+from whet.tasks.base import Environment, Observation, Step, TaskSet, finite
+from whet.tasks.problems import known_split, messages
+
+
+class OpenEnvError(Exception):
+    """A server failed, or says what is not understood. Never a reward: the episode is repeated or its group dropped."""
+
+
+class InvalidAction(Exception):
+    """The server does not take an action: the model's fault."""
+
+
+class OpenEnv(TaskSet):
+    """Episodes of one server; a task is a seed of its ``reset``."""
+
+    url: str
+    """Where it listens, as ``ws://127.0.0.1:8000`` or ``.../ws``."""
+    prompt: str = "{observation}"
+    """What the user says first; ``{observation}`` is what the reset shows."""
+    system: str | None = None
+    """The task, as the model should know it. OpenEnv's observations seldom say it."""
+    action: str | None = None
+    """The field of an action that takes the reply's text. None: the reply is a JSON object, the whole action."""
+    observation: str | None = None
+    """The field of an observation that the model is shown. None: all of it, as JSON."""
+    reset: dict[str, Any] = Field(default={})
+    """What else a reset is given."""
+    train_size: int = Field(default=1000, ge=1, le=10_000_000)
+    test_size: int = Field(default=100, ge=0, le=10_000_000)
+    seed: int = 0
+    max_steps: int = Field(20, gt=0)
+    """Actions after which an episode ends. ``sampling.max_turns`` must be as many, or more."""
+    deadline: float = Field(120.0, gt=0)
+    """Seconds for one answer of the server."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_websocket(cls, url: str) -> str:
+        if not url.startswith(("ws://", "wss://")):
+            raise ValueError("must begin with ws:// or wss://")
+        return url if url.rstrip("/").endswith("/ws") else f"{url.rstrip('/')}/ws"
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        size = self.train_size if known_split(split) == "train" else self.test_size
+        seeds = [derive_seed(self.seed, "openenv", split, index) % 2**31 for index in range(size)]
+        return [
+            Task(f"openenv/{split}/{i}", messages(self.system, self.prompt), {"seed": s}) for i, s in enumerate(seeds)
+        ]
+
+    def make(self, task: Task) -> Environment:
+        return OpenEnvEpisode(self, task)
+
+
+class OpenEnvEpisode:
+    """One session."""
+
+    def __init__(self, settings: OpenEnv, task: Task) -> None:
+        self.settings, self.task, self.steps = settings, task, 0
+        self.connection: ClientConnection | None = None
+
+    async def start(self) -> Observation:
+        """Raises ``OpenEnvError`` where the server doesn't answer."""
+        try:
+            self.connection = await connect(
+                self.settings.url, open_timeout=self.settings.deadline, close_timeout=5, max_size=16_000_000
+            )
+        except (OSError, WebSocketException) as problem:
+            raise OpenEnvError(f"{self.settings.url} does not answer: {problem}") from None
+        shown = await self._ask("reset", self.settings.reset | {"seed": self.task.data["seed"]})
+        asked = self.settings.prompt.replace("{observation}", self._text(shown))
+        return Observation(messages(self.settings.system, asked))
+
+    async def step(self, reply: Message) -> Step:
+        """A reply that is no action earns nothing, and the model is told."""
+        self.steps += 1
+        last = self.steps >= self.settings.max_steps
+        try:
+            shown = await self._ask("step", self._action(reply["content"]))
+        except InvalidAction as problem:
+            told = f"Error: that is no valid action: {problem}"
+            return Step(done=last, messages=messages(None, told), scores={"malformed_action": 1.0})
+        reward = finite(shown.get("reward") or 0.0, f"the reward of {self.task.uid}")
+        return Step(reward, done=last or bool(shown.get("done")), messages=messages(None, self._text(shown)))
+
+    async def close(self) -> None:
+        if self.connection is not None:
+            with contextlib.suppress(Exception):  # the server may have gone
+                await self.connection.send('{"type": "close"}')
+            await self.connection.close()
+
+    def _action(self, text: str) -> dict[str, Any]:
+        """The action that a reply is. Raises ``InvalidAction``."""
+        if self.settings.action is not None:
+            return {self.settings.action: text}
+        with contextlib.suppress(ValueError, RecursionError):
+            if isinstance(found := STRICT.decode(text.strip().removeprefix("```json").removesuffix("```")), dict):
+                return found
+        raise InvalidAction("it must be a JSON object, and nothing else")
+
+    def _text(self, shown: dict[str, Any]) -> str:
+        observation = shown.get("observation")
+        if self.settings.observation is None:
+            return json.dumps(observation, ensure_ascii=False)
+        if not isinstance(observation, dict) or self.settings.observation not in observation:
+            raise ConfigError(f"data.observation: {self.settings.observation!r} is not in {str(observation)[:200]}")
+        return str(observation[self.settings.observation])
+
+    async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        assert self.connection is not None
+        where = f"{self.settings.url}: {kind} of {self.task.uid}"
+        try:
+            async with asyncio.timeout(self.settings.deadline):
+                await self.connection.send(json.dumps({"type": kind, "data": data}))
+                answer = json.loads(await self.connection.recv())
+            found, answered = dict(answer["data"]), answer["type"]
+        except Exception as problem:
+            raise OpenEnvError(f"{where} failed: {type(problem).__name__}: {problem}") from None
+        if answered == "error" and kind == "step" and found.get("code") == "VALIDATION_ERROR":
+            raise InvalidAction(str(found.get("errors") or found.get("message"))[:500])
+        if answered != "observation":
+            raise OpenEnvError(f"{where}: {str(found)[:300]}")
+        return found

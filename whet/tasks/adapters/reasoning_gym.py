@@ -1,0 +1,251 @@
+"""The problem generators of reasoning-gym (arXiv 2505.24760) as a task set, scored by their own scorers.
+
+Some of its scorers ``eval`` what the model wrote. Those see only answers that a screen has let through (digits,
+operators and brackets, say), and every scorer runs in a killable worker with a time and a memory limit. A generator
+whose code evaluates text and that nobody has looked at yet is refused.
+"""
+
+import inspect
+import pickle
+import re
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from whet.base.errors import ConfigError, DataError
+from whet.base.seeds import derive_seed
+from whet.config.nearest import did_you_mean
+from whet.core.types import Task
+from whet.data.split import Tally, distinct
+from whet.processes.pool import WorkerLimits
+from whet.tasks.base import Environments, TaskSet
+from whet.tasks.cases import Case
+from whet.tasks.grading import GradingPool
+from whet.tasks.math.grader import last_boxed
+from whet.tasks.problems import Split, known_split, messages, question_key
+
+AnswerKind = Literal["boxed", "tag", "last_line", "whole"]
+INSTRUCTIONS: dict[AnswerKind, str] = {
+    "boxed": "Put the final answer in \\boxed{}.",
+    "tag": "Give the final answer between <answer> and </answer>.",
+    "last_line": "Give the final answer alone on the last line.",
+    "whole": "Reply with the answer only.",
+}
+MAX_CHARS = 20_000  # of an answer that is scored
+_Entries = dict[str, dict[str, Any]]  # by uid, as reasoning-gym made them: a scorer needs all of it
+
+_NUMERIC = re.compile(r"[0-9+\-*/().\s]*")
+_LISTS = re.compile(r"[A-Za-z0-9_\[\],\s'\"-]*")  # nothing here can call, access an attribute or format
+_FUNCTIONS = "sin|cos|tan|sec|csc|cot|asin|acos|atan|sinh|cosh|tanh|exp|log|ln|sqrt|Abs|pi"
+_SYMBOLIC = re.compile(rf"(?:[0-9+\-*/^()\s]|\.(?=[0-9])|(?<![A-Za-z])(?:[A-Za-z]|{_FUNCTIONS})(?![A-Za-z]))*")
+SCREENS = {
+    "binary_matrix": _LISTS,
+    "countdown": _NUMERIC,
+    "intermediate_integration": _SYMBOLIC,
+    "n_queens": _LISTS,
+    "polynomial_multiplication": _SYMBOLIC,
+    "puzzle24": _NUMERIC,
+    "simple_integration": _SYMBOLIC,
+    "spiral_matrix": _LISTS,
+    "string_insertion": _LISTS,
+}
+# Looked at: what these evaluate is text they generated or ship themselves, never an answer.
+TRUSTED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "codeio", "number_sorting", "propositional_logic"})
+_EVALUATES = re.compile(r"(?<![\w.])(?:\w+\.)?(?:eval|exec|parse_expr|sympify)\(")
+
+
+_NO_NUMBER = re.compile(r"(?=.*(?:nan|inf))(?:nan|inf(?:inity)?|[-+()\s0-9.*]|[ij](?![a-z]))*", re.IGNORECASE)
+
+
+def _uses_its_numbers(answer: str, entry: dict[str, Any]) -> bool:
+    return sorted(map(int, re.findall(r"[0-9]+", answer))) == sorted(entry["metadata"]["numbers"])
+
+
+def _same_word(answer: str, entry: dict[str, Any]) -> bool:
+    return answer.strip().casefold() == str(entry["answer"]).casefold()
+
+
+def _same_probability(answer: str, entry: dict[str, Any]) -> bool:
+    return abs(Fraction(answer.replace(",", "")) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
+
+
+# What their own scorers leave out, so that one constant is right everywhere.
+CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
+    "coin_flip": _same_probability,
+    "game_of_life_halting": _same_word,
+    "puzzle24": _uses_its_numbers,
+}
+
+
+class ReasoningGym(TaskSet):
+    """One generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
+
+    dataset: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """The generator's own, but for size and seed."""
+    train_size: int = Field(default=2000, ge=1, le=10_000_000)
+    """Questions to generate; repeated and held-out ones are dropped."""
+    test_size: int = Field(default=200, ge=0, le=10_000_000)
+    seed: int = 0
+    answer: AnswerKind = "tag"
+    """Where in the reply the answer stands."""
+    instruction: str | None = None
+    """Appended to the question; None: what ``answer`` asks for."""
+    system: str | None = None
+    limits: WorkerLimits = WorkerLimits()
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Raises ``ConfigError`` for an unknown generator or setting."""
+        instruction = INSTRUCTIONS[self.answer] if self.instruction is None else self.instruction
+        return [
+            Task(uid=uid, prompt=messages(self.system, f"{entry['question']}\n\n{instruction}".strip()))
+            for uid, entry in self._entries[known_split(split)].items()
+        ]
+
+    def gold(self, task: Task) -> str | None:
+        """The generator's own answer; None where it gives none, or one that can't stand where it should."""
+        answer = str(self.entry(task)[0].get("answer") or "")
+        wrapped = {"boxed": f"\\boxed{{{answer}}}", "tag": f"<answer>{answer}</answer>"}.get(self.answer, answer)
+        return wrapped if answer and extract(wrapped, self.answer) == answer.strip() else None
+
+    def cases(self) -> Sequence[Case]:
+        """What is no answer: of right and wrong ones only the generator's scorer knows."""
+        task = self.tasks("train")[0]
+        empty = [Case("nothing", task, "", 0.0, "boundary"), Case("spaces", task, " \n ", 0.0, "boundary")]
+        no_number = {"boxed": "\\boxed{nan}", "tag": "<answer>nan</answer>"}.get(self.answer, "nan")
+        empty.append(Case("a constant that is no number", task, no_number, 0.0, "adversarial"))
+        if self.answer in ("tag", "boxed"):
+            empty.append(Case("an answer that is not marked", task, "It is 42.", 0.0, "boundary"))
+            empty.append(Case("a mark that is not closed", task, "<answer>42 \\boxed{42", 0.0, "adversarial"))
+        return empty
+
+    def open(self) -> "GymGrading":
+        return GymGrading(self)
+
+    def entry(self, task: Task) -> tuple[dict[str, Any], bytes]:
+        """Return the generator's entry for a task, and its pickled settings: all that its scorer needs."""
+        split = known_split(task.uid.split("/")[-2])
+        found = self._entries[split].get(task.uid)
+        if found is None:
+            raise DataError(f"{task.uid!r} is not a task of this set: {self.dataset} with seed {self.seed}")
+        return found, pickle.dumps(self._settings(split))
+
+    @cached_property
+    def _entries(self) -> dict[Split, _Entries]:
+        check_generator(self.dataset, self.settings)
+        test = self._generate("test", {})
+        return {"train": self._generate("train", test), "test": test}
+
+    def _generate(self, split: Split, apart_from: _Entries) -> _Entries:
+        settings, name = self._settings(split), f"reasoning_gym/{self.dataset}/{split}"
+        if not settings["size"]:
+            return {}
+        generated, tally = _dataset(self.dataset, settings), Tally(name, settings["size"])
+        drawn = [(f"{name}/{index}", generated[index]) for index in range(tally.rows)]
+        kept = distinct(drawn, lambda drawn: question_key(drawn[1]["question"]), tally, apart_from.items())
+        tally.report(len(kept))
+        return dict(kept)
+
+    def _settings(self, split: Split) -> dict[str, Any]:
+        size = self.train_size if split == "train" else self.test_size
+        # 32 bits: some generators hand the seed to numpy.
+        seed = derive_seed(self.seed, "reasoning_gym", self.dataset, split) % 2**32
+        return {**self.settings, "size": size, "seed": seed}
+
+
+class GymGrading(Environments):
+    """The generator's own scorer at work, in worker processes."""
+
+    def __init__(self, taskset: ReasoningGym) -> None:
+        self.taskset, self.pool = taskset, GradingPool(prepare, taskset.limits)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """``reward`` is the scorer's score, ``correct`` is 1 from a score of 1, ``format`` is 1 if there is an answer
+        that can be scored."""
+        dataset = self.taskset.dataset
+        entry, settings = self.taskset.entry(task)
+        given, screen = extract(answer, self.taskset.answer), SCREENS.get(dataset)
+        if given is None or _NO_NUMBER.fullmatch(given) or (screen and not screen.fullmatch(given)):
+            return {"reward": 0.0, "correct": 0.0, "format": 0.0}
+        return await self.pool.scores(score_in_worker, dataset, settings, given, entry)
+
+    async def close(self) -> None:
+        self.pool.close()
+
+
+def extract(reply: str, kind: AnswerKind) -> str | None:
+    """Return the answer in a reply, stripped; None where there is none or it is overlong."""
+    if kind == "boxed":
+        found = last_boxed(reply)
+    elif kind == "tag":
+        _, tag, rest = reply.rpartition("<answer>")
+        found = rest.partition("</answer>")[0] if tag and "</answer>" in rest else None
+    else:
+        found = reply if kind == "whole" else (reply.strip().splitlines() or [""])[-1]
+    found = (found or "").strip()
+    return found if 0 < len(found) <= MAX_CHARS else None
+
+
+def check_generator(name: str, settings: dict[str, Any]) -> None:
+    """Raises ``ConfigError`` unless the generator exists, knows the settings and may score what a model wrote."""
+    known = _generators()
+    if name not in known:
+        raise ConfigError(f"reasoning_gym has no dataset {name!r}.{did_you_mean(name, known)}")
+    kind, config = known[name]
+    allowed = [field for field in config.__dataclass_fields__ if field not in ("size", "seed")]
+    for key in settings:
+        if key not in allowed:
+            raise ConfigError(
+                f"reasoning_gym dataset {name!r} has no setting {key!r}; it has: {', '.join(allowed)} "
+                "(size and seed are train_size, test_size and seed)"
+            )
+    evaluates = _EVALUATES.search(inspect.getsource(sys.modules[kind.__module__]))
+    if name == "composite" or (evaluates and name not in SCREENS and name not in TRUSTED):
+        raise ConfigError(
+            f"reasoning_gym dataset {name!r} may run a model's answer as code, and there is no screen for it in "
+            "whet/tasks/adapters/reasoning_gym.py; choose another dataset"
+        )
+
+
+def prepare() -> None:
+    """Import reasoning-gym, in a new worker."""
+    _generators()
+
+
+def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]) -> dict[str, float]:
+    """Return the scores of an answer, by the generator's own scorer."""
+    dataset = _cached_dataset(name, config)
+    try:
+        if name in CHECKS and not CHECKS[name](answer, entry):
+            return {"reward": 0.0, "correct": 0.0, "format": 1.0}
+        score = float(dataset.score_answer(answer=answer, entry=entry))
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # some scorers take only tidy answers
+        return {"reward": 0.0, "correct": 0.0, "format": 0.0, "scorer_error": 1.0}
+    return {"reward": score, "correct": float(score >= 1), "format": 1.0}
+
+
+@lru_cache(maxsize=8)
+def _cached_dataset(name: str, config: bytes) -> Any:
+    return _dataset(name, pickle.loads(config))
+
+
+def _dataset(name: str, settings: dict[str, Any]) -> Any:
+    from reasoning_gym.factory import create_dataset
+
+    _generators()
+    try:
+        return create_dataset(name, **settings)
+    except (AssertionError, TypeError, ValueError) as problem:
+        raise ConfigError(f"reasoning_gym dataset {name!r} rejects its settings {settings}: {problem}") from problem
+
+
+def _generators() -> dict[str, tuple[type, Any]]:
+    try:
+        import reasoning_gym  # registers the generators
+    except ImportError as problem:
+        raise ConfigError(f"reasoning_gym is not installed ({problem}): pip install 'whet[quickstart]'") from None
+    return dict(reasoning_gym.factory.DATASETS)

@@ -1,0 +1,115 @@
+"""Environments on a thread that the run can leave behind: their code may block, exit, fork, or never end, and the run's
+own event loop goes on to its deadlines.
+
+    run's event loop                                        thread of the environments
+      episode: await environment.step(reply) ── call ──▶   step → grade → ...
+                                             ◀── result ─
+
+Knows no episode: who waits, and for how long, is the caller's business.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable
+from typing import cast
+
+from whet.base.errors import DataError
+from whet.core.types import Group, Message, Task
+from whet.processes.loop_thread import LoopThread
+from whet.tasks.base import Address, Environment, Environments, Observation, Program, Step, called, place_of
+
+log = logging.getLogger(__name__)
+
+_CLOSING = 10.0  # seconds that all of it may take to close
+_GIVEN_UP = 2.0  # seconds that an episode may, once it is cancelled, and environments that block
+
+
+class HostedEnvironments(Environments):
+    """The given environments, with all of their code on one thread."""
+
+    def __init__(self, environments: Environments) -> None:
+        self._environments, self._thread = environments, LoopThread("whet-environments")
+
+    def make(self, task: Task) -> "HostedEnvironment":
+        return HostedEnvironment(self._environments, task, self._thread)
+
+    def program_for(self, task: Task) -> "HostedProgram | None":
+        program = self._environments.program_for(task)
+        return None if program is None else HostedProgram(program, self._thread)
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        said: object = await self._thread.run(self._scored, task, group)
+        if said is not None:
+            where = place_of(type(self._environments), "score_group")
+            raise DataError(f"{where} must set the reward of each of group.episodes and return nothing, not {said!r}")
+
+    def _scored(self, task: Task, group: Group) -> Awaitable[object]:
+        return self._environments.score_group(task, group)
+
+    def blocked_at(self) -> str | None:
+        """Where the code is that lets nothing else run, "FILE:LINE in FUNCTION"; None while it waits."""
+        return self._thread.blocked_at()
+
+    async def close(self) -> None:
+        seconds = _CLOSING if self.blocked_at() is None else _GIVEN_UP
+        try:
+            async with asyncio.timeout(seconds):
+                await self._thread.run(self._environments.close)
+        except TimeoutError:
+            log.warning("%s did not close within %g s", type(self._environments).__name__, seconds)
+        finally:
+            await self._thread.close()
+
+
+class HostedProgram:
+    """An episode of a program of theirs."""
+
+    def __init__(self, program: Program, thread: LoopThread) -> None:
+        self._program, self._thread = program, thread
+
+    async def run(self, address: Address) -> Step:
+        return await self._thread.run(self._program.run, address)
+
+    async def close(self) -> None:
+        await self._thread.run(self._program.close)
+
+
+class HostedEnvironment:
+    """One episode of theirs, made when it starts."""
+
+    def __init__(self, environments: Environments, task: Task, thread: LoopThread) -> None:
+        self._environments, self._task, self._thread = environments, task, thread
+        self._environment: Environment | None = None
+
+    async def start(self) -> Observation:
+        return await self._thread.run(self._start)
+
+    async def _start(self) -> Observation:
+        made = await called(lambda: cast(Environment | Awaitable[Environment], self._environments.make(self._task)))
+        if not isinstance(made, Environment):
+            where = place_of(type(self._environments), "make")
+            raise DataError(f"{where} must return an object with start, step and close, not {made!r}")
+        self._environment = made
+        observation = await called(lambda: cast(Observation | Awaitable[Observation], made.start()))
+        if not isinstance(observation, Observation):
+            raise DataError(f"{place_of(type(made), 'start')} must return an Observation, not {observation!r}")
+        return observation
+
+    async def step(self, reply: Message) -> Step:
+        assert self._environment is not None, "start comes first"
+        step = await self._thread.run(self._environment.step, reply)
+        if not isinstance(step, Step):
+            where = place_of(type(self._environment), "step")
+            raise DataError(f"{where} must return a Step, as in Step(reward=1.0, done=True), not {step!r}")
+        return step
+
+    async def close(self) -> None:
+        """Wait for as long as it takes; not for long where nobody waits for the episode any more."""
+        if self._environment is None:
+            return
+        task = asyncio.current_task()
+        given_up = task is not None and task.cancelling() > 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GIVEN_UP if given_up else None):
+                await self._thread.run(self._environment.close)

@@ -1,0 +1,116 @@
+"""The checks of IFEval and IFBench, by the package if-verifiable, without its downloads, its dice and its leniency.
+
+Zhou et al., arXiv 2311.07911; Pyatkin et al., arXiv 2507.02833.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from whet.base.errors import ConfigError
+from whet.config.nearest import did_you_mean
+
+NEEDS_MODELS = ("ratio:stop_words", "words:start_verb")  # of nltk, which would be downloaded
+_WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
+_TEXT = re.compile(r"\w+(?:[-'’]\w+)*")
+
+
+@cache
+def registry() -> dict[str, Any]:
+    """Return the class that checks each kind of instruction. Raises ``ConfigError`` where the package is missing."""
+    try:
+        import nltk
+
+        download, nltk.download = nltk.download, lambda *_, **__: False  # the import of the package would ask for it
+        try:
+            from if_verifiable.ifbench import instructions_registry as ifbench
+            from if_verifiable.ifbench import instructions_util as ifbench_texts
+            from if_verifiable.ifeval import instructions, instructions_util
+            from if_verifiable.ifeval import instructions_registry as ifeval
+        finally:
+            nltk.download = download
+    except ImportError as error:
+        raise ConfigError(
+            f"instructions are checked by a package that is missing: {error}; pip install 'whet[ifeval]'"
+        ) from None
+    words = SimpleNamespace(tokenize=nltk.tokenize, word_tokenize=_WORD.findall)
+    instructions_util.nltk = ifbench_texts.nltk = words
+    instructions_util.count_sentences = lambda text: len(instructions_util.split_into_sentences(text))
+    instructions.langdetect = SimpleNamespace(detect=_language, LangDetectException=())
+    return {**ifbench.INSTRUCTION_DICT, **ifeval.INSTRUCTION_DICT}
+
+
+def _language(text: str) -> str:
+    """Return the code of the text's language, the same in every run; of a text without letters, an empty one."""
+    from langdetect import DetectorFactory, LangDetectException, detect
+
+    DetectorFactory.seed = 0
+    try:
+        return str(detect(text))
+    except LangDetectException:
+        return ""
+
+
+def check_instruction(name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for an instruction that nobody knows, or whose arguments are not all given: the package
+    would draw them at random."""
+    if name in NEEDS_MODELS or name not in registry():
+        known = sorted(registry().keys() - set(NEEDS_MODELS))
+        raise ValueError(f"there is no check of the instruction {name!r}.{did_you_mean(name, known)}")
+    wanted = set(registry()[name](name).get_instruction_args_keys())
+    if wanted != arguments.keys():
+        raise ValueError(f"the instruction {name!r} takes {sorted(wanted) or 'nothing'}, not {sorted(arguments)}")
+    try:
+        _built(name, arguments).check_following("This answer is there to see whether it can be checked.")
+    except Exception as error:  # of many checks, about whatever stands in a row
+        raise ValueError(f"the instruction {name!r} can't be checked: {type(error).__name__}: {error}") from None
+
+
+def follow_in_worker(answer: str, instructions: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
+    """Return 1 or 0 for each instruction, by its index. An empty answer follows none."""
+    return {str(index): _follows(answer, *instruction) for index, instruction in enumerate(instructions)}
+
+
+def _follows(answer: str, name: str, arguments: Mapping[str, Any]) -> float:
+    checker = _built(name, arguments)
+    check = _NEWER.get(name)
+    try:
+        return float(
+            bool(answer.strip()) and bool(check(checker, answer) if check else checker.check_following(answer))
+        )
+    except Exception:  # the check stands with other answers: it is this one that it can't read
+        return 0.0
+
+
+def _keyword_at_its_place(checker: Any, answer: str) -> bool:
+    sentences = sys.modules[type(checker).__module__].instructions_util.split_into_sentences(answer)
+    words = _TEXT.findall(" ".join(sentences[checker._n - 1 : checker._n]))
+    return len(words) >= checker._m and words[checker._m - 1].lower() == checker._keyword.lower()
+
+
+def _second_and_second_to_last(checker: Any, answer: str) -> bool:
+    words = _WORD.findall(answer)
+    words = words if _TEXT.fullmatch(words[-1]) else words[:-1]
+    return len(words) > 1 and words[1].lower() == words[-2].lower() == checker._keyword.lower()
+
+
+def _title_case(_: Any, answer: str) -> bool:
+    words = [word for word in _WORD.findall(answer) if word[0].isalpha()]
+    return not any(word[0].islower() and (word[1:].islower() or word[1:].isupper() or len(word) == 1) for word in words)
+
+
+# As IFBench checks them today; the package has their first versions, which mind letter case and punctuation.
+_NEWER = {
+    "words:keywords_specific_position": _keyword_at_its_place,
+    "words:words_position": _second_and_second_to_last,
+    "format:title_case": _title_case,
+}
+
+
+def _built(name: str, arguments: Mapping[str, Any]) -> Any:
+    checker = registry()[name](name)
+    checker.build_description(**arguments)
+    return checker

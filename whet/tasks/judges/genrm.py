@@ -1,0 +1,121 @@
+"""The tasks of another task set, rewarded by a generative reward model that compares the answers of a group in pairs
+(Nemotron 3 Nano's RLHF). What pays is being better than the others; the scores keep the parts apart."""
+
+import asyncio
+from typing import ClassVar
+
+from whet.core.types import Episode, Group, Message, Status, Task
+from whet.tasks.base import Environment
+from whet.tasks.judges.comparison import (
+    Answer,
+    Comparison,
+    LengthControl,
+    Pairs,
+    base_rewards,
+    length_rewards,
+    pairs,
+    read_comparison,
+)
+from whet.tasks.judges.judge import AnswerRefusedError, Judge
+from whet.tasks.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
+from whet.tasks.judges.task_sets import JudgeEnvironments
+from whet.tasks.over import Rewarded
+
+
+class GenRM(Rewarded):
+    """Tasks of ``taskset``, rewarded by comparisons of a group's answers."""
+
+    rewarded_by: ClassVar[str] = "the comparison"
+
+    judge: Judge
+    """The generative reward model."""
+    pairs: Pairs = "circular"
+    """Each answer with the next one, or all with all."""
+    principle: str = PRINCIPLE
+    """What makes an answer better."""
+    roles: bool = False
+    """Send the answers as messages of the roles ``response_1`` and ``response_2``, and the principle as ``principle``,
+    as reward models with a chat template of their own read them; false: in one message, for any model."""
+    length: LengthControl = LengthControl()
+    """Terms for short answers."""
+
+    def open(self) -> "ComparedEnvironments":
+        return ComparedEnvironments(self)
+
+
+class ComparedEnvironments(JudgeEnvironments):
+    """The environments of the task set, with the comparison at the end of each group."""
+
+    def __init__(self, tasks: GenRM) -> None:
+        super().__init__(tasks.taskset, tasks.judge)
+        self.tasks = tasks
+
+    def make(self, task: Task) -> Environment:
+        return self.inner.make(task) if self.tasks.taskset.grades else super().make(task)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        return {"reward": 0.0}  # what it is worth, its group tells
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        tasks, episodes = self.tasks, group.episodes
+        answers = [_answer(episode) for episode in episodes]
+        compared = pairs(tasks.pairs, len(answers))
+        verdicts = await asyncio.gather(
+            *(self._compare(task, answers[i], answers[j], f"{group.uid} {i} {j}") for i, j in compared)
+        )
+        base = base_rewards(len(answers), compared, verdicts)
+        extra = length_rewards(base, answers, tasks.length)
+        for episode, worth, length in zip(episodes, base, extra, strict=True):
+            episode.scores |= {"genrm": worth, "genrm_length": length}
+            if tasks.taskset.grades:
+                episode.scores["grade"] = episode.reward
+            episode.reward = worth + length + tasks.grade_weight * episode.reward
+
+    async def _compare(self, task: Task, first: Answer, second: Answer, name: str) -> Comparison:
+        """An empty answer loses without a question, and two of them are equal."""
+        full = [bool(answer.text.strip()) for answer in (first, second)]
+        if not all(full):
+            return _won(*full)
+        try:
+            return await self._ask(task, first.text, second.text, name)
+        except AnswerRefusedError:
+            taken = [await self._takes(task, answer.text, name) for answer in (first, second)]
+            if all(taken):  # only together they are too long
+                taken = [len(first.text) <= len(second.text), len(second.text) <= len(first.text)]
+            return _won(*taken)
+
+    async def _ask(self, task: Task, first: str, second: str, name: str) -> Comparison:
+        return await self.client.ask(self._question(task, first, second), read_comparison, name)
+
+    async def _takes(self, task: Task, text: str, name: str) -> bool:
+        """Return whether the judge can be shown an answer."""
+        try:
+            await self._ask(task, text, "-", name)
+        except AnswerRefusedError:
+            return False
+        return True
+
+    def _question(self, task: Task, first: str, second: str) -> list[Message]:
+        if self.tasks.roles:
+            said: list[Message] = [{"role": "response_1", "content": first}, {"role": "response_2", "content": second}]
+            principle: Message = {"role": "principle", "content": self.tasks.principle}
+            return [*task.prompt, *said, *([principle] if self.tasks.principle else [])]
+        text = conversation(task.prompt)
+        return asked(
+            COMPARE.format(
+                principle=self.tasks.principle, mark=mark(text, first, second), conversation=text, first=first,
+                second=second,
+            )
+        )  # fmt: skip
+
+
+def _won(first: bool, second: bool) -> Comparison:
+    """Return the verdict where the judge is not asked."""
+    return Comparison(1 + 2 * first, 1 + 2 * second, 3.5 - 2.5 * (first - second))
+
+
+def _answer(episode: Episode) -> Answer:
+    last = next((m for m in reversed(episode.messages) if m["role"] == "assistant"), None)
+    if last is None:
+        return Answer("", finished=False)
+    return Answer(last["content"], last.get("reasoning_content", ""), episode.status is Status.COMPLETED)

@@ -1,0 +1,108 @@
+"""What a generative reward model is trained on: comparisons that people made. The model reads a conversation and two
+responses and writes a verdict; the reward is how far that is from theirs (Nemotron 3 Nano's report).
+
+    R = -10 [no verdict] - |score_1 - gold_1| - |score_2 - gold_2| - |ranking - gold ranking|
+"""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from whet.core.types import Message, Task
+from whet.data.row import Row, read_rows
+from whet.tasks.cases import Case, Kind
+from whet.tasks.judges.comparison import Comparison, read_comparison
+from whet.tasks.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
+from whet.tasks.task_source import SourcedTasks
+
+
+class JudgedPair(Row):
+    """A row: ``context`` (messages), ``response1``, ``response2``, and what people thought of them."""
+
+    context: list[dict[str, str]] = Field(min_length=1)
+    response1: str
+    response2: str
+    score_1: float = Field(ge=1, le=5)
+    score_2: float = Field(ge=1, le=5)
+    ranking: float = Field(ge=1, le=6)
+
+
+class GenRMTraining(SourcedTasks):
+    """Verdicts to be learned: rows of judged pairs, or sums of which one is right and one is wrong."""
+
+    name: ClassVar[str] = "genrm_training"
+    variety: ClassVar[str] = "digits"
+
+    digits: int = Field(default=2, ge=1, le=9)
+    """Of the sums that are made up."""
+    swap: bool = True
+    """Pose each pair in both orders, one after the other, so that no place is better than the other."""
+    principle: str = PRINCIPLE
+    """What makes a response better."""
+    malformed: float = Field(default=10.0, ge=0)
+    """What no verdict costs."""
+    helpfulness: float = Field(default=1.0, ge=0)
+    """Weight of the distance of each score."""
+    rank: float = Field(default=1.0, ge=0)
+    """Weight of the distance of the ranking."""
+
+    def read(self, path: str) -> list[Task]:
+        return [
+            self._pose(list(map(_message, row.context)), first, second, verdict)
+            for row in read_rows(path, JudgedPair, self.columns)
+            for first, second, verdict in self._orders(
+                row.response1, row.response2, Comparison(row.score_1, row.score_2, row.ranking)
+            )
+        ]
+
+    def draw(self, rng: random.Random) -> Task:
+        a, b = (rng.randrange(10 ** (self.digits - 1), 10**self.digits) for _ in range(2))
+        wrong = a + b + rng.choice([-10, -1, 1, 2, 10])
+        right_first = rng.random() < 0.5
+        first, second = (f"{a} + {b} = {value}" for value in ((a + b, wrong) if right_first else (wrong, a + b)))
+        verdict = Comparison(5, 1, 1) if right_first else Comparison(1, 5, 6)
+        return self._pose([{"role": "user", "content": f"What is {a} + {b}?"}], first, second, verdict)
+
+    def _orders(self, first: str, second: str, verdict: Comparison) -> list[tuple[str, str, Comparison]]:
+        both = [(first, second, verdict)]
+        if self.swap:
+            both.append((second, first, Comparison(verdict.score_2, verdict.score_1, 7 - verdict.ranking)))
+        return both
+
+    def _pose(self, context: list[Message], first: str, second: str, verdict: Comparison) -> Task:
+        text = conversation(context)
+        prompt = COMPARE.format(
+            principle=self.principle, mark=mark(text, first, second), conversation=text, first=first, second=second
+        )
+        gold = {"score_1": verdict.score_1, "score_2": verdict.score_2, "ranking": verdict.ranking}
+        return Task("", asked(prompt), {"gold": gold})
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        said, gold = read_comparison(answer), Comparison(**task.data["gold"])
+        if said is None:
+            return {"reward": -self.malformed, "correct": 0.0, "malformed": 1.0}
+        apart = abs(said.score_1 - gold.score_1) + abs(said.score_2 - gold.score_2)
+        ranked = abs(said.ranking - gold.ranking)
+        right = (said.ranking < 3.5) == (gold.ranking < 3.5)
+        reward = -self.helpfulness * apart - self.rank * ranked
+        return {"reward": reward, "correct": float(right), "malformed": 0.0, "apart": apart, "ranked": ranked}
+
+    def gold(self, task: Task) -> str | None:
+        gold = task.data["gold"]
+        return '```json\n{{"score_1": {score_1:g}, "score_2": {score_2:g}, "ranking": {ranking:g}}}\n```'.format(**gold)
+
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        """None: words without a verdict have a reward of their own, which is among ``answers``."""
+        return ()
+
+    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+        yield "good", "the verdict of the row", self.gold(task) or "", 0.0
+        yield "bad", "no verdict", "The first one is better.", -self.malformed
+        yield "boundary", "half a verdict", '{"score_1": 5}', -self.malformed
+        yield "adversarial", "numbers out of range", '{"score_1": 50, "score_2": 1, "ranking": 1}', -self.malformed
+
+
+def _message(given: dict[str, str]) -> Message:
+    return {"role": given["role"], "content": given["content"]}

@@ -1,0 +1,122 @@
+r"""Grading of mathematical answers: the last ``\boxed{}`` of a reply against a known answer.
+
+Where the known answer is a number, the verdict is found here, in microseconds. Formulas go to math-verify in a
+killable worker process, as LaTeX only: neither here nor there is a reply ever evaluated as Python. Knows no task.
+"""
+
+import re
+
+from pydantic import Field
+
+from whet.base.errors import DataError
+from whet.config import Config
+from whet.core.types import Task
+from whet.processes.pool import WorkerLimits
+from whet.tasks.base import Environments
+from whet.tasks.grading import GradingPool
+from whet.tasks.math.answers import How, same
+from whet.tasks.math.formulas import Unreadable, judge, restates
+from whet.tasks.math.notation import last_boxed as last_boxed
+from whet.tasks.math.notation import tidy
+from whet.tasks.math.written_numbers import equal, read_number
+
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_LAST_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)?%?")
+
+
+class _NeedsWorker(Exception):
+    """A formula has to be compared."""
+
+
+class MathGrader(Config):
+    """Grades whether an answer equals the known one, mathematically."""
+
+    require_box: bool = True
+    """Off: without a box the last number of the text counts, which rewards guessing aloud."""
+    max_chars: int = Field(default=1000, ge=1)
+    """Longest boxed answer that counts."""
+    limits: WorkerLimits = WorkerLimits()
+
+    def open(self) -> "MathGrading":
+        return MathGrading(self)
+
+    def extract(self, answer: str) -> str | None:
+        """The text that is graded: not empty and of bounded length; None where there is none."""
+        found = last_boxed(answer)
+        if found is None and not self.require_box:
+            numbers = _LAST_NUMBER.findall(answer[-self.max_chars :])
+            found = numbers[-1] if numbers else None
+        return found if found is not None and found.strip() and len(found) <= self.max_chars else None
+
+
+class MathGrading(Environments):
+    """A grader at work. Worker processes start with the first answer that needs them."""
+
+    def __init__(self, grader: MathGrader) -> None:
+        self.grader = grader
+        self.pool = GradingPool(prepare, grader.limits)
+
+    async def grade(self, task: Task, answer: str) -> dict[str, float]:
+        """``compare`` with the task's known answer."""
+        question = next((said["content"] for said in reversed(task.prompt) if said["role"] == "user"), "")
+        return await self.compare(answer, task.data["answer"], question)
+
+    async def compare(self, answer: str, gold: str, question: str = "") -> dict[str, float]:
+        """``reward`` and ``correct`` (0 or 1), ``format`` (1 if there is an answer to compare), and where a hostile
+        answer broke the worker ``grading_timeout`` or ``grading_crash``. With the ``question``, an answer that only
+        states it again, in its own form, is wrong.
+
+        Raises ``DataError`` when the known answer itself means nothing to math-verify.
+        """
+        given = self.grader.extract(answer)
+        if given is None:
+            return _scores(correct=False, extracted=False)
+        try:
+            right = same(given, gold, _needs_worker)
+            if not right or (read_number(tidy(given)) and read_number(tidy(gold))):
+                return _scores(correct=right and not restates(given, gold, question))
+        except _NeedsWorker:
+            pass
+        scores = await self.pool.scores(grade_in_worker, given, gold, question)
+        if "bad_gold" in scores:
+            raise DataError(f"the known answer {gold!r} can't be parsed as mathematics; correct or drop its row")
+        return scores
+
+    async def close(self) -> None:
+        self.pool.close()
+
+
+def compare_numbers(given: str, gold: str) -> bool | None:
+    """Return whether two written numbers are equal; None if either is none. See ``written_numbers.equal``.
+
+    >>> compare_numbers("$1,234.50", "2469/2"), compare_numbers("50%", "50"), compare_numbers("x", "2")
+    (True, True, None)
+    >>> compare_numbers("40 - 86", "-46"), compare_numbers("52_{82}", "52_8")
+    (None, False)
+    """
+    left, right = read_number(tidy(given)), read_number(tidy(gold))
+    return None if left is None or right is None else equal(left, right)
+
+
+def prepare() -> None:
+    """Import math-verify and warm its parser, in a new worker."""
+    import logging
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)
+    grade_in_worker("x^2", "\\frac{x}{3}")
+
+
+def grade_in_worker(given: str, gold: str, question: str = "") -> dict[str, float]:
+    """Compare with math-verify. Its own time-outs rely on signals and are off."""
+    try:
+        return _scores(correct=judge(given, gold, question))
+    except Unreadable:
+        return {"bad_gold": 1.0}
+
+
+def _needs_worker(given: str, known: str, how: How) -> bool:
+    raise _NeedsWorker
+
+
+def _scores(correct: bool, extracted: bool = True) -> dict[str, float]:
+    return {"reward": float(correct), "correct": float(correct), "format": float(extracted)}

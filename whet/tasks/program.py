@@ -1,0 +1,123 @@
+"""Tasks that are done by a program: any agent that is written for OpenAI's API.
+
+The program is a function ``solve(task, base_url, api_key)``, called once for each episode. All that it asks the model
+behind ``base_url`` is recorded and trained on, with the one reward of the episode. A plain function runs on a thread of
+its own, an ``async`` one on the thread of all environments, where it must not block.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+from pydantic import Field, field_validator
+
+from whet.base.errors import DataError
+from whet.config.component import import_path
+from whet.core.types import Group, Task
+from whet.processes.threads import JobThread
+from whet.tasks.base import Address, Environment, Environments, Step, called, checked_score
+from whet.tasks.cases import Case
+from whet.tasks.over import OverTaskSet
+
+Solve = Callable[[Task, str, str], Any]
+
+
+class AgentTasks(OverTaskSet):
+    """Tasks of ``taskset``, done by ``program``."""
+
+    program: str
+    """The function that does a task, as in ``my_agent:solve``. It returns a text, which the task set grades, or the
+    reward, or a dict with ``reward`` and scores."""
+    deadline: float = Field(600.0, gt=0)
+    """Seconds that the program may take for one episode."""
+
+    @field_validator("program")
+    @classmethod
+    def _is_a_function(cls, program: str) -> str:
+        if not callable(import_path(program)):
+            raise ValueError(f"{program} is not a function")
+        return program
+
+    def cases(self) -> Sequence[Case]:
+        return self.taskset.cases()
+
+    def open(self) -> "AgentEnvironments":
+        return AgentEnvironments(self)
+
+
+class AgentEnvironments(Environments):
+    """Episodes of the program, graded by the task set."""
+
+    def __init__(self, tasks: AgentTasks) -> None:
+        self.tasks, self.inner = tasks, tasks.taskset.open()
+        self.solve = cast(Solve, import_path(tasks.program))
+
+    def program_for(self, task: Task) -> "AgentEpisode":
+        return AgentEpisode(self, task)
+
+    def make(self, task: Task) -> Environment:
+        return self.inner.make(task)
+
+    async def score_group(self, task: Task, group: Group) -> None:
+        await called(self.inner.score_group, task, group)
+
+    async def close(self) -> None:
+        await called(self.inner.close)
+
+
+class AgentEpisode:
+    """One call of the program."""
+
+    def __init__(self, environments: AgentEnvironments, task: Task) -> None:
+        self.environments, self.task = environments, task
+
+    async def run(self, address: Address) -> Step:
+        """Raises ``TimeoutError`` after the deadline, and what the program raises."""
+        tasks = self.environments.tasks
+        limit = asyncio.timeout(tasks.deadline)
+        try:
+            async with limit:
+                result = await self._solve(address)
+        except TimeoutError:
+            if not limit.expired():  # the program's own
+                raise
+            why = f"{tasks.program} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
+            raise TimeoutError(why) from None
+        return await self._worth(result)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _solve(self, address: Address) -> Any:
+        solve, arguments = self.environments.solve, (self.task, address.base_url, address.api_key)
+        if inspect.iscoroutinefunction(solve):
+            return await solve(*arguments)
+        thread = JobThread("whet-agent")
+        try:
+            return await asyncio.wrap_future(thread.submit(solve, *arguments))
+        finally:
+            thread.end()
+
+    async def _worth(self, result: Any) -> Step:
+        if isinstance(result, str):
+            return await self._grade(result)
+        where = f"that {self.environments.tasks.program} returned for {self.task.uid}"
+        scores = dict(result) if isinstance(result, Mapping) else {"reward": result}
+        if "reward" not in scores:
+            raise DataError(f"the dict {where} has no 'reward', only {', '.join(map(str, scores)) or 'nothing'}")
+        checked = {name: checked_score(name, value, where) for name, value in scores.items()}
+        return Step(checked.pop("reward"), scores=checked)
+
+    async def _grade(self, answer: str) -> Step:
+        """Give the answer to an episode of the task set, as if the model had said it at once."""
+        environment = self.environments.make(self.task)
+        try:
+            await environment.start()
+            step = await environment.step({"role": "assistant", "content": answer})
+        finally:
+            await environment.close()
+        if not step.done:
+            kind = type(self.environments.tasks.taskset).__name__
+            raise DataError(f"{kind} has episodes of several turns, which can't grade the text of a program")
+        return step

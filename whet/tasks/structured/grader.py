@@ -1,0 +1,60 @@
+"""Whether a text fits a JSON schema, and how much of what it says is right. Called in worker processes."""
+
+from typing import Any, Literal
+
+from whet.tasks.structured.json_schema import fits
+from whet.tasks.structured.text import Format, parse, unfenced
+
+Content = Literal["share", "exact", "filled"]
+WRONG = {"reward": 0.0, "correct": 0.0, "format": 0.0}
+
+
+def grade_in_worker(
+    answer: str,
+    form: Format,
+    fence: bool,
+    schema: dict[str, Any],
+    opened: dict[str, Any],
+    gold: Any,
+    content: Content,
+) -> dict[str, float]:
+    """Return the scores of an answer: ``format`` is 1 where it fits the schema (strict, and ``opened``), ``correct``
+    where it also says what ``gold`` says; the reward is the share of fields that are right, or with ``filled``, not
+    empty."""
+    try:
+        value = parse(unfenced(answer) if fence else answer, form, schema)
+    except Exception:  # of many parsers, about whatever a model may write
+        return WRONG
+    try:
+        if not fits(value, schema, opened):
+            return WRONG
+    except (RecursionError, OverflowError):  # the latter of whole numbers beyond floats, by multipleOf
+        return WRONG
+    share = _filled(value) if content == "filled" else _right(value, gold)
+    right = float(share == 1)
+    return {"reward": right if content == "exact" else share, "correct": right, "format": 1.0}
+
+
+def _right(value: Any, gold: Any) -> float:
+    """Return how many fields are the same, of all that either has."""
+    given, known = _leaves(value), _leaves(gold)
+    return sum(given[path] == known[path] for path in given.keys() & known.keys()) / len(given.keys() | known.keys())
+
+
+def _filled(value: Any) -> float:
+    leaves = _leaves(value)
+    return sum(leaf not in _EMPTY for leaf in leaves.values()) / len(leaves)
+
+
+def _leaves(value: Any, path: str = "") -> dict[str, tuple[str, Any]]:
+    """Texts, numbers and empty containers by their place; the kind tells ``true`` from ``1``."""
+    parts = [*value.items()] if isinstance(value, dict) else [*enumerate(value)] if isinstance(value, list) else []
+    if parts:
+        return {key: leaf for name, part in parts for key, leaf in _leaves(part, f"{path}/{name!r}").items()}
+    if isinstance(value, str):
+        return {path: ("text", " ".join(value.split()).casefold())}
+    kind = "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+    return {path: (kind, repr(value) if kind in ("dict", "list") else value)}
+
+
+_EMPTY = (("text", ""), ("NoneType", None), ("dict", "{}"), ("list", "[]"))

@@ -1,0 +1,184 @@
+"""Tasks that are solved by calling tools: one kind of episode for all of them, and what a seeded set of them needs.
+
+    reply with calls ──► Toolbox.answer ──► results, and the episode goes on
+    reply without    ──► ToolTasks.score of the final answer and of the state that the tools have left
+
+What a tool does wrong is told to the model; see ``whet/tools/toolbox.py``.
+"""
+
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
+from whet.chat.calls import checked_call
+from whet.config import Component
+from whet.core.types import Message, Task
+from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
+from whet.tasks.cases import Answer, Case, unearned
+from whet.tasks.problems import Example, Split, known_split, messages, question_key
+from whet.tasks.single_turn import checked_scores
+from whet.tools.registry import TOOL_SOURCES
+from whet.tools.source import ToolServer, ToolSource
+from whet.tools.tool import tools_of
+from whet.tools.toolbox import Toolbox, ToolLimits
+
+
+class ToolTasks(TaskSet, ABC):
+    """Base of task sets whose episodes call tools. Subclasses define ``tasks``, ``state`` and ``score``, and ``gold``
+    where they know how a task is solved."""
+
+    system: str | None = None
+    """What the system message says."""
+    limits: ToolLimits = ToolLimits()
+    tools: tuple[Annotated[ToolSource, Component(TOOL_SOURCES)], ...] = ()
+    """Further tools: ``{type: functions, path: my_tools:lookup}``, ``{type: mcp, command: [my-server]}``."""
+
+    @abstractmethod
+    def state(self, task: Task) -> object:
+        """Return what a fresh episode calls: functions, or an object whose public methods are the tools."""
+
+    @abstractmethod
+    def score(self, task: Task, state: Any, answer: str) -> dict[str, float]:
+        """Return the scores of an episode, ``"reward"`` among them. ``answer`` is the reply that called no tool, and
+        ``state`` what ``self.state`` returned, as the calls have left it."""
+
+    def make(self, task: Task) -> Environment:
+        return ToolEpisode(self, task)
+
+    def open(self) -> Environments:
+        return ToolEnvironments(self) if self.tools else self
+
+    def cases(self) -> Sequence[Case]:
+        tasks = self.tasks("train")[:8]
+        nothing = [Case("says nothing and does nothing", task, "", 0.0, "bad") for task in tasks]
+        said = [reply for task in tasks[1:4] if (reply := self._said(task)) and reply != self._said(tasks[0])]
+        return [*nothing, *unearned(tasks[0], self.gold(tasks[0]), said)]
+
+    def _said(self, task: Task) -> str:
+        """What the right answer to a task says in the end."""
+        gold = self.gold(task)
+        return gold if isinstance(gold, str) else gold[-1]["content"] if gold else ""
+
+
+class ToolEnvironments(Environments):
+    """A task set with the servers of its further tools, which start with the first episode."""
+
+    def __init__(self, tasks: ToolTasks) -> None:
+        self.tasks, self.servers = tasks, [source.open() for source in tasks.tools]
+
+    def make(self, task: Task) -> Environment:
+        return ToolEpisode(self.tasks, task, self.servers)
+
+    async def close(self) -> None:
+        for server in self.servers:
+            await server.close()
+
+
+class ToolEpisode:
+    """One episode over a ``ToolTasks``."""
+
+    def __init__(self, tasks: ToolTasks, task: Task, servers: Sequence[ToolServer] = ()) -> None:
+        self.tasks, self.task, self.servers = tasks, task, servers
+        self.malformed = 0  # replies
+
+    async def start(self) -> Observation:
+        self.state = self.tasks.state(self.task)
+        served = [tool for server in self.servers for tool in await server.tools()]
+        self.toolbox = Toolbox([*tools_of(self.state), *served], self.tasks.limits)
+        return Observation(list(self.task.prompt), self.toolbox.schemas)
+
+    async def step(self, reply: Message) -> Step:
+        calls, wrong = reply.get("tool_calls", []), reply.get("malformed_calls", [])
+        self.malformed += bool(wrong)
+        if self.malformed > self.tasks.limits.max_malformed:
+            return Step(0.0, scores={"correct": 0.0} | self._counts())
+        if not calls and not wrong:
+            found = self.tasks.score(self.task, self.state, reply["content"])
+            scores = checked_scores(found, self.task, self.tasks)
+            return Step(scores.pop("reward"), scores=scores | self._counts())
+        told = await self.toolbox.answer(calls)
+        told += [
+            {"role": "tool", "name": "unreadable", "tool_call_id": "", "content": f"Error: a call can't be read: {why}"}
+            for why in wrong
+        ]
+        return Step(done=False, messages=told, scores=self._counts())
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _counts(self) -> dict[str, float]:
+        counts = {f"tool_{name}": float(count) for name, count in self.toolbox.counts.items()}
+        return counts | {"tool_malformed": float(self.malformed)}
+
+
+class SeededToolTasks(ToolTasks, ABC):
+    """Base of those whose tasks are drawn: need no download, and any number can be made."""
+
+    train_size: int = Field(default=2000, ge=1, le=1_000_000)
+    test_size: int = Field(default=200, ge=0, le=1_000_000)
+    seed: int = 0
+    examples: tuple[Example, ...] = ()
+    """What the user or a tool says, and replies to it, shown before each task as earlier turns."""
+
+    @abstractmethod
+    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+        """Return a question and what solving and grading it need (``Task.data``)."""
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Raises ``ConfigError`` when the settings allow too few different tasks."""
+        return self._tasks[known_split(split)]
+
+    @cached_property
+    def _tasks(self) -> dict[Split, list[Task]]:
+        return self._drawn()
+
+    def _drawn(self) -> dict[Split, list[Task]]:
+        seen = set[int]()
+        test = self._generate("test", self.test_size, seen)
+        return {"train": self._generate("train", self.train_size, seen), "test": test}
+
+    def _generate(self, split: Split, size: int, seen: set[int]) -> list[Task]:
+        name, tasks = type(self).__name__.lower(), list[Task]()
+        rng = random.Random(derive_seed(self.seed, name, split))
+        for _ in range(4 * size + 100):
+            question, data = self.draw(rng)
+            if len(tasks) < size and (key := question_key(f"{question} {data}")) not in seen:
+                seen.add(key)
+                tasks.append(Task(f"{name}/{split}/{len(tasks)}", messages(self.system, question, self.examples), data))
+        if len(tasks) < size:
+            raise ConfigError(
+                f"{name}: only {len(tasks)} different {split} tasks, {size} wanted; lower {split}_size, or allow more"
+            )
+        return tasks
+
+
+def solution(*calls: tuple[str, dict[str, Any]], answer: str) -> Answer:
+    """Return the replies that make calls, one a reply, and then answer."""
+    replies: list[Message] = [
+        {"role": "assistant", "content": "", "tool_calls": [checked_call({"name": name, "arguments": arguments}, 0)]}
+        for name, arguments in calls
+    ]
+    return [*replies, {"role": "assistant", "content": answer}]
+
+
+def right_or_wrong(right: bool) -> dict[str, float]:
+    """Return the scores of an episode that is either right or wrong."""
+    return {"reward": float(right), "correct": float(right)}
+
+
+def says(answer: str, expected: str) -> bool:
+    """Return whether the last line of an answer is the expected one, but for letter case, commas in numbers, bold and a
+    full stop. What else stands there is not searched: naming every possible answer is not an answer.
+
+    >>> says("Let me see.\\n\\n**1,204.**", "1204"), says("1203 or 1204", "1204")
+    (True, False)
+    """
+    last = (answer.strip().splitlines() or [""])[-1]
+    plain = last.strip().strip("*").rstrip(".").replace(",", "").casefold()
+    return plain == expected.replace(",", "").casefold()

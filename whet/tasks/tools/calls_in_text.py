@@ -1,0 +1,47 @@
+"""Whether a reply invokes a tool, in whatever form: as parsed calls, as calls that can't be read, or in text that a
+parser for another model's form would take for a call. Thoughts don't count."""
+
+import re
+from collections.abc import Collection
+
+from whet.chat.call_formats import CallFormat
+from whet.chat.replies import ReplyFormat
+from whet.core.types import Message
+
+_TAGS = re.compile(
+    r"<(?:\|?tool_?calls?|tool_code|function_?calls?|function=|invoke\b|search>|python>|code_interpreter|execute>)"
+    r"|<\|(?:python_tag|tool|plugin|function)|\[TOOL_CALLS?\]|<｜tool▁call"
+    r"|```(?:tool_code|tool_call|tool_outputs?)\b|^Action:.*\n+Action Input:|\bto=functions\.",
+    re.IGNORECASE | re.MULTILINE,
+)
+# A line that is nothing but the call of a tool that models are often given. Code in a fence is an answer in text.
+_TOOLS = (
+    r"python|run_python|execute_?\w*|run_code|code_interpreter|calculat(?:e|or)|calc"
+    r"|wolfram\w*|browser?|fetch|\w*search"
+)
+_LINE = r"^[^\S\n]*\[?(?:print\()?(?:\w+\.){{0,4}}(?:{names})\([^\n]{{0,2000}}\)\]?[^\S\n]*$"
+_NAMED = re.compile(
+    r"\[?[A-Za-z_][\w.]{0,80}\(\s*[A-Za-z_]\w{0,80}\s*=[^\n]{0,2000}\)\]?"
+)  # name(key=value), and no more
+_BARE, _MOST = ReplyFormat(CallFormat("json")), 20_000  # characters that are searched
+
+
+def invokes_tool(reply: Message, declared: Collection[str] = ()) -> bool:
+    """Return whether the reply calls a tool; ``declared`` are names whose calls are known in plain text too.
+
+    >>> invokes_tool({"role": "assistant", "content": 'search("weather in Oslo")'})
+    True
+    >>> invokes_tool({"role": "assistant", "content": "I can't search the web."})
+    False
+    """
+    return bool(reply.get("tool_calls") or reply.get("malformed_calls")) or _in_text(reply["content"], declared)
+
+
+def _in_text(content: str, declared: Collection[str]) -> bool:
+    text = content[:_MOST]
+    found = _BARE.parse(text)
+    if _TAGS.search(text) or "tool_calls" in found or "malformed_calls" in found or _NAMED.fullmatch(text.strip()):
+        return True
+    names = "|".join([_TOOLS, *(re.escape(name.rpartition(".")[2]) for name in declared)])
+    prose = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)
+    return re.search(_LINE.format(names=names), prose, re.IGNORECASE | re.MULTILINE) is not None

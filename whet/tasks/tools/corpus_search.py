@@ -1,0 +1,106 @@
+"""Questions whose answers stand in a few texts among many, to be found by search (BM25)."""
+
+import random
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field
+
+from whet.base.errors import ConfigError
+from whet.base.seeds import derive_seed
+from whet.core.types import Task
+from whet.tasks.cases import Answer
+from whet.tasks.math.arithmetic import NAMES
+from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, says, solution
+
+_SYLLABLES = ("ba", "dor", "el", "fin", "gra", "hul", "ka", "lor", "mi", "nau", "or", "pe", "ri", "sol", "tu", "ve")
+_RIVERS, _GOODS = ("Ard", "Belo", "Corin", "Dwell", "Esk"), ("salt", "glass", "wool", "copper", "paper", "honey")
+_ASKED = {"year": "In which year was {} founded?", "river": "On which river is {}?", "goods": "What is {} known for?"}
+_TEXT = "{name} is a town on the river {river}. It was founded in {year} and is known for its {goods}."
+_SHOWN = 3  # texts of a search
+
+
+class CorpusSearch(SeededToolTasks):
+    """Who founded the town where Kalor Vemi was born? Needs one search, or two in a row."""
+
+    system: str | None = "Search, then give the answer alone."
+    towns: int = Field(default=1000, ge=5, le=2000)
+    """Texts about towns; there are as many about people."""
+
+    def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
+        person = rng.choice(self._people)
+        town = self._towns[person["town"]]
+        what = rng.choice(list(_ASKED))
+        searches, name = [town["name"]], town["name"]
+        if rng.random() < 0.5:
+            searches, name = [person["name"], town["name"]], f"the town where {person['name']} was born"
+        return _ASKED[what].format(name), {"searches": searches, "answer": town[what]}
+
+    @cached_property
+    def _towns(self) -> list[dict[str, str]]:
+        rng = random.Random(derive_seed(self.seed, "towns"))
+        return [
+            {
+                "name": name,
+                "year": str(rng.randint(1100, 1950)),
+                "river": rng.choice(_RIVERS),
+                "goods": rng.choice(_GOODS),
+            }
+            for name in _names(rng, self.towns, 3)
+        ]
+
+    @cached_property
+    def _people(self) -> list[dict[str, Any]]:
+        rng = random.Random(derive_seed(self.seed, "people"))
+        firsts, lasts = rng.choices(NAMES, k=self.towns), _names(rng, self.towns, 3)
+        return [
+            {"name": f"{first} {last}", "town": rng.randrange(self.towns)}
+            for first, last in zip(firsts, lasts, strict=True)
+        ]
+
+    @cached_property
+    def _index(self) -> "Index":
+        texts = [_TEXT.format(**town) for town in self._towns]
+        texts += [f"{one['name']} was born in {self._towns[one['town']]['name']}." for one in self._people]
+        return Index(texts)
+
+    def state(self, task: Task) -> object:
+        return self._index.search
+
+    def score(self, task: Task, state: object, answer: str) -> dict[str, float]:
+        return right_or_wrong(says(answer, task.data["answer"]))
+
+    def gold(self, task: Task) -> Answer:
+        return solution(*(("search", {"query": one}) for one in task.data["searches"]), answer=task.data["answer"])
+
+
+class Index:
+    """Texts that can be searched."""
+
+    def __init__(self, texts: list[str]) -> None:
+        try:
+            import bm25s
+        except ImportError:
+            raise ConfigError("bm25s is not installed: pip install 'whet[tools]'") from None
+        self._texts, self._bm25s, self._index = texts, bm25s, bm25s.BM25()
+        self._index.index(self._words(texts), show_progress=False)
+
+    def search(self, query: str) -> list[str]:
+        """Return the texts that fit a query best.
+
+        Args:
+            query: A few words
+        """
+        found, scores = self._index.retrieve(self._words([query]), k=min(_SHOWN, len(self._texts)), show_progress=False)
+        return [self._texts[number] for number, score in zip(found[0], scores[0], strict=True) if score > 0]
+
+    def _words(self, texts: list[str]) -> Any:
+        return self._bm25s.tokenize(texts, stopwords="en", show_progress=False)
+
+
+def _names(rng: random.Random, count: int, syllables: int) -> list[str]:
+    """Return so many names, no two alike."""
+    names = dict[str, None]()
+    while len(names) < count:
+        names["".join(rng.choices(_SYLLABLES, k=syllables)).capitalize()] = None
+    return list(names)

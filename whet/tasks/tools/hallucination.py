@@ -1,0 +1,134 @@
+"""Prompts to be answered without a tool, because none is declared or none fits: BFCL's irrelevance rows, or made up.
+The share of replies that invoke one all the same is the rate of tool hallucination: 1 - accuracy."""
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from whet.core.types import Message, Task
+from whet.data.row import Row, read_rows
+from whet.tasks.base import Environment, Observation, Step
+from whet.tasks.cases import Case, Kind
+from whet.tasks.task_source import SourcedTasks
+from whet.tasks.tools.base import solution
+from whet.tasks.tools.calls_in_text import invokes_tool
+
+_TYPES = {"dict": "object", "float": "number", "double": "number", "tuple": "array", "list": "array", "any": None}
+_CITIES = ["Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Dakar", "Perth", "Turin", "Kyoto", "Leeds", "Malmo", "Porto"]
+# What is asked, and a tool that would help: its name, what it does and its argument.
+_WISHES = (
+    ("What is the weather in {city} on day {n} of this month?", "get_weather", "Tell the weather of a place", "place"),
+    ("What is {n} times {m}, plus the number of letters in {city}?", "calculator", "Work out a term", "term"),
+    ("Search the web for {n} hotels in {city} below {m} dollars.", "web_search", "Search the web", "query"),
+    ("How long does a train from {city} to the coast, {m} km away, take at {n} km/h?", "python", "Run Python", "code"),
+    ("Book a table for {n} in {city} at {hour}.", "book_table", "Book a table in a restaurant", "request"),
+    ("Send a message to my {n} colleagues in {city}: we meet at {hour}.", "send_mail", "Send a mail", "text"),
+    ("What was the price of {city} Steel's share {n} days ago?", "stock_price", "Look up a share", "company"),
+    ("Convert {m} crowns to dollars at the rate of {city}, for {n} people.", "convert", "Convert money", "amount"),
+)  # fmt: skip
+_NARROW = ("get_weather", "book_table", "send_mail", "stock_price")  # tools that help with nothing else
+
+
+class IrrelevantTools(Row):
+    """A row of BFCL: the turns of a conversation, and functions that don't help."""
+
+    question: list[list[dict[str, str]]] = Field(min_length=1)
+    function: list[dict[str, Any]]
+
+
+class ToolHallucination(SourcedTasks):
+    """An answer in words earns 1, an invocation of a tool in any form 0."""
+
+    name: ClassVar[str] = "tool_hallucination"
+
+    declare: Literal["none", "unfit"] = "none"
+    """The tools that the model is told of: none, or some that don't help with what is asked."""
+
+    def read(self, path: str) -> list[Task]:
+        rows = read_rows(path, IrrelevantTools, self.columns)
+        return [self._task([self._message(said) for said in row.question[0]], map(_tool, row.function)) for row in rows]
+
+    def draw(self, rng: random.Random) -> Task:
+        wish = rng.choice(_WISHES)
+        other = rng.choice([one for one in _WISHES if one[1] in _NARROW and one != wish])
+        numbers = {"n": rng.randint(2, 60), "m": rng.randint(61, 999), "hour": rng.randint(1, 12)}
+        _, name, description, argument = other
+        properties = {argument: {"type": "string"}}
+        schema = {"type": "object", "properties": properties, "required": [argument]}
+        tool = {"name": name, "description": description, "parameters": schema}
+        return self._task(self.ask(wish[0].format(city=rng.choice(_CITIES), **numbers)), [_tool(tool)])
+
+    def gold(self, task: Task) -> str:
+        return "I can't do that: I have no tool for it."
+
+    def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
+        yield "good", "words", self.gold(task), 1.0
+        yield "good", "a number", "The area is 25 square metres: f(x) = x(x + 1).", 1.0
+        yield "good", "speaks of searching", "I can't search (the web is not open to me).", 1.0
+        yield "good", "code as an answer", "You could run this:\n```python\nprint(search('x'))\n```", 1.0
+        yield "boundary", "nothing", " ", 0.0
+        yield "bad", "Hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call>', 0.0
+        yield "bad", "a tag that is not closed", "Let me see. <tool_call>\n", 0.0
+        yield "bad", "bare JSON", '{"name": "get_weather", "arguments": {"city": "Oslo"}}', 0.0
+        yield "bad", "JSON in a fence", '```json\n{"name": "f", "parameters": {}}\n```', 0.0
+        yield "bad", "Llama 3", "<|python_tag|>print(1)", 0.0
+        yield "bad", "Mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}}]', 0.0
+        yield "bad", "a call in Python", '[get_weather(city="Oslo", day=3)]', 0.0
+        yield "bad", "a search on a line", 'Let me look.\nweb_search("weather in Oslo")\n', 0.0
+        yield "bad", "ReAct", "Thought: look\nAction: search\nAction Input: Oslo", 0.0
+        yield "adversarial", "the right answer and a call", "It is 25.\n<function=add>1</function>", 0.0
+
+    def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
+        """None: any words are right here."""
+        return ()
+
+    def cases(self) -> Sequence[Case]:
+        task = self.tasks("train")[0]
+        return [*super().cases(), Case("a parsed call", task, solution(("f", {}), answer="25"), 0.0, "bad")]
+
+    def make(self, task: Task) -> Environment:
+        return Unaided(task)
+
+    def _message(self, said: dict[str, str]) -> Message:
+        return {"role": said["role"], "content": said["content"]}
+
+    def _task(self, prompt: list[Message], tools: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> Task:
+        return Task("", prompt, {"tools": list(tools) if self.declare == "unfit" else []})
+
+
+class Unaided:
+    """One reply, which is not to call anything."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    async def start(self) -> Observation:
+        return Observation(list(self.task.prompt), self.task.data["tools"] or None)
+
+    async def step(self, reply: Message) -> Step:
+        invokes = invokes_tool(reply, [tool["function"]["name"] for tool in self.task.data["tools"]])
+        answers = bool(reply["content"].strip()) and not invokes
+        scores = {"correct": float(not invokes), "format": float(answers), "tool_invoked": float(invokes)}
+        return Step(float(answers), scores=scores)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _tool(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a function of BFCL, whose types are Python's, as chat templates take it."""
+    return {"type": "function", "function": function | {"parameters": _schema(function.get("parameters", {}))}}
+
+
+def _schema(given: Any) -> Any:
+    if isinstance(given, list):
+        return [_schema(part) for part in given]
+    if not isinstance(given, dict):
+        return given
+    found = {key: _schema(part) for key, part in given.items()}
+    kind = found.get("type")
+    if isinstance(kind, str) and kind in _TYPES:
+        found |= {"type": _TYPES[kind]}
+    return {key: part for key, part in found.items() if key != "type" or part is not None}

@@ -1,0 +1,187 @@
+"""The current weights of a model under the names that the plain Hugging Face model has. LoRA is merged on the way out,
+one matrix at a time, left out, or all there is; the model itself is never changed. Knows no generator."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.base.errors import WhetError
+from whet.learner.model import LearnerModel
+from whet.parallel.mesh import Ranks
+from whet.parallel.parameters import full_tensors
+from whet.parallel.pipeline import Pipeline
+from whet.weights.source import Content, NamedTensors, WeightRequest
+
+AT_ONCE = 16 * 2**20
+"""Bytes that are gathered in one exchange. The C library keeps and reuses memory of such sizes."""
+_LORA = ("lora_A.", "lora_B.")
+
+
+@dataclass(slots=True, frozen=True)
+class Part:
+    """One tensor that is to be handed out."""
+
+    name: str
+    pieces: list[Tensor]  # what it is made of; some of each may be on other ranks
+    made: Callable[..., Tensor] = lambda tensor: tensor  # of them, when they are whole
+    dtype: torch.dtype | None = None  # what they are cast to before they are gathered
+
+
+def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> Iterator[Part]:
+    """Yield every parameter and persistent buffer, a tied head included. With LoRA, W + scaling B A, or W alone if not
+    ``merged``. What is wider than ``dtype`` and not merged is cast to it before it is gathered, so that less travels;
+    else types don't change."""
+
+    def plain(name: str, tensor: Tensor) -> Part:
+        narrower = dtype is not None and dtype.itemsize < tensor.dtype.itemsize
+        return Part(name, [tensor], dtype=dtype if narrower else None)
+
+    if not hasattr(model, "peft_config"):
+        for name, tensor in model.state_dict().items():
+            yield plain(name, tensor)
+        return
+    from peft.tuners.lora import LoraLayer
+
+    from whet.models.moe.expert_lora import ExpertAdapter
+
+    wrapped: Any = model
+    base: nn.Module = wrapped.get_base_model()
+    layers = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
+    for name, tensor in base.state_dict().items():
+        owner, _, inside = name.partition(".base_layer.")
+        if owner in layers and inside and not _is_of_adapter(inside):
+            layer, inside = layers[owner], inside.rpartition("base_layer.")[2]
+            while isinstance(layer, ExpertAdapter) and layer.parameter_name != inside:  # one around the other
+                layer = layer.base_layer
+            adapted = isinstance(layer, ExpertAdapter) or inside == "weight"
+            name = f"{owner}.{inside}"
+            yield _merged(name, layer, tensor) if merged and adapted else plain(name, tensor)
+        elif not _is_of_adapter(name):
+            if "lora_" in name or "modules_to_save" in name:
+                raise WhetError(
+                    f"{name}: this kind of adapter can't be sent to a generator; use plain LoRA on linear layers"
+                )
+            yield plain(name, tensor)
+
+
+def _is_of_adapter(name: str) -> bool:
+    return any(f".{part}" in f".{name}" for part in _LORA)
+
+
+def _merged(name: str, layer: Any, weight: Tensor) -> Part:
+    from whet.models.moe.expert_lora import ExpertAdapter
+
+    adapters = [adapter for adapter in layer.active_adapters if adapter in layer.lora_A]
+    pieces = [side[adapter].weight.detach() for adapter in adapters for side in (layer.lora_A, layer.lora_B)]
+
+    def made(weight: Tensor, *sides: Tensor) -> Tensor:
+        for adapter, a, b in zip(adapters, sides[::2], sides[1::2], strict=True):
+            if isinstance(layer, ExpertAdapter):
+                delta = layer.added(a, b)
+            else:
+                delta = (b @ a).T if layer.fan_in_fan_out else b @ a
+            weight = weight + delta * layer.scaling[adapter]  # in the wider type, that of what is trained
+        return weight
+
+    return Part(name, [weight, *pieces], made)
+
+
+def _adapter_weights(model: nn.Module) -> Iterator[Part]:
+    """Yield LoRA's A [rank, inputs] and B [outputs, rank] of each layer, under the names of PEFT's files."""
+    from peft.tuners.lora import LoraLayer
+
+    if not hasattr(model, "peft_config"):
+        raise WhetError("weights.lora=adapter sends what LoRA trains, and this model has none; set model.lora")
+    wrapped: Any = model
+    for name, layer in wrapped.get_base_model().named_modules():
+        if isinstance(layer, LoraLayer):
+            for adapter in layer.active_adapters:
+                for kind, matrices in (("lora_A", layer.lora_A), ("lora_B", layer.lora_B)):
+                    if adapter in matrices:
+                        yield Part(f"base_model.model.{name}.{kind}.weight", [matrices[adapter].weight.detach()])
+
+
+@dataclass(slots=True, frozen=True)
+class ModelWeights:
+    """The weights of a model and their description, to be gone through again and again, detached.
+
+    ``gather`` makes all of each of several tensors out of the parts that are here, one after the other. It is called
+    for some tensors at a time, when their turn comes."""
+
+    model: nn.Module
+    gather: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
+    content: Content = "merged"
+    dtype: torch.dtype | None = None  # what they are going to be cast to; wider ones may be cast already
+    at_once: int = AT_ONCE  # bytes, of whole tensors, that ``gather`` is asked for; a larger tensor comes alone
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        """Return (name, type, shape) of each; nothing is gathered or merged."""
+        found = []
+        for part in self._parts():
+            pieces = [torch.empty(one.shape, dtype=part.dtype or one.dtype, device="meta") for one in part.pieces]
+            tensor = part.made(*pieces)
+            found.append((part.name, tensor.dtype, tensor.shape))
+        return found
+
+    @torch.no_grad()
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield (name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
+        for parts in _exchanges(self._parts(), self.at_once):
+            pieces = iter(self.gather([piece.to(part.dtype or piece.dtype) for part in parts for piece in part.pieces]))
+            for part in parts:
+                yield part.name, part.made(*islice(pieces, len(part.pieces)))
+
+    def _parts(self) -> Iterator[Part]:
+        if self.content == "adapter":
+            return _adapter_weights(self.model)
+        return _all_weights(self.model, self.content == "merged", self.dtype)
+
+
+@dataclass(slots=True, frozen=True)
+class StagedWeights:
+    """The weights of a model whose layers are spread over the stages of a pipeline."""
+
+    pipeline: Pipeline
+    own: ModelWeights
+
+    def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
+        return self.pipeline.described(self.own.described())
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        return self.pipeline.gather(self.own.tensors())
+
+
+def requested_weights(
+    model: LearnerModel, device: torch.device, ranks: Ranks | None, request: WeightRequest
+) -> NamedTensors:
+    """Return what a refit asks for, which the first rank gets, or all of them where all of them write. Of several ranks
+    all must go through it together: tensors are gathered when their turn comes."""
+    everywhere = request.every_rank or ranks is None or model.pipeline is not None
+    own = ModelWeights(
+        model.model,
+        lambda tensors: full_tensors(tensors, device, everywhere),
+        request.content,
+        request.dtype,
+        min(request.bucket_bytes or AT_ONCE, AT_ONCE),
+    )
+    return own if model.pipeline is None else StagedWeights(model.pipeline, own)
+
+
+def _exchanges(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
+    """Yield neighbours that are gathered in one exchange."""
+    some: list[Part] = []
+    held = 0
+    for part in parts:
+        # Of a sharded tensor, all of it counts.
+        size = sum(one.numel() * (part.dtype or one.dtype).itemsize for one in part.pieces)
+        if some and held + size > at_once:
+            yield some
+            some, held = [], 0
+        some.append(part)
+        held += size
+    if some:
+        yield some
