@@ -113,7 +113,7 @@ class Alternating:
         self.laps: list[dict[str, float]] = []
         self.batch: Batch | None = None
         self._optimizer = 0.0
-        self._counters = run.source.generator.counters.copy()
+        self._counters = run.source.player.generator.counters.copy()
         register_optimizer_step_pre_hook(lambda *_: self._timed(-1))
         register_optimizer_step_post_hook(lambda *_: self._timed(1))
 
@@ -125,7 +125,7 @@ class Alternating:
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         lap = self._run.clock.lap()
-        counters = self._run.source.generator.counters
+        counters = self._run.source.player.generator.counters
         spent, self._counters = counters.since(self._counters), counters.copy()
         lap |= {"prompts": spent.prefill_seconds, "decoding": spent.decode_seconds, "sampling": spent.sampling_seconds}
         lap |= {"optimizer": self._optimizer, "decode_steps": spent.decode_steps}
@@ -154,7 +154,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
 
 def ceilings(run: Run, batch: Batch) -> dict[str, float]:
     """Rates of the machine, and the least seconds that each part of a step could take at those rates."""
-    model: Any = run.source.generator.engine.model
+    model: Any = run.source.player.generator.engine.model
     config = model.config
     shapes = [(config.hidden_size, config.intermediate_size), (config.intermediate_size, config.hidden_size)]
     rows, dtype = batch.sequences, model.dtype  # learner and generator compute alike
@@ -235,9 +235,9 @@ async def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 spent = rival.step(args.new_tokens if step > 1 else args.warm_up_tokens)
                 theirs[name].append(spent)
                 print(f"step {step} TRL {name}: {spent['seconds']:.1f} s", flush=True)
-            run.source.sampling = run.recipe.sampling
+            run.source.player.sampling = run.recipe.sampling
 
-        run.source.sampling = run.recipe.sampling.model_copy(update={"max_new_tokens": args.warm_up_tokens})
+        run.source.player.sampling = run.recipe.sampling.model_copy(update={"max_new_tokens": args.warm_up_tokens})
         alternating = Alternating(run, others)
         try:
             await train(alternating)  # type: ignore[arg-type]

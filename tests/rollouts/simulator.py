@@ -20,6 +20,7 @@ from whet.engines.router import Router
 from whet.metrics import Metrics
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import Filter
+from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import MARKS
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.source import RolloutSource
@@ -284,13 +285,12 @@ class Simulation:
         engines = [Engine(self.world) for _ in range(self.world.engines)]
         router: Router[Any] = Router(engines, rebuild=lambda _: Engine(self.world), restarts=1000)
         self.made.append(Environments(self.world))
+        sampling = Sampling(max_turns=self.world.turns, max_new_tokens=400)
+        environments, renderer = cast(Any, self.made[-1]), cast(Any, Renderer())
         source = RolloutSource(
             self.config,
-            Sampling(max_turns=self.world.turns, max_new_tokens=400),
             [Task(f"task/{i}", []) for i in range(self.world.tasks)],
-            cast(Any, self.made[-1]),
-            router,
-            cast(Any, Renderer()),
+            GroupPlayer(self.config, sampling, environments, router, renderer, seed=self.seed),
             group_size=self.group_size,
             filters=[Dull(share=self.world.dull)],
             seed=self.seed,

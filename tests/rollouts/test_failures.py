@@ -76,7 +76,7 @@ def test_a_bug_of_a_grader_is_told_once_with_its_line_and_ends_the_run(
             assert 'return {"reward": answer.nope}' in str(failure.value)
             assert "AttributeError: 'str' object has no attribute 'nope'" in str(failure.value)
             assert __file__ in str(failure.value)
-            assert max(rollouts.failures.counts.values()) <= 3 * 4  # groups and episodes of each: no second attempts
+            assert max(rollouts.player.failures.counts.values()) <= 3 * 4  # of groups and episodes: no retries
 
     with caplog.at_level(logging.INFO, "whet"):
         asyncio.run(go())
@@ -90,7 +90,7 @@ def test_a_bug_that_some_answers_meet_costs_their_groups_and_no_more(tiny_model:
         async with source(tiny_model, Half(), retries=2, retry_delay=60.0, max_failed=1.0) as rollouts:
             groups = await rollouts.next_groups()
             assert groups
-            assert len(rollouts.failures.counts) <= 1
+            assert len(rollouts.player.failures.counts) <= 1
 
     asyncio.run(go())
 

@@ -17,6 +17,7 @@ from whet.processes.pool import Pool
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.filters import DynamicSampling
+from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.source import RolloutSource
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.tasks.base import Observation, Step, TaskSet
@@ -43,19 +44,9 @@ async def source(
     config = RolloutConfig(**({"prompts_per_step": 3, "retry_delay": 0.0} | changes))
     taskset = taskset or Lowercase()
     environments = HostedEnvironments(taskset.open())
-    made = RolloutSource(
-        config,
-        recipe.sampling,
-        taskset.tasks("train"),
-        environments,
-        generator,
-        renderer,
-        group_size=2,
-        filters=filters,
-        pairing=pairing,
-        blend=taskset if isinstance(taskset, Blend) else None,
-        seed=7,
-    )
+    blend = taskset if isinstance(taskset, Blend) else None
+    player = GroupPlayer(config, recipe.sampling, environments, generator, renderer, blend=blend, seed=7)
+    made = RolloutSource(config, taskset.tasks("train"), player, group_size=2, filters=filters, pairing=pairing, seed=7)
     try:
         async with made:
             yield made
@@ -278,7 +269,7 @@ def test_filters_that_drop_everything_end_in_a_clear_error(tiny_model: Path) -> 
 def test_prompts_over_the_limit_name_the_task_and_the_setting(tiny_model: Path) -> None:
     async def go() -> None:
         async with source(tiny_model) as rollouts:
-            rollouts.sampling = rollouts.sampling.model_copy(update={"max_prompt_tokens": 4})
+            rollouts.player.sampling = rollouts.player.sampling.model_copy(update={"max_prompt_tokens": 4})
             with pytest.raises(WhetError, match=r"toy/train/\d+.*sampling\.max_prompt_tokens"):
                 await rollouts.next_groups()
 

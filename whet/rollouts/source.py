@@ -16,32 +16,22 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from whet.base.closing import cancelled
-from whet.base.errors import ConfigError, DataError, DeadlineError, WhetError
+from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.base.progress import PROGRESS
-from whet.base.seeds import derive_seed
-from whet.chat.renderer import Renderer
 from whet.core.types import Episode, Group, Status, Task
 from whet.data.order import TaskOrder
-from whet.engines.base import Generator
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
-from whet.processes.loop_thread import described
-from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.counts import count_group
 from whet.rollouts.curriculum import Draws
-from whet.rollouts.episode import play
-from whet.rollouts.failures import Failures
 from whet.rollouts.filters import Filter
+from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.permits import Permits
-from whet.rollouts.rewards import Reward, Score, compose
-from whet.rollouts.sampling import Sampling
-from whet.tasks.base import checked_score
-from whet.tasks.hosted import HostedEnvironments
 
 if TYPE_CHECKING:
-    from whet.endpoint.server import Endpoint
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -64,40 +54,30 @@ class RolloutSource:
     def __init__(
         self,
         config: RolloutConfig,
-        sampling: Sampling,
         tasks: Sequence[Task],
-        environments: HostedEnvironments,
-        generator: Generator,
-        renderer: Renderer,
+        player: GroupPlayer,
         *,
         group_size: int,
         filters: Sequence[Filter] = (),
         pairing: Sequence[Filter] = (),
-        rewards: Reward = Score(),  # noqa: B008
-        blend: Blend | None = None,
         seed: int = 0,
-        endpoint: "Endpoint | None" = None,
     ) -> None:
-        self.config, self.sampling, self.tasks, self.environments = config, sampling, tasks, environments
-        self.generator, self.renderer, self.endpoint = generator, renderer, endpoint
+        self.config, self.tasks, self.player = config, tasks, player
         self.group_size, self.filters, self.pairing, self.seed = group_size, tuple(filters), tuple(pairing), seed
         if not tasks:
             raise DataError("the task set has no training tasks")
         self.order = TaskOrder(len(self.tasks), seed)
-        self.rewards, self.blend = rewards, blend
-        order = blend or config.curriculum
+        order = player.blend or config.curriculum
         self.curriculum: Draws | None = order.over(self.tasks, seed) if order else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
         self.lost: list[Group] = []  # to failures, while the last step was sampled
-        self.failures = Failures()
         self.ledger = Ledger()
         self._owed: list[_Ticket] = []  # of the groups that were handed over last, with their permits
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
         self._finish_order = itertools.count()
-        self._slots = asyncio.Semaphore(config.concurrency)
-        self._metrics, self._timing = Metrics(), Timing()  # since the last call of ``tally``
+        self._metrics = Metrics()  # since the last call of ``tally``
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,7 +94,7 @@ class RolloutSource:
         taken: list[tuple[_Ticket, Group]] = []
         self.lost, self._owed = [], []
         sampled = failed = 0
-        self._timing.rest(False)
+        self.player.timing.rest(False)
         self._issue()
         PROGRESS.count("answers", wanted * self.group_size, lambda: self._answers(len(taken), wanted))
         while len(taken) < wanted:
@@ -131,9 +111,9 @@ class RolloutSource:
                 self.lost.append(group)
                 failure = next(episode for episode in group.episodes if episode.status is Status.FAILED)
                 self._end(ticket, group, "failed", failure.error)
-                self.failures.check_lost(group, failed, self.config)
+                self.player.failures.check_lost(group, failed, self.config)
             else:
-                count_group(self._metrics, group, self._sampling(group.task).mode, self.version)
+                count_group(self._metrics, group, self.player.sampling_of(group.task).mode, self.version)
                 kept, dropped_by = self._filter(group)
                 if kept is not None:
                     taken.append((ticket, kept))
@@ -147,8 +127,8 @@ class RolloutSource:
             if sampled + len(self._tickets) < most:
                 self._issue()
         if self.config.partial:
-            await self.generator.pause()  # until the next weights are published
-            self._timing.rest(True)
+            await self.player.generator.pause()  # until the next weights are published
+            self.player.timing.rest(True)
         metrics = self._metrics.sum("groups/kept", len(taken)).sum("groups/dropped", sampled - failed - len(taken))
         metrics.sum("groups/failed", failed)
         if self.curriculum is not None:
@@ -169,7 +149,7 @@ class RolloutSource:
 
     def tally(self) -> tuple[Metrics, Timing]:
         """Metrics and timing since the last call."""
-        timing = self._timing.lap()
+        timing = self.player.timing.lap()
         self._sampled(failed=timing.lost)
         metrics, self._metrics = self._metrics, Metrics()
         if timing.failures:
@@ -266,7 +246,7 @@ class RolloutSource:
         return min((ticket for ticket in tickets if ticket.group), key=lambda ticket: ticket.finished)
 
     def _too_late(self, ticket: _Ticket) -> DeadlineError:
-        place = self.environments.blocked_at()
+        place = self.player.environments.blocked_at()
         hint = "an environment or the generator hangs, or the deadline is too short"
         if place is not None:
             hint = f"an environment blocks at {place}, or the deadline is too short"
@@ -275,29 +255,11 @@ class RolloutSource:
         )
 
     async def _run_group(self, ticket: _Ticket) -> None:
-        task, uid = self.tasks[ticket.task], self._uid(ticket)
-        jobs = [asyncio.create_task(self._episode(ticket, uid, i)) for i in range(self.group_size)]
-        try:
-            episodes = await asyncio.gather(*jobs)
-        except Exception:
-            await cancelled(jobs)  # none may play on in environments that are about to be closed
-            raise
-        group = Group(uid, task, list(episodes))
-        if not any(episode.status is Status.FAILED for episode in episodes):
-            try:
-                await self.environments.score_group(task, group)
-                for episode in episodes:
-                    compose(self._rewards(task), episode)
-                where = f"of {uid} after score_group"
-                for episode in episodes:
-                    episode.reward = checked_score("reward", episode.reward, where)
-                    for name, value in episode.scores.items():
-                        episode.scores[name] = checked_score(name, value, where)
-            except Exception as error:
-                if isinstance(error, WhetError) and not isinstance(error, DataError):
-                    raise
-                why = f"score_group: {described(error)}"
-                group.episodes = [Episode([], status=Status.FAILED, error=why)]
+        def ended() -> None:
+            ticket.answers += 1
+
+        task = self.tasks[ticket.task]
+        group = await self.player.play(task, self._uid(ticket), self.group_size, ended=ended)
         ticket.group, ticket.finished = group, next(self._finish_order)
         self.ledger.finished(ticket.number)
 
@@ -317,39 +279,11 @@ class RolloutSource:
                 "tokens/goodput", trained if name == "trained" else 0, tokens
             )
 
-    async def _episode(self, ticket: _Ticket, uid: str, sample: int) -> Episode:
-        task = self.tasks[ticket.task]
-        async with self._slots:
-            episode = await play(
-                self.environments,
-                task,
-                self.generator,
-                self.renderer,
-                self._sampling(task),
-                retries=self.config.retries,
-                retry_delay=self.config.retry_delay,
-                deadline=self.config.episode_deadline,
-                seed=derive_seed(self.seed, "rollout", uid, sample),
-                session=f"{uid}/{sample}",
-                timing=self._timing,
-                failures=self.failures,
-                endpoint=self.endpoint,
-            )
-        ticket.answers += 1
-        return episode
-
     def _answers(self, taken: int, wanted: int) -> int:
         return taken * self.group_size + sum(ticket.answers for ticket in list(self._tickets)[: wanted - taken])
 
-    def _sampling(self, task: Task) -> Sampling:
-        return self.blend.of[task.environment].sampling.under(self.sampling) if self.blend else self.sampling
-
-    def _rewards(self, task: Task) -> Reward:
-        own = self.blend.of[task.environment].rewards if self.blend else None
-        return self.rewards if own is None else own
-
     def _filters(self, task: Task) -> Sequence[Filter]:
-        own = self.blend.of[task.environment].filters if self.blend else None
+        own = self.player.blend.of[task.environment].filters if self.player.blend else None
         return (*(self.filters if own is None else own), *self.pairing)
 
     def _filter(self, group: Group) -> tuple[Group | None, str]:

@@ -31,6 +31,7 @@ from whet.models.loading import fingerprint
 from whet.processes.compute import compute
 from whet.rollouts.blend import Blend
 from whet.rollouts.filters import Filter
+from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.no_signal import NoSignal
 from whet.rollouts.recorder import failures, records
 from whet.rollouts.replay import KeptSource, keep_groups
@@ -114,20 +115,25 @@ class SampledFeed:
         self.generator = build_generator(recipe, renderer)
         self.devices.tenants["generation"] = self.generator
         self.environments, self.endpoint = HostedEnvironments(recipe.taskset.open()), Endpoint(renderer)
-        self.source = RolloutSource(
+        player = GroupPlayer(
             recipe.rollouts,
             recipe.sampling,
-            recipe.taskset.tasks("train"),
             self.environments,
             self.generator,
             renderer,
-            group_size=recipe.online.group_size,
-            filters=recipe.online.filters if filters is None else filters,
-            pairing=recipe.online.pairing if filters is None else (),
             rewards=recipe.rewards,
             blend=recipe.taskset if isinstance(recipe.taskset, Blend) else None,
             seed=recipe.seed,
             endpoint=self.endpoint,
+        )
+        self.source = RolloutSource(
+            recipe.rollouts,
+            recipe.taskset.tasks("train"),
+            player,
+            group_size=recipe.online.group_size,
+            filters=recipe.online.filters if filters is None else filters,
+            pairing=recipe.online.pairing if filters is None else (),
+            seed=recipe.seed,
         )
         self._disagrees = False  # in the last step
         estimator = recipe.online.estimator
