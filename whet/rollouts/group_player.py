@@ -1,0 +1,120 @@
+"""The episodes of one task, played at the same time with one generator, rewarded, and put together as a group.
+
+Who waits for whom: an episode waits for a free slot (``rollouts.concurrency``), then for the generator and its
+environment. A group is finished when all of its episodes are.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from whet.base.closing import cancelled
+from whet.base.errors import DataError, WhetError
+from whet.base.seeds import derive_seed
+from whet.chat.renderer import Renderer
+from whet.core.types import Episode, Group, Status, Task
+from whet.engines.base import Generator
+from whet.metrics.clock import Timing
+from whet.processes.loop_thread import described
+from whet.rollouts.blend import Blend
+from whet.rollouts.config import RolloutConfig
+from whet.rollouts.episode import play
+from whet.rollouts.failures import Failures
+from whet.rollouts.rewards import Reward, Score, compose
+from whet.rollouts.sampling import Sampling
+from whet.tasks.base import checked_score
+from whet.tasks.hosted import HostedEnvironments
+
+if TYPE_CHECKING:
+    from whet.endpoint.server import Endpoint
+
+
+class GroupPlayer:
+    """Plays groups. ``timing`` and ``failures`` count over all groups."""
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        sampling: Sampling,
+        environments: HostedEnvironments,
+        generator: Generator,
+        renderer: Renderer,
+        *,
+        rewards: Reward = Score(),  # noqa: B008
+        blend: Blend | None = None,
+        seed: int = 0,
+        endpoint: "Endpoint | None" = None,
+    ) -> None:
+        self.config, self.sampling, self.environments = config, sampling, environments
+        self.generator, self.renderer, self.endpoint = generator, renderer, endpoint
+        self.rewards, self.blend, self.seed = rewards, blend, seed
+        self.timing, self.failures = Timing(), Failures()
+        self._slots = asyncio.Semaphore(config.concurrency)
+
+    async def play(
+        self,
+        task: Task,
+        uid: str,
+        size: int,
+        sampling: Sampling | None = None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> Group:
+        """Return the group ``uid`` of ``size`` episodes, whose seeds derive from ``uid``. ``ended`` is called after
+        each episode. ``sampling`` replaces the run's. A group that ``score_group`` failed on holds one failed episode.
+        """
+        settings = self.sampling_of(task, sampling)
+        jobs = [asyncio.create_task(self._episode(task, uid, sample, settings, ended)) for sample in range(size)]
+        try:
+            episodes = await asyncio.gather(*jobs)
+        except Exception:
+            await cancelled(jobs)  # none may play on in environments that are about to be closed
+            raise
+        group = Group(uid, task, list(episodes))
+        if not any(episode.status is Status.FAILED for episode in episodes):
+            await self._reward(task, group)
+        return group
+
+    def sampling_of(self, task: Task, sampling: Sampling | None = None) -> Sampling:
+        """Return the sampling settings of a task: in a blend within the limits of its environment."""
+        settings = sampling or self.sampling
+        return self.blend.of[task.environment].sampling.under(settings) if self.blend else settings
+
+    async def _episode(
+        self, task: Task, uid: str, sample: int, sampling: Sampling, ended: Callable[[], None]
+    ) -> Episode:
+        async with self._slots:
+            episode = await play(
+                self.environments,
+                task,
+                self.generator,
+                self.renderer,
+                sampling,
+                retries=self.config.retries,
+                retry_delay=self.config.retry_delay,
+                deadline=self.config.episode_deadline,
+                seed=derive_seed(self.seed, "rollout", uid, sample),
+                session=f"{uid}/{sample}",
+                timing=self.timing,
+                failures=self.failures,
+                endpoint=self.endpoint,
+            )
+        ended()
+        return episode
+
+    async def _reward(self, task: Task, group: Group) -> None:
+        """Let the environments score the whole group, and compose the rewards of its episodes."""
+        blended = self.blend.of[task.environment].rewards if self.blend else None
+        rewards = self.rewards if blended is None else blended
+        try:
+            await self.environments.score_group(task, group)
+            for episode in group.episodes:
+                compose(rewards, episode)
+            where = f"of {group.uid} after score_group"
+            for episode in group.episodes:
+                episode.reward = checked_score("reward", episode.reward, where)
+                for name, value in episode.scores.items():
+                    episode.scores[name] = checked_score(name, value, where)
+        except Exception as error:
+            if isinstance(error, WhetError) and not isinstance(error, DataError):
+                raise
+            group.episodes = [Episode([], status=Status.FAILED, error=f"score_group: {described(error)}")]
