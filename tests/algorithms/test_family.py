@@ -101,7 +101,7 @@ class AsTheCriticSays(Advantage):
     reads: ClassVar = frozenset({"values"})
     fills: ClassVar = frozenset({"advantages", "returns"})
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         return Credit(torch.zeros_like(batch.column("values")), batch.column("values"))
 
 

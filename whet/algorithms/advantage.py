@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from whet.base.errors import DataError
@@ -32,7 +32,7 @@ class Credit:
 
 
 class Advantage(Config, ABC):
-    """Base of the estimators: a frozen config called with the batch of the whole step, before it is cut up."""
+    """Base of the estimators: a frozen config applied to the batch of the whole step, before it is cut up."""
 
     @property
     def reads(self) -> frozenset[str]:
@@ -57,7 +57,13 @@ class Advantage(Config, ABC):
         yield from ((name, when) for name in names.split() if getattr(self, name) != fields[name].default)
 
     @abstractmethod
-    def __call__(self, batch: Batch) -> Credit: ...
+    def estimate(self, batch: Batch) -> Credit:
+        """Return the advantages of the trained tokens of a whole step."""
+
+    def __call__(self, batch: Batch) -> Batch:
+        """Return the batch with its advantages (and returns) filled."""
+        credit = self.estimate(batch)
+        return replace(batch, advantages=credit.advantages, returns=credit.returns)
 
 
 class Steps:

@@ -116,7 +116,7 @@ class Algorithm(Config, ABC):
                 for column, output in wanted.items():
                     batch.fill(column, scored[output])
         if self.estimator is not None:
-            credit = await compute(self.estimator, batch)
+            credit = await compute(self.estimator.estimate, batch)
             batch.advantages, batch.returns = credit.advantages, credit.returns
         return Metrics()
 

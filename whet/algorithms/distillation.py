@@ -63,14 +63,14 @@ class TeacherAdvantage(Advantage):
     def compares(self) -> bool:
         return self.reward is not None and self.reward.compares
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Returns are the reward's. Raises DataError as its advantage does."""
         teacher_N = at_trained(batch, batch.column("teacher_token_logprobs")).double()
         gap_N = teacher_N - at_trained(batch, batch.column("old_logprobs"))
         advantages_N = self.weight * gap_N.clamp(-self.clamp, self.clamp)
         if self.reward is None:
             return Credit(advantages_N)
-        of_reward = self.reward(batch)
+        of_reward = self.reward.estimate(batch)
         return Credit(advantages_N + of_reward.advantages, of_reward.returns)
 
 

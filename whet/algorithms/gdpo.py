@@ -32,7 +32,7 @@ class GDPOAdvantage(Advantage):
     def compares(self) -> bool:
         return True
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Raises DataError for a component that is missing or not finite."""
         total_S = torch.zeros_like(batch.reward, dtype=torch.float64)
         for name, weight in self.components.items():

@@ -38,7 +38,7 @@ class GroupAdvantage(Advantage):
         if not self.divide_by_std:
             yield from self._unused("std eps", "divide_by_std = true")
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
         rewards_S = finite_rewards(batch, batch.reward)
         centred_S, members_S = group_centred(batch, rewards_S)

@@ -67,7 +67,7 @@ class GAE(Advantage):
         if self.length_adaptive is not None:
             yield from self._unused("policy_lambda", "length_adaptive is not set")
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Returns = advantages under the critic's lambda + values. Raises DataError for a reward that isn't finite."""
         rewards_S = finite_rewards(batch, batch.reward)
         steps = Steps(batch)

@@ -46,7 +46,7 @@ class ProcessRewards(Advantage):
     def compares(self) -> bool:
         return True
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
         outcome_S, members_S = group_centred(batch, finite_rewards(batch, batch.reward))
         outcome_S = outcome_S * members_S / (members_S - 1).clamp(min=1)

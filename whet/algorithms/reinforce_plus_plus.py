@@ -37,7 +37,7 @@ class ReinforcePlusPlusAdvantage(Advantage):
     def compares(self) -> bool:
         return self.group_baseline
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
         rewards_S = finite_rewards(batch, batch.reward)
         if self.group_baseline:

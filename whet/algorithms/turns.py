@@ -36,7 +36,7 @@ class TurnAdvantage(Advantage):
         if not self.divide_by_std:
             yield from self._unused("std eps", "divide_by_std = true")
 
-    def __call__(self, batch: Batch) -> Credit:
+    def estimate(self, batch: Batch) -> Credit:
         """Raises DataError for a reward that isn't finite."""
         steps = Steps(batch)
         rewards_TS = steps.rewards(finite_rewards(batch, batch.reward), None)
