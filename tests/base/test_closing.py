@@ -1,4 +1,4 @@
-"""What a run holds is closed whatever goes wrong, and the error that is raised is the first."""
+"""The parts of a run are closed after any failure, and the first error is raised."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ class NoTasks(Lowercase):
 
 @pytest.fixture
 def closed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The parts of a run that were closed, in order. Closing a learner raises after it is done."""
+    """The parts of a run that were closed, in order. Closing a learner raises after its work is done."""
     names: list[str] = []
     for name, part in PARTS.items():
         close = part.close

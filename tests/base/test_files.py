@@ -1,4 +1,4 @@
-"""Files are there completely or not at all; tensors come back as they were, however they lay in memory."""
+"""Files are written completely or not at all; tensors survive saving regardless of their memory layout."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def test_a_folder_takes_the_place_of_another_as_a_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no call that swaps two names")
-def test_a_folder_that_is_replaced_is_there_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_replaced_exists_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "folder"
     path.mkdir()
     (path / "old").touch()
@@ -55,9 +55,7 @@ def test_a_folder_that_is_replaced_is_there_at_every_moment(tmp_path: Path, monk
     assert names(tmp_path) == ["folder"]
 
 
-def test_where_the_system_cannot_swap_a_folder_is_replaced_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_replaced_where_the_system_cannot_swap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "_swapped", lambda *_: False)
     path = tmp_path / "folder"
     for name in ("old", "new"):
@@ -68,7 +66,7 @@ def test_where_the_system_cannot_swap_a_folder_is_replaced_all_the_same(
     assert names(tmp_path) == ["folder"]
 
 
-def test_what_a_killed_process_had_begun_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed_and_nothing_else(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib
 from whet.base.files import replacing
@@ -85,7 +83,7 @@ with replacing(pathlib.Path({str(tmp_path / "step-000001.jsonl")!r})) as staging
 
 
 @pytest.mark.parametrize("old", [None, "file", "folder"])
-def test_where_making_it_fails_the_old_one_stays_and_nothing_else(tmp_path: Path, old: str | None) -> None:
+def test_a_failed_replacement_leaves_only_the_old_file(tmp_path: Path, old: str | None) -> None:
     path = tmp_path / "it"
     if old == "file":
         path.write_text("old")
@@ -112,7 +110,7 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_takes_nothing_is_an_error_that_names_the_file(
+def test_a_full_disk_is_an_error_that_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     (tmp_path / "file").write_text("old")
@@ -136,7 +134,7 @@ def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["there"]
 
 
-def test_tensors_come_back_bit_for_bit_whatever_their_layout(tmp_path: Path) -> None:
+def test_tensors_survive_saving_bit_for_bit_in_any_layout(tmp_path: Path) -> None:
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     tensors = {
         "plain": base,
@@ -174,7 +172,7 @@ def test_a_missing_or_damaged_tensor_file_is_named(tmp_path: Path) -> None:
         load_tensors(path)
 
 
-def test_light_code_does_not_pay_for_torch() -> None:
+def test_importing_the_module_does_not_import_torch() -> None:
     script = (
         "import sys, whet.base.files, whet.checkpoint.config, whet.checkpoint.crash_points\n"
         "import whet.checkpoint.lock, whet.checkpoint.store, whet.checkpoint.export\n"

@@ -1,4 +1,4 @@
-"""What a process says about how far it is."""
+"""The progress that a process reports."""
 
 import threading
 
@@ -13,7 +13,7 @@ class Clock:
         return self.time
 
 
-def test_time_left_is_told_from_what_is_counted() -> None:
+def test_time_left_is_estimated_from_counts() -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.begin("evaluating")
@@ -25,7 +25,7 @@ def test_time_left_is_told_from_what_is_counted() -> None:
     assert progress.text() == "evaluating: 60 s so far"
 
 
-def test_counts_inside_of_counts_divide_their_part() -> None:
+def test_nested_counts_divide_the_outer_unit() -> None:
     clock = Clock()
     progress = Progress(clock)
     progress.begin("learning")
@@ -36,7 +36,7 @@ def test_counts_inside_of_counts_divide_their_part() -> None:
         assert progress.text() == "learning: 0 of 2 minibatches, 2 of 4 micro-batches, about 30 s left"
 
 
-def test_an_activity_that_counts_nothing_is_judged_by_the_last_time() -> None:
+def test_an_activity_without_counts_is_estimated_from_its_last_duration() -> None:
     clock = Clock()
     progress = Progress(clock)
     for spent in (60.0, 20.0):
@@ -82,6 +82,6 @@ def test_times_are_rough() -> None:
     ]  # fmt: skip
 
 
-def test_there_is_one_of_the_process() -> None:
+def test_a_process_has_one_progress() -> None:
     PROGRESS.begin("a test")
     assert PROGRESS.text().startswith("a test: ")

@@ -1,4 +1,4 @@
-"""The forest: layout, weights, selection."""
+"""The forest of segments: layout, weights, selection."""
 
 import itertools
 
@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.groups import episode, group, groups
 from whet.base.errors import DataError
 from whet.core.batch import Batch
-from whet.core.expert_ids import read, written
+from whet.core.expert_ids import decode, encode
 from whet.core.forest import MIN_COMMON_PREFIX
 from whet.core.packing import pack
 from whet.core.types import Episode, Group, Span, Status, Task, Trajectory
 
 
 def paths(batch: Batch) -> list[tuple[list[int], list[bool]]]:
-    """Per sequence, the tokens and trained flags on the way from the root to its end."""
+    """Per sequence, the tokens and trained flags on the path from the root to its last token."""
     length, found = batch.segment_length.tolist(), {}
     for segment, start in enumerate(batch.segment_start.tolist()):
         sequence, indices, at = int(batch.sequence[start]), [], segment
@@ -39,7 +39,7 @@ def test_every_trajectory_can_be_read_off_the_forest(made, share):
     batch = Batch.from_groups(made, share_prompts=share)
     trajectories = [t for g in made for t in g.trajectories]
     for trajectory, (tokens, trained) in zip(trajectories, paths(batch), strict=True):
-        if not tokens:  # nothing of its own: all it has is shared and untrained
+        if not tokens:  # all its tokens are shared and untrained
             assert trajectory.trained_tokens == 0
             continue
         assert tokens == trajectory.tokens
@@ -49,16 +49,16 @@ def test_every_trajectory_can_be_read_off_the_forest(made, share):
 
 @settings(max_examples=80, deadline=None)
 @given(groups(), st.booleans(), st.data())
-def test_each_token_has_the_experts_of_its_span_and_a_shared_one_those_of_the_first_that_has_it(made, share, data):
+def test_each_token_has_the_experts_of_its_span_and_a_shared_token_has_the_first_sequences(made, share, data):
     count = 0
     for span in [span for one in made for trajectory in one.trajectories for span in trajectory.spans]:
         if span.tokens and data.draw(st.booleans()):
             ids = np.arange(count, count + 6 * len(span.tokens)).reshape(-1, 3, 2).astype(np.int16)
-            span.experts, count = written(ids), count + ids.size
+            span.experts, count = encode(ids), count + ids.size
     batch = Batch.from_groups(made, share_prompts=share)
     if not any(span.experts for one in made for trajectory in one.trajectories for span in trajectory.spans):
         assert batch.experts is None
-    experts = torch.full((len(batch), 3, 2), -1) if batch.experts is None else batch.experts  # none is laid out
+    experts = torch.full((len(batch), 3, 2), -1) if batch.experts is None else batch.experts  # not laid out
     owners = [(own, trajectory) for own in made for trajectory in own.trajectories]
     seen = 0
     for (own, trajectory), path in zip(owners, batch.paths(), strict=True):
@@ -89,7 +89,7 @@ def leading(trajectory: Trajectory) -> list[int]:
 def experts_by_hand(trajectory: Trajectory) -> list[list[list[int]]]:
     found: list[list[list[int]]] = []
     for span in trajectory.spans:
-        found += [[[-1, -1]] * 3] * len(span.tokens) if span.experts is None else read(span.experts).tolist()
+        found += [[[-1, -1]] * 3] * len(span.tokens) if span.experts is None else decode(span.experts).tolist()
     return found
 
 
@@ -102,7 +102,7 @@ def test_a_prompt_is_laid_out_once_for_all_its_answers():
     assert batch.segment_parent.tolist() == [-1, 0, 0, 0]
 
 
-def test_what_all_prompts_have_in_common_is_laid_out_once():
+def test_the_common_prefix_of_all_prompts_is_laid_out_once():
     system = list(range(100, 100 + MIN_COMMON_PREFIX))
     batch = Batch.from_groups([group("a", [*system, 1], [[4], [5]]), group("b", [*system, 2], [[6], [7]])])
     assert batch.segment_parent.tolist() == [-1, 0, 1, 1, 0, 4, 4]
@@ -147,7 +147,7 @@ def test_selecting_sequences_keeps_their_paths_and_columns(made, data):
 
 @settings(max_examples=40, deadline=None)
 @given(groups(), st.integers(1, 5), st.integers(0, 3))
-def test_minibatches_share_out_whole_groups(made, count, seed):
+def test_minibatches_are_made_of_whole_groups(made, count, seed):
     batch = Batch.from_groups(made)
     parts = batch.minibatches(count, seed)
     assert len(parts) == min(count, len(made))
@@ -158,7 +158,7 @@ def test_minibatches_share_out_whole_groups(made, count, seed):
 
 @settings(max_examples=40, deadline=None)
 @given(groups(), st.data())
-def test_columns_of_ones_own_go_along_by_their_axis(made, data):
+def test_user_defined_columns_are_selected_along_their_axis(made, data):
     batch = Batch.from_groups(made)
     batch.fill("of_token", torch.arange(2 * len(batch)).reshape(-1, 2))
     batch.fill("of_sequence", torch.arange(batch.sequences), axis="sequence")
@@ -172,7 +172,7 @@ def test_columns_of_ones_own_go_along_by_their_axis(made, data):
         assert micro.batch.column("of_sequence").numel() == micro.batch.sequences
 
 
-def test_a_column_is_found_whether_many_share_it_or_one_made_it_up():
+def test_common_and_user_defined_columns_are_filled_and_read_alike():
     batch = Batch.from_groups([group("a", [1, 2], [[3, 4], [5]])])
     batch.fill("advantages", torch.ones(5))
     assert batch.advantages is batch.column("advantages")
@@ -180,7 +180,7 @@ def test_a_column_is_found_whether_many_share_it_or_one_made_it_up():
     again.fill("mine", torch.zeros(2), axis="sequence")
     assert "mine" not in batch.filled
     assert again.filled == {"advantages", "mine", "rollout_logprobs", "weight"}
-    with pytest.raises(DataError, match=r"'mine' is not filled; there are: advantages"):
+    with pytest.raises(DataError, match=r"'mine' is not filled\. Filled columns: advantages"):
         batch.column("mine")
     with pytest.raises(DataError, match=r"'mine' has the shape \[5\], but there are 2 sequences"):
         batch.fill("mine", torch.zeros(5), axis="sequence")
@@ -203,14 +203,14 @@ def test_failed_and_empty_trajectories_are_refused_by_name():
     failed = Group("bad", Task("t", []), [episode([], status=Status.FAILED, error="no route")])
     with pytest.raises(DataError, match=r"'bad'.*no route"):
         Batch.from_groups([failed])
-    with pytest.raises(DataError, match=r"'empty'.*without any token"):
+    with pytest.raises(DataError, match=r"'empty'.*without tokens"):
         Batch.from_groups([Group("empty", Task("t", []), [episode([])])])
     short = Group("short", Task("t", []), [episode([Span([1], False), Span([2, 3], True, [-1.0])])])
     with pytest.raises(DataError, match=r"'short'.*2 sampled tokens with 1"):
         Batch.from_groups([short])
 
 
-def test_branches_share_what_they_have_in_common_beyond_the_prompt():
+def test_branches_share_their_common_prefix_beyond_the_prompt():
     def branch(*parts: list[int]) -> Trajectory:
         return Trajectory([*(Span(part, False) for part in parts), Span([9], True)])
 
@@ -223,7 +223,7 @@ def test_branches_share_what_they_have_in_common_beyond_the_prompt():
     assert batch.episode.tolist() == [0, 0, 0]
 
 
-def test_trained_tokens_come_sequence_by_sequence_wherever_they_stand():
+def test_trained_tokens_are_ordered_by_sequence():
     common = [5] * MIN_COMMON_PREFIX
     rows = [[1, *common, 2], [1, 3], [1, *common, 4]]
     made = [Episode([Trajectory([Span(row, False), Span([10 + i], True)])]) for i, row in enumerate(rows)]

@@ -1,4 +1,4 @@
-"""Layouts, made in tensors, are those that are made token by token."""
+"""Layouts built from tensors equal layouts built token by token."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -45,9 +45,7 @@ def test_a_batch_is_laid_out_as_it_is_token_by_token(made: list[Group], share: b
     st.lists(st.tuples(st.integers(0, 8), st.sampled_from([1, 2, 3, 7, 40])), min_size=1, max_size=9),
     st.sampled_from([Tokens(), TokensOfMultiple(8), spread(0, 2), spread(1, 2), spread(2, 3)]),
 )
-def test_rows_of_attention_are_those_that_are_found_token_by_token(
-    segments: list[tuple[int, int]], tokens: Tokens
-) -> None:
+def test_attention_rows_equal_rows_computed_token_by_token(segments: list[tuple[int, int]], tokens: Tokens) -> None:
     parents = [min(choice, index) - 1 for index, (choice, _) in enumerate(segments)]
     lengths = [length for _, length in segments]
     starts, size = [sum(lengths[:i]) for i in range(len(lengths))], sum(lengths)

@@ -1,4 +1,4 @@
-"""Cutting a batch into micro-batches loses nothing, repeats nothing trained and respects the bound."""
+"""Packing into micro-batches keeps every token, repeats no trained token and respects the size limit."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_members_are_spread_over_micro_batches_with_their_prompt_where_a_group_i
     assert all(m.batch.tokens[:3].tolist() == [1, 2, 3] for m in micros)
 
 
-def test_a_sequence_that_fits_nowhere_is_an_error_that_names_its_group_and_the_setting():
+def test_a_sequence_that_is_too_long_is_an_error_that_names_its_group_and_the_setting():
     batch = Batch.from_groups([group("long", [1, 2, 3], [[4] * 20, [5]])])
     with pytest.raises(DataError, match=r"'long'.*23 tokens.*learner\.max_tokens"):
         pack(batch, 1, 16, "token")

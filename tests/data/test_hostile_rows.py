@@ -98,7 +98,7 @@ def test_a_number_that_is_not_finite_is_refused_in_any_field(tmp_path: Path, kin
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, kind: str) -> None:
     for twice in (good(kind)[:-1] + ', "prompt": "again"}', good(kind, facts={})[:-2] + '"a": 1, "a": 2}}'):
-        with pytest.raises(DataError, match=r"rows\.jsonl:2: .*the key '(prompt|a)' is there twice"):
+        with pytest.raises(DataError, match=r"rows\.jsonl:2: .*duplicate key '(prompt|a)'"):
             read(tmp_path, kind, good(kind), twice)
 
 

@@ -7,7 +7,7 @@ from transformers import DeepseekV3Config
 
 from tests.tiny import tiny_llama, tiny_tokenizer
 from tests.toy import toy_recipe
-from whet.base.files import in_words
+from whet.base.files import format_bytes
 from whet.cli.main import main
 from whet.diagnose.layout import stages
 from whet.diagnose.memory import CUDA_CONTEXT
@@ -129,7 +129,7 @@ def test_an_adapter_that_travels_alone_is_planned_apart_from_the_first_refit(fol
     assert (merged.refit, merged.first_refit) == (2 * size.sent, None)
     with pytest.raises(SystemExit):
         main(["plan", str(write_recipe(tmp_path / "toy.yaml", recipe))])
-    assert f"a refit moves {in_words(plan.refit)} in 28 tensors, the first one" in capsys.readouterr().out
+    assert f"a refit moves {format_bytes(plan.refit)} in 28 tensors, the first one" in capsys.readouterr().out
 
 
 def test_the_ranks_of_an_engine_share_weights_and_cache(folder):
@@ -164,7 +164,7 @@ def test_the_command_prints_a_table(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(("size", "words"), [(100, "100 B"), (1536, "1.5 KiB"), (3 * 1024**4, "3072.0 GiB")])
 def test_sizes_are_said_in_words(size, words):
-    assert in_words(size) == words
+    assert format_bytes(size) == words
 
 
 def test_a_save_behind_trainings_back_has_a_copy(folder):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from whet.base.closing import left_behind
+from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
 from whet.processes.loop_thread import Escape, LoopThread, described
 
@@ -16,7 +16,7 @@ from whet.processes.loop_thread import Escape, LoopThread, described
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    left_behind.clear()
+    abandoned_threads.clear()
 
 
 def with_thread(work: Callable[[LoopThread], Awaitable[Any]]) -> Any:
@@ -48,7 +48,7 @@ def test_calls_run_there_side_by_side_and_return_here() -> None:
         return await asyncio.gather(*(thread.run(give, i) for i in range(3)))
 
     assert with_thread(work) == [(i, "user") for i in range(3)]
-    assert not left_behind
+    assert not abandoned_threads
 
 
 def test_errors_come_as_they_are_and_what_would_end_more_than_the_call_as_an_escape() -> None:
@@ -75,7 +75,7 @@ def test_a_caller_that_gives_up_does_not_wait_for_code_that_blocks_and_is_told_w
 
     with_thread(work)
     gate.set()
-    assert left_behind == ["user"]
+    assert abandoned_threads == ["user"]
 
 
 def test_code_that_is_given_up_is_cancelled() -> None:
@@ -94,7 +94,7 @@ def test_code_that_is_given_up_is_cancelled() -> None:
         assert await asyncio.to_thread(noticed.wait, 60)
 
     with_thread(work)
-    assert not left_behind
+    assert not abandoned_threads
 
 
 def test_a_helper_thread_that_hangs_is_left_behind() -> None:
@@ -107,8 +107,8 @@ def test_a_helper_thread_that_hangs_is_left_behind() -> None:
 
     with_thread(work)
     gate.set()
-    assert left_behind
-    assert all(name.startswith("user-helper") for name in left_behind)
+    assert abandoned_threads
+    assert all(name.startswith("user-helper") for name in abandoned_threads)
 
 
 def test_a_closed_thread_refuses_calls_and_closing_an_idle_one_leaves_nothing() -> None:
@@ -119,7 +119,7 @@ def test_a_closed_thread_refuses_calls_and_closing_an_idle_one_leaves_nothing() 
             await thread.run(give, 1)
 
     asyncio.run(go())
-    assert not left_behind
+    assert not abandoned_threads
 
 
 def test_an_error_without_a_text_is_described_all_the_same() -> None:

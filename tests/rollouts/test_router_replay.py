@@ -16,7 +16,7 @@ from tests.tiny import tiny_llama, tiny_qwen3_moe, tiny_tokenizer
 from whet.base.errors import ConfigError
 from whet.chat.renderer import Renderer
 from whet.core.batch import Batch
-from whet.core.expert_ids import of_tokens
+from whet.core.expert_ids import experts_per_token
 from whet.core.types import Episode, Group, Task, Trajectory
 from whet.engines.base import Completion, SamplingParams
 from whet.engines.torch.config import TorchGeneratorConfig
@@ -122,7 +122,7 @@ def test_a_request_that_is_computed_anew_keeps_the_experts_it_was_sampled_by() -
 
 def test_only_the_last_token_of_a_line_lacks_its_experts(sampled: list[Group]) -> None:
     for trajectory in sampled[0].trajectories:
-        ids = of_tokens(trajectory.spans)
+        ids = experts_per_token(trajectory.spans)
         assert ids is not None
         assert len(ids) == len(trajectory.tokens)
         assert (ids[:-1] >= 0).all()
@@ -142,7 +142,7 @@ def test_the_learner_takes_each_tokens_experts_wherever_it_is_packed(
     batch = Batch.from_groups(sampled, share_prompts=share).weigh("token")
     learner = worker(moe, precision="float32", follows_routes=True)
     for trajectory, path in zip(sampled[0].trajectories, batch.paths(), strict=True):
-        expected = of_tokens(trajectory.spans)
+        expected = experts_per_token(trajectory.spans)
         assert expected is not None
         assert batch.experts is not None
         own_part = batch.sequence[path] >= 0

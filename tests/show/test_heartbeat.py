@@ -26,7 +26,7 @@ def test_a_line_is_due_only_where_nothing_was_printed_for_a_while() -> None:
     line = heartbeat.line(21.0)
     assert line is not None
     assert re.fullmatch(r"\d\d:\d\d:\d\d step 0/20 evaluating: 20 s so far", line)
-    progress.told()
+    progress.mark_printed()
     assert heartbeat.line(40.0) is None
     assert heartbeat.line(42.0) is not None
     progress.draw(True)  # a live display says it

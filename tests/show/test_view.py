@@ -6,7 +6,7 @@ from rich.console import Console
 
 from tests.show.runs import record
 from whet.base.errors import DataError
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.metrics.rollout_file import RolloutRecord
 from whet.show.view import level, select, view
 
@@ -55,17 +55,17 @@ def test_a_folder_without_rollouts_is_an_error(tmp_path):
 
 def test_control_characters_are_visible_and_ordinary_text_is_untouched():
     ordinary = "a\nb\tc é 日本 🙂 ❤\ufe0f 한국 हिन्दी\xa0\u3000e\u0301"
-    assert visible(ordinary) == ordinary
-    assert visible("\x00\x1b\r\x9b\u202e\u2066\ud800") == "\\x00\\x1b\\r\\x9b\\u202e\\u2066\\ud800"
+    assert escape_controls(ordinary) == ordinary
+    assert escape_controls("\x00\x1b\r\x9b\u202e\u2066\ud800") == "\\x00\\x1b\\r\\x9b\\u202e\\u2066\\ud800"
 
 
 def test_no_character_without_a_shape_is_left_as_it_is():
     for code in range(0x110000):
         character = chr(code)
         if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") and character not in "\n\t":
-            assert visible(character).startswith("\\"), hex(code)
+            assert escape_controls(character).startswith("\\"), hex(code)
     directions = [c for c in map(chr, range(0x110000)) if unicodedata.bidirectional(c) in BIDI_CONTROLS]
     assert len(directions) >= 9
     blank = "\u200b\u200c\u200d\u2060\u2062\ufeff\u00ad\u180e\u034f\u115f\u3164\uffa0\u2800\ufe00\U000e0041\U000e0100"
     for character in [*directions, *blank]:
-        assert visible(f"a{character}b") == f"a{ascii(character)[1:-1]}b"
+        assert escape_controls(f"a{character}b") == f"a{ascii(character)[1:-1]}b"

@@ -1,4 +1,4 @@
-"""Closing the parts of a run: all of them, in the reverse order in which they were opened, even if one fails."""
+"""Closing the parts of a run in the reverse order of their opening; an error in one does not skip the rest."""
 
 import asyncio
 import logging
@@ -9,15 +9,15 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-left_behind = list[str]()
-"""Names of threads that did not end when asked to. The end of the process must not wait for them."""
+abandoned_threads = list[str]()
+"""Names of threads that ignored the request to end. The process must not wait for them when it exits."""
 
 
 class Closing(AsyncExitStack):
-    """An exit stack that raises the first error. Later errors, from closing parts because of it, are logged."""
+    """An exit stack that raises the first error and logs errors of closing that follow from it."""
 
     def closes(self, name: str, close: Callable[[], Awaitable[None] | None]) -> None:
-        """Call, and await, ``close()`` at the end. ``name`` is for the log."""
+        """Register ``close()``, which may be asynchronous, to be called at the end. ``name`` appears in the log."""
 
         async def end(_: type[BaseException] | None, first: BaseException | None, __: TracebackType | None) -> None:
             try:
@@ -32,8 +32,8 @@ class Closing(AsyncExitStack):
         self.push_async_exit(end)
 
 
-async def cancelled(jobs: Sequence[asyncio.Task[Any]], seconds: float = 30.0) -> None:
-    """Cancel jobs and wait for their ends; one that ignores it must not keep a run from ending."""
+async def cancel_all(jobs: Sequence[asyncio.Task[Any]], seconds: float = 30.0) -> None:
+    """Cancel jobs and wait at most ``seconds`` for them, because a job may ignore its cancellation."""
     for job in jobs:
         job.cancel()
     if jobs:

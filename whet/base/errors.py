@@ -1,14 +1,14 @@
-"""Errors that are meant for the user: the command line prints their message without a traceback."""
+"""Errors meant for the user: the command line prints their message without a traceback."""
 
 from collections.abc import Iterable
 
 
 class WhetError(Exception):
-    """An error that the user can act on. The message says what is wrong, where, and what to do."""
+    """An error that the user can fix. The message says what is wrong, where, and what to do."""
 
     exit_code = 1
     label = "error"
-    """What its line on the terminal begins with."""
+    """The word that starts the error's line in the terminal."""
 
 
 class ConfigError(WhetError):
@@ -22,8 +22,8 @@ class DataError(WhetError):
 
 
 class RefitError(WhetError):
-    """The generator doesn't hold the weights that the learner published. ``tensors``: the names of those that differ or
-    are missing, where they are known."""
+    """The generator doesn't hold the weights that the learner published. ``tensors``: the names of tensors that differ
+    or are missing, if known."""
 
     def __init__(self, message: str, tensors: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -31,25 +31,25 @@ class RefitError(WhetError):
 
 
 class GeneratorError(WhetError):
-    """The engine that samples died, failed or did not start."""
+    """An inference engine died, failed or did not start."""
 
 
 class ReplicaLostError(GeneratorError):
-    """One of several engines died or froze; what it was in the middle of can be done again with the others."""
+    """One of several engines died or froze; its requests can be repeated on another engine."""
 
 
 class DeadlineError(WhetError):
-    """Something took longer than its deadline."""
+    """An operation took longer than its deadline."""
 
 
 class CallError(WhetError):
-    """A call of a function in a worker process failed: the function raised, or the worker was lost. Another call may
-    work, so this costs an episode and not the run."""
+    """A function call in a worker process failed: the function raised, or the worker died. Another call may succeed, so
+    only the episode fails, not the run."""
 
 
 class WorkerError(WhetError):
-    """A worker is gone: its process died."""
+    """The process of a worker died."""
 
 
 class WorkerStuckError(WorkerError, DeadlineError):
-    """A worker is of no more use: it hangs in a call."""
+    """A worker hangs in a call and can't be used again."""

@@ -1,5 +1,5 @@
-"""Atomic writes: a file or folder is made beside its place, flushed to the disk and renamed. So a reader, or the next
-start after a kill, sees either the old content or all of the new. Imports torch only for tensors."""
+"""Atomic writes: a file or folder is written under a temporary name, flushed to disk and renamed. A reader, or the next
+start after a kill, sees either the old content or the complete new content. Imports torch only for tensors."""
 
 import ctypes
 import os
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-_STAGED = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # the names of what is made by ``replacing``
+_STAGED = re.compile(r"\..+\.(\d+)-[0-9a-f]{8}")  # temporary names, with the process id
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path at which to make a file or folder. At the end it takes the place of ``path``; if anything fails it
-    is removed. Makes missing folders. Raises ``WhetError`` naming ``path`` where the system refuses.
+    """Yield a temporary path at which to create a file or folder. On success it replaces ``path``; on failure it is
+    removed. Creates missing parent folders. Raises ``WhetError`` naming ``path`` for an ``OSError``.
 
     >>> with replacing(folder) as staging:
     ...     staging.mkdir()
     """
     staging = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-    with naming(path):
+    with error_context(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield staging
@@ -43,9 +43,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn an ``OSError`` inside (a full disk, a read-only one, a folder in the place of a file) into a ``WhetError``
-    that names ``path``."""
+def error_context(path: Path) -> Iterator[None]:
+    """Convert an ``OSError`` (disk full, read-only file system, path is a folder) into a ``WhetError`` that names
+    ``path``."""
     try:
         yield
     except OSError as error:
@@ -53,21 +53,21 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes | str) -> None:
-    """Write a file with ``replacing``; text in UTF-8."""
+    """Write a file with ``replacing``; text is encoded as UTF-8."""
     with replacing(path) as staging:
         staging.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def append(path: Path, data: str) -> None:
-    """Append to a file and flush it. A kill may leave a torn end; whoever reads the file skips it."""
-    with naming(path), path.open("a", encoding="utf-8") as file:
+    """Append to a file and flush it to disk. A kill may leave an incomplete last line, which readers must skip."""
+    with error_context(path), path.open("a", encoding="utf-8") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's list of names, so that a rename or a deletion survives a power cut."""
+    """Flush a folder's directory entries, so that a rename or deletion survives a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -76,7 +76,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with all that is in it, or a link (not what it points to), if it is there."""
+    """Remove a file, a folder with its contents, or a link (not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -84,10 +84,10 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that were killed had begun in a folder with ``replacing``; not what is in its folders."""
+    """Remove temporary files and folders that killed processes left in a folder. Not recursive."""
     for path in folder.glob(".*"):
-        found = _STAGED.fullmatch(path.name)
-        if found and not _alive(int(found[1])):
+        match = _STAGED.fullmatch(path.name)
+        if match and not _alive(int(match[1])):
             with suppress(OSError):
                 remove(path)
 
@@ -103,27 +103,26 @@ def _alive(process: int) -> bool:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, "Tensor"]) -> None:
-    """Write a safetensors file with ``replacing``. Tensors may be on any device, strided, or share memory: each is
-    written whole."""
+    """Write a safetensors file with ``replacing``. Tensors may be on any device, strided, or share memory: each one is
+    written in full."""
     from safetensors.torch import save_file
 
     seen: set[int] = set()
     plain: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        own = tensor.detach().cpu().contiguous()
-        storage = own.untyped_storage()
-        if storage.data_ptr() in seen or storage.nbytes() != own.nbytes:
-            own = own.clone()
-        seen.add(own.untyped_storage().data_ptr())
-        plain[name] = own
+        copy = tensor.detach().cpu().contiguous()
+        storage = copy.untyped_storage()
+        if storage.data_ptr() in seen or storage.nbytes() != copy.nbytes:
+            copy = copy.clone()
+        seen.add(copy.untyped_storage().data_ptr())
+        plain[name] = copy
     with replacing(path) as staging:
         save_file(plain, staging, {"format": "pt"})
-        staging.chmod(0o644)  # safetensors' 0600 would lock out whoever shares the run folder
+        staging.chmod(0o644)  # safetensors writes 0600, which locks out other users of the run folder
 
 
 def load_tensors(path: Path) -> "dict[str, Tensor]":
-    """Return the tensors of a safetensors file, by name, on the CPU. Raises ``WhetError`` where it is missing or
-    damaged."""
+    """Return a safetensors file's tensors by name, on the CPU. Raises ``WhetError`` if it is missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -133,10 +132,10 @@ def load_tensors(path: Path) -> "dict[str, Tensor]":
         raise WhetError(f"{path} can't be read as safetensors: {error}; load another checkpoint") from error
 
 
-def in_words(size: int) -> str:
-    """Write a number of bytes for people.
+def format_bytes(size: int) -> str:
+    """Format a number of bytes for people.
 
-    >>> in_words(1536 * 1024**2)
+    >>> format_bytes(1536 * 1024**2)
     '1.5 GiB'
     """
     power = min(3, max(0, size.bit_length() - 1) // 10)
@@ -153,18 +152,18 @@ def _flush(path: Path) -> None:
     sync_folder(path)
 
 
-def _swapped(one: Path, other: Path) -> bool:
-    """Swap two names at once; False where the system or the file system can't."""
+def _swapped(path: Path, other: Path) -> bool:
+    """Swap two names atomically; return False where the system or the file system can't."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None), "renameat2", None)
     here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), swap) == 0
+    return rename is not None and rename(here, os.fsencode(path), here, os.fsencode(other), swap) == 0
 
 
 def _rename_over(staging: Path, path: Path) -> None:
-    """Put a file or folder in the place of another; a replaced folder is removed last. Where the system can't swap two
-    folders, a kill between two renames leaves the old one beside its place, under the name of ``aside``."""
+    """Replace a file or folder; a replaced folder is removed last. Where the system can't swap two folders, a kill
+    between the two renames leaves the old folder under its ``.before`` name."""
     if not (staging.is_dir() and path.exists()):
         staging.replace(path)
         return

@@ -1,4 +1,4 @@
-"""torch for modules that a recipe imports: importing torch takes seconds, and reading a recipe must not.
+"""A lazy torch for modules that a recipe imports: importing torch takes seconds, and reading a recipe must not.
 
     from whet.base.lazy import Tensor, torch
 
@@ -19,7 +19,7 @@ else:
     class _LazyTorch:
         def __getattr__(self, name: str) -> Any:
             value = getattr(importlib.import_module("torch"), name)
-            setattr(self, name, value)  # next time without this detour
+            setattr(self, name, value)  # later lookups bypass __getattr__
             return value
 
     torch, Tensor = _LazyTorch(), "Tensor"

@@ -1,5 +1,5 @@
-"""How far this process is. The parts of a run report here what they do and how much of it is done; a live display, or
-a line of text every now and then, shows it to people. Knows no screen and no loop."""
+"""The progress of this process. The parts of a run report their current activity and how much of it is done; a live
+display or an occasional line of text shows it. Has no dependency on the display or the training loop."""
 
 import threading
 import time
@@ -11,13 +11,13 @@ T = TypeVar("T")
 
 
 class Count:
-    """How much of something is done: either the part that counts adds to ``done``, or ``measure`` returns it."""
+    """Units done out of a total: the caller increments ``done``, or ``measure`` returns the number."""
 
     def __init__(self, unit: str, total: int, measure: Callable[[], int] | None = None) -> None:
         self.unit, self.total, self.done, self._measure = unit, total, 0, measure
 
     def read(self) -> int:
-        """Return how much is done now."""
+        """Return the number of units done."""
         return min(self.total, self.done if self._measure is None else self._measure())
 
     @property
@@ -26,7 +26,7 @@ class Count:
 
 
 class Progress:
-    """One activity at a time, and counts inside of it, the outermost first. Any thread may report and read.
+    """One activity at a time with nested counts, the outermost first. Any thread may report and read.
 
     >>> progress = Progress()
     >>> progress.begin("evaluating")
@@ -41,14 +41,14 @@ class Progress:
         self._activity, self._since = "", now()
         self._counts: list[Count] = []
         self._counted = (0.0, 0.0)  # when the outermost count began, and its share then
-        self._took: dict[str, float] = {}  # seconds of each activity, the last time
+        self._took: dict[str, float] = {}  # seconds that each activity took the last time
         self._clear: Callable[[], None] | None = None
-        self.where = ""  # for example the step, in front of the activity
-        self.drawn = False  # a live display shows it
-        self.told_at = now()  # when people last read something
+        self.where = ""  # printed before the activity, e.g. the step
+        self.drawn = False  # whether a live display shows it
+        self.printed_at = now()  # when something was last printed
 
     def begin(self, activity: str) -> None:
-        """From now on this is done, until the next one begins."""
+        """Start an activity, which lasts until the next one begins."""
         with self._lock:
             now = self.now()
             self._took[self._activity] = now - self._since
@@ -56,7 +56,7 @@ class Progress:
             self._counts.clear()
 
     def count(self, unit: str, total: int, measure: Callable[[], int] | None = None) -> Count:
-        """Count until the next activity begins; ``unit`` is in the plural. ``measure`` is called by other threads."""
+        """Count until the next activity begins. ``unit`` is a plural noun. ``measure`` is called by other threads."""
         count = Count(unit, total, measure)
         with self._lock:
             if not self._counts:
@@ -76,7 +76,7 @@ class Progress:
                     self._counts.remove(count)
 
     def each(self, items: Sequence[T], unit: str) -> Iterator[T]:
-        """Yield the items, counting those that are done."""
+        """Yield the items and count the finished ones."""
         with self.counting(unit, len(items)) as count:
             for item in items:
                 yield item
@@ -86,13 +86,13 @@ class Progress:
         """Return the activity, how much of it is done, and how long the rest will take."""
         with self._lock:
             spent, left = self.now() - self._since, self._left()
-            counts = [f"{one.read()} of {one.total} {one.unit}" for one in self._counts if one.total > 1]
+            counts = [f"{count.read()} of {count.total} {count.unit}" for count in self._counts if count.total > 1]
             activity = self._activity
         time_left = f"{about(spent)} so far" if left is None else f"about {about(left)} left"
         return f"{activity}: {', '.join([*counts, time_left])}"
 
     def _left(self) -> float | None:
-        """Estimate the seconds that are left: from the last time, or from what is counted."""
+        """Estimate the seconds left, from the last run of this activity or from its counts."""
         now = self.now()
         before = self._took.get(self._activity, 0.0) - (now - self._since)
         if before > 0:
@@ -106,28 +106,28 @@ class Progress:
         begun, first = self._counted
         return (1 - share) * (now - begun) / (share - first) if share > first else None
 
-    def told(self) -> None:
-        """People have just read a line."""
-        self.told_at = self.now()
+    def mark_printed(self) -> None:
+        """Record that a line was just printed."""
+        self.printed_at = self.now()
 
     def on_take_over(self, clear: Callable[[], None] | None) -> None:
-        """``clear`` is called when a live display takes the screen."""
+        """Call ``clear`` when a live display takes over the screen."""
         self._clear = clear
 
     def draw(self, drawn: bool) -> None:
-        """A live display takes the screen, or leaves it."""
+        """Record that a live display takes over the screen, or releases it."""
         if drawn and self._clear is not None:
             self._clear()
         self.drawn = drawn
-        self.told()
+        self.mark_printed()
 
 
 PROGRESS = Progress()
-"""That of this process."""
+"""The progress of this process."""
 
 
 def about(seconds: float) -> str:
-    """Write a time roughly.
+    """Format an approximate duration.
 
     >>> about(3), about(42), about(130), about(7300)
     ('3 s', '40 s', '2 min', '2 h 2 min')

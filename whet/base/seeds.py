@@ -1,4 +1,4 @@
-"""Derived seeds: a seed is a hash of its purpose, so results depend neither on order nor on the number of workers."""
+"""Derived seeds: a seed is a hash of its purpose, so results depend on neither the order nor the number of workers."""
 
 import hashlib
 

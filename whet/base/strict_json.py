@@ -1,4 +1,4 @@
-"""JSON decoders that refuse what Python's own accepts: a key that is there twice, a number that is not finite."""
+"""JSON decoders that refuse duplicate keys and non-finite numbers, which Python's own decoder accepts."""
 
 import json
 import math
@@ -6,17 +6,17 @@ from typing import Any
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key!r} is there twice")
-        found[key] = value
-    return found
+        if key in result:
+            raise ValueError(f"duplicate key {key!r}")
+        result[key] = value
+    return result
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is not a finite number; write null, or leave the field out")
+        raise ValueError(f"{text} is not a finite number; write null or leave the field out")
     return number
 
 
@@ -25,7 +25,7 @@ def _null(text: str) -> float | None:
 
 
 STRICT = json.JSONDecoder(object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_finite)
-"""Refuses keys that are there twice and numbers that are not finite."""
+"""Refuses duplicate keys and non-finite numbers."""
 
 TABLES = json.JSONDecoder(object_pairs_hook=_distinct_keys, parse_float=_finite, parse_constant=_null)
-"""As ``STRICT``, but reads ``NaN`` as null: tables write it for a cell that is missing."""
+"""Like ``STRICT``, but reads ``NaN`` as null, because tables write it for a missing cell."""

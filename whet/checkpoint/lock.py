@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from whet.base.errors import WhetError
-from whet.base.files import naming
+from whet.base.files import error_context
 
 FILE = ".lock"
 
@@ -19,7 +19,7 @@ FILE = ".lock"
 def run_lock(run: Path) -> Iterator[None]:
     """Hold the lock of the run folder. Raises ``WhetError`` at once where another process holds it, naming that one."""
     path = run / FILE
-    with naming(run):
+    with error_context(run):
         run.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=0, on_acquired=_sign, fallback_to_soft=False)
     try:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from whet.base.files import in_words, remove, sync_folder, write_atomically
+from whet.base.files import format_bytes, remove, sync_folder, write_atomically
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.manifest import FILE as MANIFEST
@@ -166,9 +166,9 @@ class CheckpointStore:
     def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
         free = shutil.disk_usage(self.folder).free
         why = f" ({error})" if error else ""
-        need = f"about {in_words(needed)}" if needed > free else "more than there is"
+        need = f"about {format_bytes(needed)}" if needed > free else "more than there is"
         return CheckpointError(
-            f"no room for the checkpoint of step {step}: it needs {need}, and {in_words(free)} are free in "
+            f"no room for the checkpoint of step {step}: it needs {need}, and {format_bytes(free)} are free in "
             f"{self.folder}{why}. Older checkpoints are untouched. Free some space, or lower checkpoints.keep_last, "
             "then resume the run"
         )

@@ -33,7 +33,7 @@ def _print(found: "Audit", most: int | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from whet.base.escaping import visible
+    from whet.base.escaping import escape_controls
 
     outcomes = ("trained", "filtered", "failed")
     table = Table("epoch", *outcomes, title=f"prompts up to step {found.step}")
@@ -41,10 +41,10 @@ def _print(found: "Audit", most: int | None) -> None:
         table.add_row("curriculum" if epoch is None else str(epoch), *(str(counts[outcome]) for outcome in outcomes))
     Console().print(table)
     for (outcome, why), count in found.dropped().most_common(most):
-        print(f"{count} {outcome}" + (f": {visible(why)}" if why else ""))
+        print(f"{count} {outcome}" + (f": {escape_controls(why)}" if why else ""))
     dropped = [entry for entry in found.entries if entry.outcome != "trained"]
     for entry in dropped[:most]:
-        print(f"  step {entry.step}: {visible(entry.uid)} (ticket {entry.ticket}) {entry.outcome}")
+        print(f"  step {entry.step}: {escape_controls(entry.uid)} (ticket {entry.ticket}) {entry.outcome}")
     if len(dropped) > (most or len(dropped)):
         print(f"  and {len(dropped) - (most or 0)} more; -n 0 lists all")
     if found.unknown:
@@ -52,7 +52,7 @@ def _print(found: "Audit", most: int | None) -> None:
     if found.later:
         print(f"{found.later} later ones are not in a checkpoint yet: a resumed run does them again")
     for violation in found.violations[:most]:
-        print(f"VIOLATION: {visible(violation)}")
+        print(f"VIOLATION: {escape_controls(violation)}")
     ended = len(found.entries)
     said = f"{len(found.violations)} violations" if found.violations else "each exactly once"
     print(f"{found.drawn} drawn = {ended} trained or dropped + {found.under_way} under way: {said}")

@@ -15,9 +15,9 @@ from typing import Annotated
 
 import typer
 
-from whet.base.closing import left_behind
+from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
 from whet.cli import audit, doctor, evaluate, export, gym, plan, recipes, serve, show, train, validate, view
 from whet.cli.words import Session
@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = finish(error, session, words)
     with suppress(OSError):
         sys.stderr.flush()
-    if left_behind or (code == INTERRUPTED and threading.active_count() > 1):
+    if abandoned_threads or (code == INTERRUPTED and threading.active_count() > 1):
         os._exit(code)  # threads that still run would hold up, or crash, Python's own exit
     sys.exit(code)
 
@@ -197,5 +197,5 @@ def _open_streams() -> None:
 
 def _say(text: str, code: int) -> int:
     with suppress(OSError):  # the reader went away; the code says it too
-        print(visible(text), file=sys.stderr, flush=True)
+        print(escape_controls(text), file=sys.stderr, flush=True)
     return code

@@ -47,7 +47,7 @@ def _gpu_memory() -> float | None:
 
 
 def _print(plan: "Plan") -> None:
-    from whet.base.files import in_words
+    from whet.base.files import format_bytes
     from whet.sandbox.sandbox import UNPROTECTED
     from whet.show.metric_catalog import show
 
@@ -65,10 +65,10 @@ def _print(plan: "Plan") -> None:
         print(f"\nmemory of {process}, at most")
         for phase, kinds in {"always": memory.always, **memory.phases}.items():
             for name, held in kinds.items():
-                print(f"  {phase:<22} {name:<28} {in_words(held):>11}")
-        print(f"  {'peak':<22} {'':<28} {in_words(memory.peak()):>11}")
+                print(f"  {phase:<22} {name:<28} {format_bytes(held):>11}")
+        print(f"  {'peak':<22} {'':<28} {format_bytes(memory.peak()):>11}")
     if plan.refit:
-        first = f", the first one {in_words(plan.first_refit)}" if plan.first_refit else ""
-        print(f"\na refit moves {in_words(plan.refit)} in {plan.refit_tensors} tensors{first}")
+        first = f", the first one {format_bytes(plan.first_refit)}" if plan.first_refit else ""
+        print(f"\na refit moves {format_bytes(plan.refit)} in {plan.refit_tensors} tensors{first}")
     for warning in plan.warnings:
         typer.secho(f"warning: {warning}", fg="red" if warning == UNPROTECTED else None)

@@ -43,7 +43,7 @@ def _print(graded: "list[Graded]", found: "list[Graded]") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from whet.base.escaping import visible
+    from whet.base.escaping import escape_controls
 
     table = Table("answers", "graded", "as expected")
     counts, right = Counter(one.kind for one in graded), Counter(one.kind for one in graded if one.right)
@@ -51,5 +51,5 @@ def _print(graded: "list[Graded]", found: "list[Graded]") -> None:
         table.add_row(kind, str(count), str(right[kind]))
     Console().print(table)
     for one in found:
-        print(visible(f"WRONG  {one.kind}, {one.name}: expected {one.expected:g}, but: {one.outcome}"))
+        print(escape_controls(f"WRONG  {one.kind}, {one.name}: expected {one.expected:g}, but: {one.outcome}"))
     print(f"{len(found)} of {len(graded)} answers are graded wrongly" if found else "all as expected")

@@ -1,11 +1,11 @@
-"""The two narrow waists: ``Batch``, the tokens that a model learns from, and ``ModelOutput``, its log-probs of them.
+"""The two central interfaces: ``Batch``, the packed tokens of a training step, and ``ModelOutput``, their log-probs.
 
-A batch is a forest of segments. A segment is a run of tokens with a parent segment or none. A token attends to all
-tokens of its ancestors and causally within its own segment; its position continues its parent's. Sixteen answers to
-one prompt are one prompt segment with sixteen children, computed once. Trained tokens belong to exactly one sequence;
-only untrained tokens are shared.
+A batch is a forest of segments. A segment is a run of tokens that may have a parent segment. A token attends to all
+tokens of its segment's ancestors and causally within its segment; its position continues the parent's. Sixteen answers
+to one prompt are one prompt segment, computed once, with sixteen children. A trained token belongs to exactly one
+sequence; only untrained tokens are shared.
 
-Nothing here knows a model, a device mesh or an algorithm. Shapes: N tokens, S sequences.
+Independent of models, device meshes and algorithms. Shapes: N tokens, S sequences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.base.seeds import derive_seed
-from whet.core.forest import columns_of, places, predictors
+from whet.core.forest import columns_of, concat_aranges, predictors
 from whet.core.types import Distribution, Group, Weighting
 
 Axis = Literal["token", "sequence"]
@@ -28,25 +28,25 @@ _TOKEN, _SEQUENCE, _SEGMENT = {"axis": "token"}, {"axis": "sequence"}, {"axis": 
 
 @dataclass(slots=True)
 class ModelOutput:
-    """A model's output for a batch: float32 (float64 models: float64), the same on every rank that has the tokens."""
+    """A model's output for a batch: float32 (float64 models: float64), identical on every rank that has the tokens."""
 
     logprobs: Tensor  # [N]; of each trained token under the batch's distribution, 0 elsewhere
     entropy: Tensor | None = None  # [N]; of the distribution that predicts each trained token, 0 elsewhere
     values: Tensor | None = None  # [N]; of a scalar head, at each trained token's predictor
-    topk: Tensor | None = None  # [N, K]; log-probs of the ids in the batch's column ``topk_ids``, or of those below
-    topk_ids: Tensor | None = None  # [N, K] int64; the likeliest tokens, where the model was asked to name them
+    topk: Tensor | None = None  # [N, K]; log-probs of the batch's column ``topk_ids``, else of ``topk_ids`` below
+    topk_ids: Tensor | None = None  # [N, K] int64; the most likely tokens, if the model was asked for them
 
     def column(self, name: Output) -> Tensor:
-        """Return one of the tensors above. Raises ``DataError`` where the model was not asked for it."""
-        found: Tensor | None = getattr(self, name)
-        if found is None:
+        """Return one of the tensors above. Raises ``DataError`` if the model was not asked for it."""
+        tensor: Tensor | None = getattr(self, name)
+        if tensor is None:
             raise DataError(f"the model was not asked for {name!r}; a loss must name it in `outputs`")
-        return found
+        return tensor
 
 
 @dataclass(slots=True, frozen=True)
 class Column:
-    """One value, or row of values, for each token or for each sequence of a batch."""
+    """One value, or one row of values, for each token or each sequence of a batch."""
 
     values: Tensor  # [N, ...] or [S, ...]
     axis: Axis = "token"
@@ -54,10 +54,10 @@ class Column:
 
 @dataclass(slots=True)
 class Batch:
-    """Packed tokens with everything a loss may read.
+    """Packed tokens with all columns that a loss may read.
 
-    Columns are filled as the algorithm needs them. The common ones are attributes; all others, also a user's own, are
-    in ``columns``. ``fill`` and ``column`` write and read both.
+    Columns are filled as the algorithm needs them. Common columns are attributes; all others, including user-defined
+    ones, are in ``columns``. ``fill`` and ``column`` write and read both kinds.
 
         batch.fill("difficulty", torch.tensor([0.2, 0.9]), axis="sequence")
         batch.column("difficulty")
@@ -67,38 +67,38 @@ class Batch:
     position: Tensor = field(metadata=_TOKEN)  # [N] int64
     predictor: Tensor = field(metadata=_TOKEN)  # [N] int64; the token that predicts it, -1: none
     sequence: Tensor = field(metadata=_TOKEN)  # [N] int64; -1 where shared
-    trained: Tensor = field(metadata=_TOKEN)  # [N] bool
-    segment_start: Tensor = field(metadata=_SEGMENT)  # [segments] int64, ascending; it ends where the next one starts
-    segment_parent: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: a root; parents stand before children
+    trained: Tensor = field(metadata=_TOKEN)  # [N] bool, the loss mask
+    segment_start: Tensor = field(metadata=_SEGMENT)  # [segments] int64, ascending; the end is the next start
+    segment_parent: Tensor = field(metadata=_SEGMENT)  # [segments] int64; -1: a root; parents come before children
     group: Tensor = field(metadata=_SEQUENCE)  # [S] int64, index into group_uids
     reward: Tensor = field(metadata=_SEQUENCE)  # [S] float64
     truncated: Tensor = field(metadata=_SEQUENCE)  # [S] bool
     episode: Tensor = field(metadata=_SEQUENCE)  # [S] int64, ascending; its branches share reward, scores and status
     group_uids: tuple[str, ...] = ()
-    distribution: Distribution = field(default_factory=Distribution)  # of which log-probs are taken
-    scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where missing, 0 if cut short
+    distribution: Distribution = field(default_factory=Distribution)  # under which log-probs are computed
+    scores: dict[str, Tensor] = field(default_factory=dict)  # [S] float64 each; nan where missing, 0 if truncated
     weight: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; share of the optimizer step
     turn_rewards: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float64; at the last token of each reply
-    replies_before: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S] int64; those it inherits as context
+    replies_before: Tensor | None = field(default=None, metadata=_SEQUENCE)  # [S] int64; replies inherited as context
     experts: Tensor | None = field(default=None, metadata=_TOKEN)  # [N, layers, k] int16, the generator's; -1: unknown
-    rollout_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float32, as sampled
-    old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the step's start; nan: not computed
+    rollout_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N] float32, from the generator
+    old_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step; nan: unset
     reference_logprobs: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     values: Tensor | None = field(default=None, metadata=_TOKEN)  # [N], at the start of the step
     advantages: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
     returns: Tensor | None = field(default=None, metadata=_TOKEN)  # [N]
-    columns: dict[str, Column] = field(default_factory=dict)  # all others, by name
+    columns: dict[str, Column] = field(default_factory=dict)  # all other columns, by name
 
     @classmethod
     def from_groups(
         cls, groups: Sequence[Group], *, share_prompts: bool = True, distribution: Distribution | None = None
     ) -> Batch:
-        """Lay out the trajectories of the groups, in order. The tokens that trajectories of a group have in common
-        before their first trained token become shared segments; so do those that all groups have in common (a system
-        prompt, say). Beyond the prompt of a group a common stretch must be long enough to be worth it.
+        """Lay out the trajectories of the groups, in order. A prefix that the trajectories of a group have in common
+        before their first trained token becomes a shared segment, and so does a prefix common to all groups, such as a
+        system prompt. Further common prefixes are shared if they have at least ``MIN_COMMON_PREFIX`` tokens.
         ``share_prompts=False`` makes every trajectory a root.
 
-        Raises ``DataError`` for a failed episode, or a trajectory whose spans have no tokens.
+        Raises ``DataError`` for a failed episode, or for a trajectory whose spans have no tokens.
         """
         return cls(
             **columns_of(groups, share_prompts),
@@ -111,22 +111,22 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """S, counting sequences without a trained token too, and those without any: each stands for an episode that
-        was cut before its first reply."""
+        """S, including sequences without a trained token, and sequences without any token, which stand for episodes
+        that were truncated before their first reply."""
         return self.group.numel()
 
     @property
     def segment_length(self) -> Tensor:
-        """The number of tokens of each segment, [segments]."""
+        """Tokens per segment, [segments]."""
         return torch.diff(self.segment_start, append=self.segment_start.new_tensor([len(self)]))
 
     @property
     def filled(self) -> frozenset[str]:
-        """Return the names of the columns that ``column`` would find."""
+        """The names of the filled columns."""
         return frozenset(name for name in _COMMON if getattr(self, name) is not None) | self.columns.keys()
 
     def fill(self, name: str, values: Tensor, axis: Axis = "token") -> None:
-        """Put ``values``, [N, ...] or [S, ...], into the column ``name``. Raises ``DataError`` for another size."""
+        """Write ``values``, [N, ...] or [S, ...], to the column ``name``. Raises ``DataError`` for a wrong size."""
         size = len(self) if axis == "token" else self.sequences
         if values.ndim == 0 or len(values) != size:
             raise DataError(f"column {name!r} has the shape {list(values.shape)}, but there are {size} {axis}s")
@@ -136,23 +136,23 @@ class Batch:
             self.columns = self.columns | {name: Column(values, axis)}
 
     def column(self, name: str) -> Tensor:
-        """Return the values of a column. Raises ``DataError`` where it is not filled."""
+        """Return the values of a column. Raises ``DataError`` if it is not filled."""
         if name not in self.filled:
-            there = ", ".join(sorted(self.filled)) or "none"
+            filled = ", ".join(sorted(self.filled)) or "none"
             raise DataError(
-                f"the column {name!r} is not filled; there are: {there}. A loss names what it reads in `reads`, and an "
-                "algorithm what its `prepare` fills in `fills`"
+                f"the column {name!r} is not filled. Filled columns: {filled}. A loss lists the columns it reads in "
+                "`reads`, and an algorithm the columns that its `prepare` fills in `fills`"
             )
-        found: Tensor = getattr(self, name) if name in _COMMON else self.columns[name].values
-        return found
+        values: Tensor = getattr(self, name) if name in _COMMON else self.columns[name].values
+        return values
 
     def score(self, name: str) -> Tensor:
-        """Return a score of the sequences, [S]. Raises ``DataError`` where none has it, unless all were cut short."""
+        """Return a score per sequence, [S]. Raises ``DataError`` if no sequence has it, unless all are truncated."""
         if bool(self.truncated.all()) and name not in self.scores:
             return torch.zeros_like(self.reward)
         if name not in self.scores:
-            known = ", ".join(self.scores) or "none"
-            raise DataError(f"no answer has the score {name!r}; the scores are: {known}")
+            names = ", ".join(self.scores) or "none"
+            raise DataError(f"no answer has the score {name!r}; the scores are: {names}")
         return self.scores[name]
 
     def per_sequence(self, values: Tensor) -> Tensor:
@@ -161,7 +161,7 @@ class Batch:
         return values.new_zeros(self.sequences).index_add(0, self.sequence.clamp(min=0).to(values.device), picked)
 
     def per_token(self, values: Tensor) -> Tensor:
-        """Put each sequence's value at its trained tokens, 0 elsewhere. [S] -> [N]"""
+        """Broadcast each sequence's value to its trained tokens, 0 elsewhere. [S] -> [N]"""
         if not self.sequences:
             return values.new_zeros(len(self))
         spread = values[self.sequence.clamp(min=0).to(values.device)]
@@ -169,19 +169,19 @@ class Batch:
 
     @property
     def trained_tokens(self) -> Tensor:
-        """The indices of the trained tokens, sequence by sequence. In the layout a sequence may stand before one of a
-        lower number, where it shares a beginning with an earlier one."""
+        """The indices of the trained tokens, sequence by sequence. The tokens themselves may be in another order,
+        because sequences with a common prefix are laid out next to each other."""
         token = self.trained.nonzero().squeeze(1)
         return token[torch.argsort(self.sequence[token], stable=True)]
 
     @property
     def trained_per_sequence(self) -> Tensor:
-        """The number of trained tokens of each sequence, [S] int64."""
+        """Trained tokens per sequence, [S] int64."""
         return self.per_sequence(self.trained.long())
 
     @property
     def first_branch(self) -> Tensor:
-        """Return which sequences are the first of their episode, [S] bool: one for each episode."""
+        """Mask of the first sequence of each episode, [S] bool."""
         return torch.diff(self.episode, prepend=self.episode.new_tensor([-1])) != 0
 
     def per_episode(self, values: Tensor) -> Tensor:
@@ -191,28 +191,28 @@ class Batch:
         return values.new_zeros(int(self.episode[-1]) + 1).index_add(0, self.episode, values)[self.episode]
 
     def paths(self) -> list[Tensor]:
-        """Return the tokens of each sequence in order, shared ones first, as indices into this batch: S tensors, [n]
-        each, empty for a sequence without a token of its own."""
+        """Return the token indices of each sequence in order, shared tokens first: S tensors, [n] each, empty for a
+        sequence without unshared tokens."""
         start, length = self.segment_start.tolist(), self.segment_length.tolist()
         runs: list[Tensor] = []  # of each segment, with its ancestors
-        found = [torch.zeros(0, dtype=torch.long)] * self.sequences
+        paths = [torch.zeros(0, dtype=torch.long)] * self.sequences
         for segment, (parent, sequence) in enumerate(
             zip(self.segment_parent.tolist(), self.sequence[self.segment_start].tolist(), strict=True)
         ):
-            own = torch.arange(start[segment], start[segment] + length[segment])
-            runs.append(own if parent < 0 else torch.cat([runs[parent], own]))
+            tokens = torch.arange(start[segment], start[segment] + length[segment])
+            runs.append(tokens if parent < 0 else torch.cat([runs[parent], tokens]))
             if sequence >= 0:
-                found[sequence] = runs[segment]
-        return found
+                paths[sequence] = runs[segment]
+        return paths
 
     def weigh(self, weighting: Weighting, divisor: int | None = None) -> Batch:
-        """Return the batch with ``weight`` filled: each trained token's share of this optimizer step, from counts over
-        the whole batch. This is the only normaliser there is.
+        """Return the batch with ``weight`` filled: each trained token's share of the optimizer step, from counts over
+        the whole batch. Losses are normalised nowhere else.
 
         ``token``: 1 / trained tokens (DAPO, arXiv 2503.14476). ``sequence``: 1 / (episodes x the episode's trained
         tokens) (GRPO, arXiv 2402.03300). ``group``: 1 / (groups x the group's trained tokens). ``constant``:
-        1 / (episodes x ``divisor``) (Dr. GRPO, arXiv 2503.20783). An episode or group without a
-        trained token is not counted.
+        1 / (episodes x ``divisor``) (Dr. GRPO, arXiv 2503.20783). Episodes and groups without a trained token are not
+        counted.
         """
         per_sequence = self.trained_per_sequence.double()
         per_episode = self.per_episode(per_sequence)
@@ -231,13 +231,13 @@ class Batch:
         return replace(self, weight=self.per_token(share))
 
     def select(self, sequences: Tensor) -> tuple[Batch, Tensor]:
-        """Return the batch of the given sequences (ascending indices, [s]) with the shared segments above them,
-        and the indices of its tokens in this batch, [n]. Weights and all other columns are kept unchanged.
+        """Return the batch of the given sequences (ascending indices, [s]) with their shared ancestor segments, and the
+        indices of its tokens in this batch, [n]. Weights and all other columns are unchanged.
         """
-        wanted = torch.zeros(self.sequences + 1, dtype=torch.bool)
-        wanted[sequences] = True  # the extra last place stands for -1, "shared"
-        keep = wanted[self.sequence[self.segment_start]]
-        while True:  # until the parents of all that is kept are kept
+        selected = torch.zeros(self.sequences + 1, dtype=torch.bool)
+        selected[sequences] = True  # the extra last element is for -1, "shared"
+        keep = selected[self.sequence[self.segment_start]]
+        while True:  # until the parents of all kept segments are kept
             parents = self.segment_parent[keep]
             parents = parents[parents >= 0]
             if bool(keep[parents].all()):
@@ -247,7 +247,7 @@ class Batch:
         segments = keep.nonzero().squeeze(1)
         length = self.segment_length[segments]
         start = length.cumsum(0) - length
-        tokens = places(self.segment_start[segments], length)
+        tokens = concat_aranges(self.segment_start[segments], length)
         new_segment, new_sequence = torch.full((len(keep) + 1,), -1), torch.full((self.sequences + 1,), -1)
         new_segment[segments] = torch.arange(len(segments))
         new_sequence[sequences] = torch.arange(len(sequences))
@@ -259,8 +259,8 @@ class Batch:
         return part, tokens
 
     def minibatches(self, count: int, seed: int = 0) -> list[tuple[Batch, Tensor]]:
-        """Split by whole groups into at most ``count`` parts of nearly equal numbers of groups, shuffled by ``seed``;
-        each with the indices of its tokens in this batch. One part keeps the order.
+        """Split whole groups, shuffled by ``seed``, into at most ``count`` minibatches with nearly equal numbers of
+        groups, each with the indices of its tokens in this batch. A single minibatch keeps the order.
         """
         groups = torch.unique(self.group)
         count = max(1, min(count, groups.numel()))
@@ -271,19 +271,19 @@ class Batch:
         return [self.select(torch.isin(self.group, part).nonzero().squeeze(1)) for part in shuffled.tensor_split(count)]
 
     def to(self, device: torch.device | str) -> Batch:
-        """Return the batch with all its columns on a device."""
+        """Return the batch with all columns on a device."""
         return self._each(lambda column, _: column.to(device))
 
     def _each(self, change: Callable[[Tensor, str], Tensor]) -> Batch:
-        """Return the batch with every tensor replaced by ``change`` of it and its axis."""
-        own: dict[str, Any] = {
+        """Return the batch with ``change(tensor, axis)`` applied to every tensor."""
+        common: dict[str, Any] = {
             f.name: change(v, f.metadata["axis"])
             for f in fields(self)
             if "axis" in f.metadata and (v := getattr(self, f.name)) is not None
         }
         scores = {name: change(values, "sequence") for name, values in self.scores.items()}
         columns = {name: Column(change(c.values, c.axis), c.axis) for name, c in self.columns.items()}
-        return replace(self, **own, scores=scores, columns=columns)
+        return replace(self, **common, scores=scores, columns=columns)
 
 
 _COMMON = tuple(column.name for column in fields(Batch) if "axis" in column.metadata and column.default is None)

@@ -1,7 +1,7 @@
-"""The experts that a generator's routers chose for tokens: text beside each span, numbers beside each token.
+"""Expert ids: the experts that the generator's routers chose for each token, stored as text with each span.
 
-Ids are int16, [tokens, layers, k], of the layers that have experts; -1 where the choice is not known. As text they go
-wherever plain data goes: into JSON, to another process.
+Ids are int16, [tokens, layers with experts, k]; -1 where the choice is unknown. As text they can be written to JSON and
+sent to other processes.
 """
 
 import base64
@@ -15,39 +15,40 @@ from whet.core.types import Span
 Ids = NDArray[np.int16]
 
 
-def written(ids: Ids) -> str:
-    """Return ids as text: layers, k, and the numbers in base64."""
+def encode(ids: Ids) -> str:
+    """Return ids as text: layers, k, and the ids in base64."""
     return f"{ids.shape[1]} {ids.shape[2]} {base64.b64encode(np.ascontiguousarray(ids, '<i2').tobytes()).decode()}"
 
 
-def read(text: str) -> Ids:
-    """Return what ``written`` wrote."""
+def decode(text: str) -> Ids:
+    """Return the ids that ``encode`` wrote."""
     layers, k, numbers = text.split(" ")
     return np.frombuffer(base64.b64decode(numbers), "<i2").reshape(-1, int(layers), int(k))
 
 
 def unknown(tokens: int, shape: Sequence[int]) -> Ids:
+    """Return unknown ids for a number of tokens; ``shape`` is [layers, k]."""
     return np.full((tokens, *shape), -1, np.int16)
 
 
-def complete(spans: Iterable[Span], ids: Ids) -> None:
-    """Write ``ids``, of all tokens of ``spans`` in order, beside those that have none yet: the first choice, by which
-    the next token was sampled, is the one that counts."""
+def fill_missing(spans: Iterable[Span], ids: Ids) -> None:
+    """Write ``ids``, of all tokens of ``spans`` in order, to the tokens whose experts are unknown. Existing ids stay:
+    they are the experts with which the next token was sampled."""
     start = 0
     for span in spans:
-        own = ids[start : start + len(span.tokens)]
+        new = ids[start : start + len(span.tokens)]
         start += len(span.tokens)
-        before = None if span.experts is None else read(span.experts)
+        before = None if span.experts is None else decode(span.experts)
         if before is None:
-            span.experts = written(own)
+            span.experts = encode(new)
         elif len(before) and bool((before[:, 0, 0] < 0).any()):
-            span.experts = written(np.where(before < 0, own, before))
+            span.experts = encode(np.where(before < 0, new, before))
 
 
-def of_tokens(spans: Iterable[Span]) -> Ids | None:
-    """Return the ids of all tokens of the spans, in order; None where no span has any."""
-    known = [(len(span.tokens), None if span.experts is None else read(span.experts)) for span in spans]
-    shape = next((ids.shape[1:] for _, ids in known if ids is not None), None)
+def experts_per_token(spans: Iterable[Span]) -> Ids | None:
+    """Return the ids of all tokens of the spans, in order; None if no span has any."""
+    parts = [(len(span.tokens), None if span.experts is None else decode(span.experts)) for span in spans]
+    shape = next((ids.shape[1:] for _, ids in parts if ids is not None), None)
     if shape is None:
         return None
-    return np.concatenate([unknown(count, shape) if ids is None else ids for count, ids in known])
+    return np.concatenate([unknown(count, shape) if ids is None else ids for count, ids in parts])

@@ -1,5 +1,5 @@
-"""Cutting a batch into micro-batches of bounded size, laid out as [data-parallel rank][micro-batch]. Every rank gets
-the same number of them. Token weights are set before, so the cut changes no gradient."""
+"""Packs a batch into micro-batches of bounded size, as [data-parallel rank][micro-batch]. Every rank gets the same
+number of micro-batches. Token weights are set before, so packing does not change the gradient."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from whet.core.batch import Batch
 
 @dataclass(slots=True)
 class MicroBatch:
-    """A part of a batch, with the places of its tokens in the whole."""
+    """A part of a batch, with the indices of its tokens in the whole batch."""
 
     batch: Batch
     tokens: Tensor  # [n] indices into the whole batch
@@ -23,9 +23,9 @@ def pack(
 ) -> list[list[MicroBatch]]:
     """Cut ``batch`` into micro-batches of at most ``max_tokens`` tokens, for each of ``ranks`` ranks.
 
-    Groups stay together where they fit, so that their prompt is computed once; with ``unit="group"`` (losses that
-    compare the members of a group) they are never cut. What fits is packed up to ``pack_tokens``, by default
-    ``max_tokens``. Deterministic. Raises ``DataError`` when one piece is too large.
+    Groups stay together if they fit, so that their prompt is computed once; with ``unit="group"`` (losses that compare
+    the members of a group) they are never split. Smaller pieces are packed up to ``pack_tokens``, by default
+    ``max_tokens``. Deterministic. Raises ``DataError`` if a piece is too large.
     """
     room = min(pack_tokens or max_tokens, max_tokens)
     pieces = _pieces(batch, room, max_tokens, whole_groups=unit == "group")
@@ -33,7 +33,7 @@ def pack(
         return [[] for _ in range(ranks)]
     room = max(room, *(size for size, _ in pieces))
     count = -(-sum(size for size, _ in pieces) // room)
-    while True:  # a few more micro-batches until the pieces fit
+    while True:  # add micro-batches until the pieces fit
         count = -(-count // ranks) * ranks
         bins = _spread(pieces, count, room)
         if bins is not None:
@@ -44,8 +44,8 @@ def pack(
 
 
 def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> list[tuple[int, list[int]]]:
-    """Return (tokens, sequences) of each part that stays together: groups, or as many sequences of a group as have
-    ``room``, or one that is longer."""
+    """Return (tokens, sequences) of each piece that stays together: a group, or as many of its sequences as fit into
+    ``room``, or a single sequence that is longer."""
     length, parent = batch.segment_length.tolist(), batch.segment_parent.tolist()
     leaf = dict(zip(batch.sequence[batch.segment_start].tolist(), range(len(parent)), strict=True))
     members: dict[int, list[int]] = {}
@@ -53,19 +53,19 @@ def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> lis
         members.setdefault(group, []).append(sequence)
     pieces: list[tuple[int, list[int]]] = []
     for group, sequences in members.items():
-        held, current = set[int](), list[int]()  # segments, sequences
+        segments, current = set[int](), list[int]()  # of the current piece; ``current`` lists its sequences
         size = 0
         for sequence in sequences:
             path, at = set[int](), leaf.get(sequence, -1)
             while at >= 0:
                 path.add(at)
                 at = parent[at]
-            size = sum(length[segment] for segment in held | path)
+            size = sum(length[segment] for segment in segments | path)
             if current and not whole_groups and size > room:
-                pieces.append((sum(length[segment] for segment in held), current))
-                held, current = set(), []
+                pieces.append((sum(length[segment] for segment in segments), current))
+                segments, current = set(), []
                 size = sum(length[segment] for segment in path)
-            held |= path
+            segments |= path
             current.append(sequence)
             if size > max_tokens:
                 what = "a whole group" if whole_groups else "one sequence with its prompt"
@@ -74,11 +74,11 @@ def _pieces(batch: Batch, room: int, max_tokens: int, whole_groups: bool) -> lis
                     f"{max_tokens}; raise learner.max_tokens or shorten prompts and answers"
                 )
         pieces.append((size, current))
-    return [piece for piece in pieces if piece[0]]  # empty answers alone leave nothing to compute
+    return [piece for piece in pieces if piece[0]]  # a piece of empty answers has nothing to compute
 
 
 def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) -> list[list[int]] | None:
-    """Put pieces into bins, the longest first, each into the emptiest bin; None if a bin overflows."""
+    """Put pieces into bins, longest first, each into the emptiest bin; return None if a bin overflows."""
     bins: list[list[int]] = [[] for _ in range(count)]
     load = [0] * count
     for size, sequences in sorted(pieces, key=lambda piece: (-piece[0], piece[1])):
@@ -93,19 +93,19 @@ def _spread(pieces: list[tuple[int, list[int]]], count: int, max_tokens: int) ->
 def _micro_batch(batch: Batch, sequences: list[int]) -> MicroBatch:
     if sequences:
         return MicroBatch(*batch.select(torch.tensor(sorted(sequences))))
-    # A rank without work still takes part in collectives: one short sequence that trains nothing.
-    own = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences)
-    shortest = int(torch.where(own > 0, own, len(batch) + 1).argmin())
+    # A rank without work still takes part in collectives: it gets one short sequence with an empty loss mask.
+    tokens_of = torch.bincount(batch.sequence[batch.sequence >= 0], minlength=batch.sequences)
+    shortest = int(torch.where(tokens_of > 0, tokens_of, len(batch) + 1).argmin())
     part, tokens = batch.select(torch.tensor([shortest]))
     return MicroBatch(idle(part), tokens)
 
 
 def idle_micro_batches(batch: Batch, ranks: int) -> list[list[MicroBatch]]:
-    """Return a micro-batch that trains nothing for each of ``ranks`` ranks."""
+    """Return one micro-batch with an empty loss mask for each of ``ranks`` ranks."""
     return [[_micro_batch(batch, [])] for _ in range(ranks)]
 
 
 def idle(batch: Batch) -> Batch:
-    """Return the same tokens, of which none is trained."""
+    """Return the same tokens with an empty loss mask."""
     weight = None if batch.weight is None else torch.zeros_like(batch.weight)
     return replace(batch, trained=torch.zeros_like(batch.trained), weight=weight)

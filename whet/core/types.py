@@ -1,27 +1,27 @@
 """The plain data that flows from data sets and environments to the learner. Needs no torch, model or device.
 
-A ``Task`` is posed; each attempt at it is an ``Episode``, whose branches are ``Trajectory``s made of ``Span``s of
-tokens; the episodes of one task form a ``Group``. Nearly every episode has one branch: an agent that rewrites its
-history, or has a second conversation beside the first, leaves several. A row for supervised fine-tuning is a group of
-one, a preference pair a group of two, GRPO's samples a group of G: every objective reads the same columns.
+Each attempt at a ``Task`` is an ``Episode``, whose branches are ``Trajectory``s made of ``Span``s of tokens; the
+episodes of one task form a ``Group``. Nearly every episode has one branch; an agent that rewrites its history, or holds
+a second conversation in parallel, produces several. A row for supervised fine-tuning is a group of one, a preference
+pair a group of two, and GRPO's samples a group of G, so every objective reads the same columns.
 """
 
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
 
-Weighting = Literal["token", "sequence", "group", "constant"]  # how a token's share of a step is counted
+Weighting = Literal["token", "sequence", "group", "constant"]  # see ``Batch.weigh``
 
 
 class FunctionCall(TypedDict):
-    """A function that a model wants to be called. The arguments are an object, as chat templates take them."""
+    """A function call by a model. The arguments are an object, as chat templates expect them."""
 
     name: str
     arguments: dict[str, Any]
 
 
 class ToolCall(TypedDict):
-    """A call in the nested form of the OpenAI API. The id is unique within its episode."""
+    """A call in the nested format of the OpenAI API. The id is unique within its episode."""
 
     id: str
     type: Literal["function"]
@@ -29,28 +29,28 @@ class ToolCall(TypedDict):
 
 
 class Message(TypedDict):
-    """One chat message, in the form chat templates expect."""
+    """One chat message, in the format that chat templates expect."""
 
     role: str
     content: str
-    reasoning_content: NotRequired[str]  # what a model thought before it answered
+    reasoning_content: NotRequired[str]  # the model's reasoning before its answer
     tool_calls: NotRequired[list[ToolCall]]
-    malformed_calls: NotRequired[list[str]]  # why parts of the content that look like calls are none
-    name: NotRequired[str]  # of the tool, in its result
-    tool_call_id: NotRequired[str]  # of the call that this is the result of
+    malformed_calls: NotRequired[list[str]]  # why parts of the content that look like calls are not valid
+    name: NotRequired[str]  # the tool's name, in a tool result
+    tool_call_id: NotRequired[str]  # the call that this message is the result of
 
 
 class Status(StrEnum):
-    """The end of an episode."""
+    """The way an episode ended."""
 
     COMPLETED = "completed"  # the model or the environment ended it
-    TRUNCATED = "truncated"  # it used up a budget: length, turns, time
-    FAILED = "failed"  # infrastructure failed; carries no reward and must never be trained on
+    TRUNCATED = "truncated"  # it exhausted a budget: length, turns, time
+    FAILED = "failed"  # infrastructure failed; it has no reward and must never be trained on
 
 
 @dataclass(slots=True, frozen=True)
 class Distribution:
-    """The settings that turn logits into the sampled distribution. The learner takes log-probs under the same one."""
+    """The settings that turn logits into the sampling distribution. The learner computes log-probs under the same."""
 
     temperature: float = 1.0
     top_k: int = 0  # 0: all tokens
@@ -64,8 +64,8 @@ class Task:
 
     uid: str  # stable across runs and unique in its set, e.g. "gsm8k/train/17"
     prompt: list[Message]
-    data: dict[str, Any] = field(default_factory=dict)  # what grading needs (JSON values only)
-    environment: str = ""  # its name in a blend of several
+    data: dict[str, Any] = field(default_factory=dict)  # for the grader (JSON values only)
+    environment: str = ""  # the environment's name in a blend
 
 
 @dataclass(slots=True)
@@ -74,19 +74,19 @@ class Span:
 
     tokens: list[int]
     trained: bool
-    logprobs: list[float] | None = None  # [len(tokens)]; present exactly when our policy sampled them
-    versions: tuple[int, int] | None = None  # oldest and newest weights that sampled them
-    reward: float = 0.0  # the environment's for this reply; part of the episode's
-    experts: str | None = None  # that each token went to in the generator, where it was asked; see whet.core.expert_ids
+    logprobs: list[float] | None = None  # [len(tokens)]; present exactly if the policy sampled the tokens
+    versions: tuple[int, int] | None = None  # oldest and newest weights that sampled the tokens
+    reward: float = 0.0  # the environment's reward for this reply, included in the episode's
+    experts: str | None = None  # the generator's expert ids, if recorded; see whet.core.expert_ids
 
 
 @dataclass(slots=True)
 class Trajectory:
-    """One line of conversation, or one row of a data set: its spans' tokens concatenated are what the model saw."""
+    """One branch of a conversation, or one row of a data set. The model saw its spans' tokens, concatenated."""
 
     spans: list[Span]
-    messages: list[Message] = field(default_factory=list)  # the same in text, for people and group graders
-    tools: list[dict[str, Any]] | None = None  # JSON schemas, that the model was told of
+    messages: list[Message] = field(default_factory=list)  # the same as text, for people and group graders
+    tools: list[dict[str, Any]] | None = None  # JSON schemas of the tools in the prompt
 
     @property
     def tokens(self) -> list[int]:
@@ -101,45 +101,45 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Usage:
-    """What an episode took, over all its branches."""
+    """Resources that an episode used, over all its branches."""
 
     turns: int = 0  # replies
     tool_calls: int = 0
-    cut_thoughts: int = 0  # replies whose thoughts a budget ended
-    prompt_tokens: int = 0  # that the generator was given, each turn anew
-    cached_tokens: int = field(default=0, compare=False)  # of these, known to it already
+    cut_thoughts: int = 0  # replies whose reasoning was ended by a budget
+    prompt_tokens: int = 0  # sent to the generator, counted again each turn
+    cached_tokens: int = field(default=0, compare=False)  # prompt tokens found in the prefix cache
     seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(slots=True)
 class Episode:
-    """One attempt at a task. Its branches share the reward and count as one answer."""
+    """One attempt at a task. Its branches share one reward and count as one answer."""
 
     branches: list[Trajectory]
     reward: float = 0.0
     scores: dict[str, float] = field(default_factory=dict)  # named reward components and diagnostics
     status: Status = Status.COMPLETED
     usage: Usage = field(default_factory=Usage)
-    limit: str | None = None  # the budget that was used up, when status is TRUNCATED
-    error: str | None = None  # why, when status is FAILED
+    limit: str | None = None  # the exhausted budget, if TRUNCATED
+    error: str | None = None  # the reason, if FAILED
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> "Episode":
-        """Return the episode of which ``saved`` is ``dataclasses.asdict``, also after a way through JSON."""
+        """Return the episode that ``dataclasses.asdict`` saved, with or without a round trip through JSON."""
 
         def span(saved: dict[str, Any]) -> Span:
             return Span(**(saved | {"versions": saved["versions"] and tuple(saved["versions"])}))
 
         def branch(saved: dict[str, Any]) -> Trajectory:
-            return Trajectory([span(one) for one in saved["spans"]], saved["messages"], saved.get("tools"))
+            return Trajectory([span(item) for item in saved["spans"]], saved["messages"], saved.get("tools"))
 
-        branches = [branch(one) for one in saved["branches"]]
+        branches = [branch(item) for item in saved["branches"]]
         changes = {"branches": branches, "status": Status(saved["status"]), "usage": Usage(**saved["usage"])}
         return cls(**(saved | changes))
 
     @property
-    def lines(self) -> list[Trajectory]:
-        """Its branches; an empty one where a budget was used up before the first reply, for that counts, too."""
+    def branches_or_empty(self) -> list[Trajectory]:
+        """The branches, or one empty branch if a budget was exhausted before the first reply: it counts as well."""
         return self.branches or [Trajectory([])]
 
     @property
@@ -168,5 +168,5 @@ class Group:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """The lines of all episodes, in the order of a batch's sequences."""
-        return [line for episode in self.episodes for line in episode.lines]
+        """The branches of all episodes, in the order of a batch's sequences."""
+        return [branch for episode in self.episodes for branch in episode.branches_or_empty]

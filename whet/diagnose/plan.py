@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from whet.algorithms.base import OnlineAlgorithm
 from whet.base.errors import WhetError
-from whet.base.files import in_words
+from whet.base.files import format_bytes
 from whet.data.rows import PreferenceRows
 from whet.diagnose.activations import ModelSize, activation_bytes, layer_bytes, model_size
 from whet.diagnose.layout import Held, Stage, lay_out, stages
@@ -219,8 +219,9 @@ def _crowded(plan: Plan, available: int) -> Iterator[str]:
     for engine in engines:
         if staying + engine.peak() > available:
             yield (
-                f"while the engine samples it needs {in_words(engine.peak())} beside {in_words(staying)} of learners "
-                f"that sleep, and {in_words(available)} are there: raise parallel.fsdp, or set devices.placement=split"
+                f"while the engine samples it needs {format_bytes(engine.peak())}, and sleeping learners hold "
+                f"{format_bytes(staying)}, but only {format_bytes(available)} are available: raise parallel.fsdp, or "
+                "set devices.placement=split"
             )
 
 
@@ -229,7 +230,7 @@ def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
     for process, memory in plan.processes.items():
         if available and memory.peak() > available:
             found.append(
-                f"{process} needs about {in_words(memory.peak())}, and {in_words(available)} are there: raise "
+                f"{process} needs about {format_bytes(memory.peak())}, and {format_bytes(available)} are there: raise "
                 "parallel.fsdp, lower learner.pack_tokens, or set learner.activation_checkpointing=true"
             )
     if available and recipe.devices.placement == "colocated":

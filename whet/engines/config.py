@@ -10,7 +10,7 @@ from pydantic import Field
 from whet.config import Config
 from whet.core.types import Distribution
 from whet.processes.cores import part
-from whet.processes.gpus import visible
+from whet.processes.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -131,7 +131,7 @@ class GeneratorConfig(Config, ABC):
         if self.dtype == "auto":
             return self.decided(model).build(model, tokenizer, deployment)
         deployment = deployment or Deployment()
-        every = visible(self.gpus, "generator.devices")
+        every = visible_gpus(self.gpus, "generator.devices")
         each = len(every) // self.replicas
 
         def replica(number: int) -> "Refittable[Any]":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from whet.base.errors import ConfigError
 
 
-def visible(names: Sequence[str], key: str) -> tuple[str, ...]:
+def visible_gpus(names: Sequence[str], key: str) -> tuple[str, ...]:
     """Return GPUs as CUDA_VISIBLE_DEVICES of another process names them. Numbers in ``names`` are those that this
     process counts by, which sees a part of the machine's where Slurm or the user says so. Raises ``ConfigError``, which
     names ``key``, for a number beyond them."""

@@ -2,7 +2,7 @@
 
 Who waits for whom: whoever awaits ``run`` waits for the code as long as it likes, and may give up at any time: the code
 is then cancelled and, where it does not listen, left behind. Other code on the same thread waits as long as one call
-blocks; ``blocked_at`` says where. What is left behind is named in ``left_behind``.
+blocks; ``blocked_at`` says where. What is left behind is named in ``abandoned_threads``.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TypeVar, TypeVarTuple
 
-from whet.base.closing import left_behind
+from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
 from whet.processes.user_code import own_frames
 
@@ -85,7 +85,7 @@ class LoopThread:
         while (hanging := self._hanging()) and time.monotonic() < until:
             await asyncio.sleep(0.01)
         if hanging:
-            left_behind.extend(hanging)
+            abandoned_threads.extend(hanging)
             where = self.blocked_at()
             log.warning("user code does not end and is left behind%s", f": it is at {where}" if where else "")
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from whet.base.closing import cancelled
+from whet.base.closing import cancel_all
 from whet.base.errors import DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
@@ -67,7 +67,7 @@ class GroupPlayer:
         try:
             episodes = await asyncio.gather(*jobs)
         except Exception:
-            await cancelled(jobs)  # none may play on in environments that are about to be closed
+            await cancel_all(jobs)  # none may play on in environments that are about to be closed
             raise
         group = Group(uid, task, list(episodes))
         if not any(episode.status is Status.FAILED for episode in episodes):

@@ -25,7 +25,9 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
     trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
     for group in groups:
         data = _in_short(group.task.data)
-        lines = [(s, b, line) for s, episode in enumerate(group.episodes) for b, line in enumerate(episode.lines)]
+        lines = [
+            (s, b, line) for s, episode in enumerate(group.episodes) for b, line in enumerate(episode.branches_or_empty)
+        ]
         for sample, branch, trajectory in lines:
             episode, own = group.episodes[sample], next(trained)
             advantages = _picked(batch.advantages, own)

@@ -19,7 +19,7 @@ from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.chat.calls import call_id
 from whet.chat.renderer import Renderer
-from whet.core.expert_ids import complete
+from whet.core.expert_ids import fill_missing
 from whet.core.types import Message, Span, Trajectory, Usage
 from whet.engines.base import Completion, Generator, SamplingParams
 from whet.metrics.clock import Timing
@@ -191,7 +191,7 @@ class Session:
         self.messages += [*shown, message]
         self.spans += [Span(added, False), *spans]
         if completion.experts is not None:
-            complete(self.spans, completion.experts)
+            fill_missing(self.spans, completion.experts)
         self.ends.append((len(self._given), len(self.spans)))
         return Reply(message, history, completion)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from whet.base.closing import cancelled
+from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.base.progress import PROGRESS
 from whet.core.types import Episode, Group, Status, Task
@@ -83,7 +83,7 @@ class RolloutSource:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancelled([ticket.job for ticket in self._tickets if ticket.job is not None])
+        await cancel_all([ticket.job for ticket in self._tickets if ticket.job is not None])
         self._tickets.clear()
 
     async def next_groups(self) -> list[Group]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
-from whet.core.expert_ids import written
+from whet.core.expert_ids import encode
 from whet.core.types import Message, Span
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
@@ -92,7 +92,7 @@ def parted(message: Message) -> Message:
 def _sampled(completion: Completion) -> Span:
     span = Span(completion.tokens, True, completion.logprobs, completion.versions)
     if completion.experts is not None:
-        span.experts = written(completion.experts[len(completion.experts) - len(span.tokens) :])
+        span.experts = encode(completion.experts[len(completion.experts) - len(span.tokens) :])
     return span
 
 

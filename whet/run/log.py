@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -20,7 +20,7 @@ class _Screen(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(f"{record.levelname.lower()}: {visible(record.getMessage())}", file=sys.stderr)
+            print(f"{record.levelname.lower()}: {escape_controls(record.getMessage())}", file=sys.stderr)
         except Exception:
             self.handleError(record)
 

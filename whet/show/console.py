@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.base.progress import PROGRESS
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 from whet.metrics.sinks.jsonl import FILE, RESERVED, read_metrics
@@ -90,7 +90,7 @@ class ConsoleWriter(Sink):
 
     def _print(self, line: str, style: str | None = None) -> None:
         self._console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-        PROGRESS.told()
+        PROGRESS.mark_printed()
 
     def close(self) -> None:
         if self._live:
@@ -107,7 +107,7 @@ def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: 
         text = f"{head}  evaluation: {'  '.join(_plain_evaluation(step, values))}"
     else:
         text = "  ".join([head, *_plain_train(values)])
-    return visible(text)  # an environment names its scores
+    return escape_controls(text)  # an environment names its scores
 
 
 def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:

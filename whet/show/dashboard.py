@@ -16,7 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.base.progress import PROGRESS, Progress
 from whet.metrics.sinks.base import Kind, Value, numbers
 from whet.show.curves import Curve, Plot
@@ -152,7 +152,7 @@ class Dashboard:
     def _bottom(self, width: int) -> Text:
         waited = self._progress.now() - self._since
         left = self._last.get("time/eta")
-        now = visible(self._progress.text())
+        now = escape_controls(self._progress.text())
         whole = f"  {duration(max(0.0, left - waited))} left in all" if isinstance(left, int | float) else ""
         room = max(6, width - len(now) - len(whole) - 4)
         line = Text(" ", no_wrap=True, overflow="crop")

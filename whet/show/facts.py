@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
 from whet.sandbox.sandbox import UNPROTECTED, unprotected
@@ -36,13 +36,13 @@ class RunFacts:
         known = {k.removeprefix("run/"): v for k, v in (values or {}).items() if k.startswith("run/")}
 
         def text(name: str, *paths: str) -> str:
-            return visible(str(known.get(name) or _first(recipe, *paths) or ""))
+            return escape_controls(str(known.get(name) or _first(recipe, *paths) or ""))
 
         model = text("model", "model.path", "model.name", "model")
         steps = known.get("steps") or _first(recipe, "steps")
         parameters = known.get("parameters")
         return cls(
-            name=text("name", "name") or visible(folder.resolve().name),
+            name=text("name", "name") or escape_controls(folder.resolve().name),
             model=Path(model).name or model,  # neither the owner nor a path on a disk is worth the room
             parameters=float(parameters) if isinstance(parameters, int | float) else None,
             task=text("task", "data.type", "data"),

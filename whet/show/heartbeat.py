@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from whet import __version__
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.base.progress import PROGRESS, Progress
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Heartbeat:
     def __enter__(self) -> Self:
         self._progress.begin("loading")
         self._progress.where = ""
-        self._progress.told()
+        self._progress.mark_printed()
         if self._title:
             self.say(f"whet {__version__}: {self._title}: loading")
         if _is_terminal(self._stream):
@@ -58,12 +58,12 @@ class Heartbeat:
     def say(self, text: str) -> None:
         """Print a line. A reader that went away is noticed by whoever prints next."""
         with suppress(OSError, ValueError):
-            print(visible(text), file=self._stream, flush=True)
-        self._progress.told()
+            print(escape_controls(text), file=self._stream, flush=True)
+        self._progress.mark_printed()
 
     def line(self, now: float) -> str | None:
         """Return the line that is due at this time of the progress's clock, or None."""
-        if self._progress.drawn or self._status is not None or now - self._progress.told_at < self._every:
+        if self._progress.drawn or self._status is not None or now - self._progress.printed_at < self._every:
             return None
         words = time.strftime("%H:%M:%S"), self._progress.where, self._progress.text()
         return " ".join(filter(None, words))
@@ -74,7 +74,7 @@ class Heartbeat:
         while not self._stop.wait(_LOOK):
             with self._lock:
                 if self._status is not None:
-                    self._status.update(Text(visible(self._progress.text())))
+                    self._status.update(Text(escape_controls(self._progress.text())))
             if line := self.line(self._progress.now()):
                 self.say(line)
 

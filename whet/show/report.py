@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from whet.base.errors import DataError
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
 from whet.config import RecipeError, parse_mapping
 from whet.metrics.sinks.jsonl import FILE, read_metrics
@@ -82,10 +82,16 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+        finalize=lambda value: (
+            escape_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
     )
     found.filters |= {"g": lambda value: f"{value:g}", "number": show, "percent": lambda value: show(value, "percent")}
     return found
+
+
+def _escaped(value: object) -> object:
+    return escape_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _headline(train: _Lines) -> dict[str, str] | None:

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show.facts import Change, Measured, Outcome, Summary
@@ -51,7 +51,7 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
     if change := whole.change():
         table.add_row("difference", _change(change))
     for name, one in summary.sets.items():
-        table.add_row(visible(name), _in_short(one))
+        table.add_row(escape_controls(name), _in_short(one))
     console.print(Panel(table, title="whet", title_align="left", box=box.ROUNDED, border_style="#4fc3a1"))
     for name, command in commands(run_folder).items():
         line = Text.assemble((f"  {name:<10}", "dim"), command)

@@ -14,7 +14,7 @@ from rich.rule import Rule
 from rich.text import Text
 
 from whet.base.errors import DataError
-from whet.base.escaping import visible
+from whet.base.escaping import escape_controls
 from whet.core.types import Status
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_path, rollout_steps
 from whet.show.facts import rollout_rows
@@ -84,11 +84,11 @@ def render(record: RolloutRecord) -> RenderableType:
     """Draw one rollout: head, prompt, and the answer with each token coloured by learner - sampler log-prob."""
     grade = verdict(record)
     style = {"correct": "bold green", "wrong": "bold red", "": ""}[grade]
-    head = Text.assemble((visible(record.task), "bold"), (f" {number(record)}  ", "dim"), (grade, style))
+    head = Text.assemble((escape_controls(record.task), "bold"), (f" {number(record)}  ", "dim"), (grade, style))
     rows = [row for rows in rollout_rows(record) for row in rows]
-    line = Text("   ".join(f"{visible(name)} {value}" for name, value in rows), style="dim")
+    line = Text("   ".join(f"{escape_controls(name)} {value}" for name, value in rows), style="dim")
     if record.status != Status.COMPLETED:
-        line.append(f"   {visible(ending(record))}", style="not dim bold yellow")
+        line.append(f"   {escape_controls(ending(record))}", style="not dim bold yellow")
     parts: list[RenderableType] = [Rule(head, align="left", style="bright_black"), line, Text()]
     earlier = [part for part in transcript(record) if part.folded]
     if earlier:
@@ -97,15 +97,15 @@ def render(record: RolloutRecord) -> RenderableType:
     for part in transcript(record):
         if part.folded:
             continue
-        text = Text(visible(part.text), style="" if part.label in ("answer", "user", "prompt") else "dim")
-        label = Text.assemble((visible(part.label), "bold underline"), (f"   {part.facts}".rstrip(), "dim"))
+        text = Text(escape_controls(part.text), style="" if part.label in ("answer", "user", "prompt") else "dim")
+        label = Text.assemble((escape_controls(part.label), "bold underline"), (f"   {part.facts}".rstrip(), "dim"))
         said = text if part.tokens is None else _sampled(record, part.tokens)
         parts += [label, Padding(said, (0, 0, 0, 2)), Text()]
     if data := task_data(record):
-        told = "   ".join(f"{visible(name)}: {visible(value)}" for name, value in data)
+        told = "   ".join(f"{escape_controls(name)}: {escape_controls(value)}" for name, value in data)
         parts += [Text.assemble(("task data  ", "bold"), told), Text()]
     if record.error:
-        parts += [Text(f"error: {visible(record.error)}", style="bold red"), Text()]
+        parts += [Text(f"error: {escape_controls(record.error)}", style="bold red"), Text()]
     return Lines(*parts)
 
 
@@ -133,5 +133,5 @@ def _sampled(record: RolloutRecord, tokens: range) -> Text:
     text, differences = Text(), record.differences
     for piece, difference in ((record.texts[i], differences[i]) for i in tokens):
         styles = _LIKELIER if (difference or 0) > 0 else _LESS_LIKELY
-        text.append(visible(piece), style=styles[level(difference)])
+        text.append(escape_controls(piece), style=styles[level(difference)])
     return text

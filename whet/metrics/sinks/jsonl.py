@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.errors import DataError
-from whet.base.files import naming, sync_folder, write_atomically
+from whet.base.files import error_context, sync_folder, write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value
 
 log = logging.getLogger(__name__)
@@ -46,14 +46,14 @@ class JSONLWriter(Sink):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        with naming(path):
+        with error_context(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             sync_folder(path.parent)
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         data = encode_line(step, {**values, "time/written": time.time()}, kind)
-        with naming(self._path):
+        with error_context(self._path):
             while data:  # a write may be cut short; the tail must still land right behind it
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)

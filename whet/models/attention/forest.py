@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whet.base.errors import WhetError
 from whet.core.batch import Batch
-from whet.core.forest import places
+from whet.core.forest import concat_aranges
 from whet.models.attention.bins import bins_of
 from whet.models.attention.dense import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.attention.flex import FlexLayout
@@ -179,7 +179,7 @@ class _Pick(torch.autograd.Function):
 
 
 def _numbers(runs: list[range]) -> Tensor:
-    return places(torch.tensor([run.start for run in runs]), torch.tensor([len(run) for run in runs]))
+    return concat_aranges(torch.tensor([run.start for run in runs]), torch.tensor([len(run) for run in runs]))
 
 
 def _order(index: Tensor) -> Tensor:

@@ -1,0 +1,118 @@
+"""Docstrings, comments, messages and documentation are written in plain words and the field's terms."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Path prefixes of the parts that follow the rules. A part is added when it has been rewritten; none is ever removed.
+CLEAN = (
+    "tests/base/",
+    "tests/core/",
+    "whet/base/",
+    "whet/core/",
+)
+
+# (regular expression, ignoring case; what to write instead)
+PHRASES = (
+    (r"\bwhat is (known|told|left)\b", "name the noun: 'the facts', 'the remaining tokens'"),
+    (r"\bthose (that|of|which|who|whose)\b", "repeat the noun: 'tokens that ...', 'the settings of ...'"),
+    (r"\bwhoever\b", "name the person or part: 'the caller', 'users who ...'"),
+    (r"\bwhatever (it|they|he)\b", "'regardless of ...'"),
+    (r"\banew\b", "'again', 'from scratch'"),
+    (r"\bof (its|their|his|her|your|my) own\b", "'a separate ...', 'its own ...', or nothing"),
+    (r"\blet(s|ting)? go of\b", "'release', 'free'"),
+    (r"\b(goes|going|went) on\b", "'continues', 'resumes'"),
+    (r"\bgo on with\b", "'continue', 'resume'"),
+    (r"\bso many\b", "give the number: 'that number of', 'N'"),
+    (r"\bunder way\b", "'in progress', 'in flight'"),
+    (r"\bnobody\b", "name the subject: 'no process', 'no part of the run'; or use the passive"),
+    (r"\bbeside\b", "'next to', 'in addition to', 'in parallel'"),
+    (r"(?<!there )\b(is|are) no (?!longer\b|more\b|fewer\b|less\b|greater\b|larger\b)[a-z]", "'is not a ...'"),
+    (r"\btold\b", "'given', 'reported', 'distinguished'"),
+    (r"\bas (it|they) (lies?|stands?)\b", "'unchanged'"),
+    (r"\bso far as\b", "'if', 'where'"),
+    (r"\bunread\b", "'unused', 'hidden', 'unverified'"),
+    (r"\b(anyone|everyone|somebody|anybody|everybody)\b", "name the person or part: 'another user', 'all ranks'"),
+    (r"\bfor ever\b", "'permanently', 'irreversibly'"),
+    (r"\bthere (twice|already|once)\b", "'duplicate', 'already present'"),
+)
+
+# What a docstring must not begin with; what to write instead.
+OPENINGS = (
+    (r"(What|How|Who|Where|Whose|Which)\b(?!.*\?)", "'Return ...', 'Yield ...', or the name of the thing"),
+    (r"Whether\b", "'Return whether ...'"),
+    (r"(That|Those|Its?|Their) ", "name the thing"),
+)
+
+# Names of variables, arguments and functions that say nothing; a noun says what the value is.
+NAMES = {"found", "one", "own", "known", "said", "held", "wanted", "told", "several", "everybody", "unread"}
+
+
+def files() -> list[Path]:
+    """The Python files and pages of the parts that follow the rules."""
+    paths = [*ROOT.glob("whet/**/*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+    return sorted(path for path in paths if path.relative_to(ROOT).as_posix().startswith(CLEAN))
+
+
+def prose(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, text) of everything in a file that people read: comments and texts, or the lines of a page."""
+    source = path.read_text("utf-8")
+    if path.suffix == ".md":
+        yield from enumerate(source.splitlines(), 1)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for number, line in enumerate(node.value.splitlines()):
+                yield min(node.lineno + number, node.end_lineno or node.lineno), line
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        body = getattr(node, "body", [])
+        for statement in body if isinstance(body, list) else []:
+            value = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield statement.lineno, value.value.strip()
+
+
+def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield (line, name) of every variable, argument and function that a file defines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_file_is_written_in_plain_english(path: Path) -> None:
+    where = path.relative_to(ROOT)
+    problems = [
+        f"{where}:{number}: {match.group()!r}: write {instead}"
+        for number, text in prose(path)
+        for pattern, instead in PHRASES
+        if (match := re.search(pattern, text, re.IGNORECASE))
+    ]
+    if path.suffix == ".py":
+        tree = ast.parse(path.read_text("utf-8"))
+        problems += [
+            f"{where}:{number}: a docstring begins with {match.group()!r}: write {instead}"
+            for number, text in docstrings(tree)
+            for pattern, instead in OPENINGS
+            if (match := re.match(pattern, text))
+        ]
+        if where.parts[0] == "whet":
+            problems += [f"{where}:{n}: the name {name!r}: use a noun" for n, name in names(tree) if name in NAMES]
+    assert not problems, "\n".join(problems)
