@@ -1,4 +1,4 @@
-# whet in a container, for NVIDIA GPUs or for CPUs. Both install pinned versions. Not built yet: no container engine was at hand.
+# whet in a container, for NVIDIA GPUs or for CPUs. Both targets install pinned versions. Experimental: docs/status.md.
 #     docker build --target cuda -t whet .
 #     docker run --rm --gpus all --shm-size 16g --ulimit memlock=-1 -v "$PWD/runs:/runs" whet whet train qwen3-0.6b-gpu --folder /runs/first
 FROM python:3.12-slim-bookworm AS base
