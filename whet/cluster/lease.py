@@ -7,6 +7,7 @@ Who waits for whom: a tenant waits for the one that holds the devices to let go 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from whet.base.errors import DeadlineError
@@ -54,13 +55,14 @@ class Devices:
         self.awake: str | None = None  # whose data is on the devices
         self._using: str | None = None
         self._lock = asyncio.Lock()
+        self._within = ContextVar[str | None]("within", default=None)  # the tenant whose lease the caller is inside of
 
     @asynccontextmanager
     async def lent_to(self, name: str, new_weights: bool = False) -> AsyncIterator[None]:
         """The devices belong to ``name`` inside, where a learner makes ``new_weights`` and a generator gets them before
         anything else. Raises ``KeyError`` for an unknown tenant, ``DeadlineError`` when the other one does not let go
-        of them, fall asleep or wake in time."""
-        if not self.shared:
+        of them, fall asleep or wake in time. A lease inside of one of the same tenant costs nothing."""
+        if not self.shared or self._within.get() == name:
             yield
             return
         tenant = self.tenants[name]
@@ -75,7 +77,11 @@ class Devices:
         try:
             self._using = name
             await self._wake(name, tenant, new_weights)
-            yield
+            inside = self._within.set(name)
+            try:
+                yield
+            finally:
+                self._within.reset(inside)
         finally:
             self._using = None
             self._lock.release()

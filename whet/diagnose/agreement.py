@@ -20,6 +20,7 @@ from whet.processes.compute import compute
 from whet.run.build import build_renderer, open_learners
 from whet.run.feed import SampledFeed
 from whet.run.machine import decide
+from whet.run.policy import Policy
 
 if TYPE_CHECKING:
     from whet.learner.base import Scorer
@@ -52,16 +53,19 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     recipe = recipe.model_copy(update={"weights": weights, "rollouts": rollouts})
     async with Closing() as closing:
         scratch = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
-        feed = SampledFeed(recipe, build_renderer(recipe), filters=())  # answers, whatever they are worth
+        renderer = build_renderer(recipe)
+        feed = SampledFeed(recipe, renderer, filters=())  # answers, whatever they are worth
         closing.closes("the feed", feed.close)
-        learner = (await closing.enter_async_context(open_learners(recipe, scratch)))["policy"]
+        learners = await closing.enter_async_context(open_learners(recipe, scratch))
+        trained = recipe.algorithm.losses
+        policy = Policy(renderer, learners, trained, feed.devices, feed.distribution, feed.sampler)
         try:
-            await feed.publish({"policy": learner}, 0)
+            await policy.publish(0)
         except RefitError as error:
             return Agreement(float("nan"), float("nan"), 0, 0.0, _of_weights(error))
         async with feed.source as source:
             groups = await source.next_groups()
-        return await compare(groups, learner, recipe)
+        return await compare(groups, learners["policy"], recipe)
 
 
 async def compare(groups: list[Group], learner: "Scorer", recipe: "Recipe") -> Agreement:

@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from whet.rollouts.source import RolloutSource
 from whet.run.build import build_generator, build_sync
 from whet.run.evaluate import evaluate_all
 from whet.run.machine import decide
+from whet.run.policy import Sampler
 from whet.tasks.hosted import HostedEnvironments
 from whet.tasks.validate import require
 
@@ -52,54 +53,43 @@ log = logging.getLogger(__name__)
 REFERENCE_FILE = "reference.safetensors"  # in the run folder
 
 
-class Feed(Protocol):
-    """One run's supply of groups."""
+class Feed:
+    """The supply of groups of one run. By default nothing is prepared, measured, checked or recorded."""
 
-    @property
-    def source(self) -> Source: ...
-
-    @property
-    def distribution(self) -> Distribution:
-        """What log-probs are taken under."""
-        ...
-
-    @property
-    def longest(self) -> int | None:
-        """The most tokens that an answer may have, which ``weighting=constant`` divides by."""
-        ...
+    def __init__(self, source: Source, distribution: Distribution, longest: int | None) -> None:
+        """``distribution``: that log-probs are taken under. ``longest``: the most tokens that an answer may have, which
+        ``weighting=constant`` divides by."""
+        self.source, self.distribution, self.longest = source, distribution, longest
+        self.sampler: Sampler | None = None
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
         """Do what is to be done once before step ``version + 1``. Return the scorers from then on."""
-        ...
-
-    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
-        """Whoever samples gets the weights."""
-        ...
+        return learners
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        """One evaluation line; empty where there is nothing to measure on."""
-        ...
+        """Return one evaluation line; empty where there is nothing to measure on."""
+        return {}
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Look through the metrics of a step. Raises ``WhetError`` where the run must not go on."""
-        ...
+        """Look through the metrics of a step. Raises ``WhetError`` where the run must not continue."""
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         """Write what was sampled into the run folder."""
-        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close what the feed holds."""
 
 
 def build_feed(recipe: "Recipe", renderer: Renderer, devices: Devices) -> Feed:
     """The feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
     online = isinstance(recipe.algorithm, OnlineAlgorithm)
     if online and recipe.rollouts.replay is not None:
-        return KeptFeed(recipe, Path(recipe.rollouts.replay))
+        kept = KeptSource(Path(recipe.rollouts.replay))
+        return Feed(kept, recipe.sampling.distribution, recipe.sampling.max_new_tokens)
     return SampledFeed(recipe, renderer, devices=devices) if online else RowsFeed(recipe, renderer)
 
 
-class SampledFeed:
+class SampledFeed(Feed):
     """Episodes of the policy over a task set, through a generator. ``filters`` are the algorithm's by default."""
 
     def __init__(
@@ -111,7 +101,6 @@ class SampledFeed:
     ) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.devices = devices or Devices({}, shared=False)
-        self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
         self.generator = build_generator(recipe, renderer)
         self.devices.tenants["generation"] = self.generator
         self.environments, self.endpoint = HostedEnvironments(recipe.taskset.open()), Endpoint(renderer)
@@ -126,7 +115,7 @@ class SampledFeed:
             seed=recipe.seed,
             endpoint=self.endpoint,
         )
-        self.source = RolloutSource(
+        source = RolloutSource(
             recipe.rollouts,
             recipe.taskset.tasks("train"),
             player,
@@ -135,21 +124,20 @@ class SampledFeed:
             pairing=recipe.online.pairing if filters is None else (),
             seed=recipe.seed,
         )
+        super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens)
         self._disagrees = False  # in the last step
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
-        self.sync = build_sync(recipe, _probe_text(renderer, self.source.tasks[0]), self.devices)
+        self.rollouts = source
+        sync = build_sync(recipe, _probe_text(renderer, source.tasks[0]), self.devices)
+        self.sampler = Sampler(player, self.generator, sync)
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
         self.recipe.weights.check_device(learners["policy"].facts.device)
-        self.source.ledger.compare(folder)
+        self.rollouts.ledger.compare(folder)
         if self.recipe.validation.required:
             await require(self.recipe.taskset, self.recipe.validation.samples)
         return learners
-
-    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
-        metrics = await self.sync.publish(learners["policy"], self.generator, version)
-        return metrics.merge(self.generator.tally())
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         async with self.devices.lent_to("generation"):
@@ -177,12 +165,12 @@ class SampledFeed:
         self._disagrees = disagrees
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
-        self.source.ledger.write(folder)
+        self.rollouts.ledger.write(folder)
         if self.recipe.rollouts.keep_groups:
             keep_groups(folder, step, groups)
         every = self.recipe.rollouts.record_every
         if every and step % every == 0:
-            lost = failures(step, self.source.lost)
+            lost = failures(step, self.rollouts.lost)
             write_rollouts(folder, step, [*records(step, groups, batch, self.renderer), *lost])
 
     async def close(self) -> None:
@@ -200,41 +188,15 @@ def _probe_text(renderer: Renderer, task: Task) -> list[int]:
     return tokens if len(tokens) > 8 else renderer.render_prompt([fallback])
 
 
-class KeptFeed:
-    """What another run has sampled and kept. Nothing is sampled, so nothing is evaluated."""
-
-    def __init__(self, recipe: "ForSampling", folder: Path) -> None:
-        self.source = KeptSource(folder)
-        self.distribution, self.longest = recipe.sampling.distribution, recipe.sampling.max_new_tokens
-
-    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
-        return learners
-
-    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
-        return Metrics()
-
-    async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        return {}
-
-    def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Who sampled is not here to disagree."""
-
-    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
-        """It is kept already."""
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-class RowsFeed:
+class RowsFeed(Feed):
     """Rows of a data set. Nothing is sampled, so there is no generator and nothing to publish to."""
 
     def __init__(self, recipe: "ForRows", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
-        self.distribution, self.longest = Distribution(), recipe.rows.max_tokens
         self.judging = recipe.algorithm.main.head == "value"
         self.rows = recipe.rows.groups(renderer, judging=self.judging)
-        self.source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
+        source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
+        super().__init__(source, Distribution(), recipe.rows.max_tokens)
         self._held_out: tuple[Batch, list[Group]] | None = None
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
@@ -264,9 +226,6 @@ class RowsFeed:
         if not self.recipe.algorithm.main.caches_reference or not (run / REFERENCE_FILE).exists():
             return learners
         return {**learners, self.recipe.algorithm.main_role: self._cached(learners, run, read_only=True)}
-
-    async def publish(self, learners: Mapping[str, Learner], version: int) -> Metrics:
-        return Metrics()
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
         """The loss on the held-out rows and, where rows are judged, the share that the model gets right."""
@@ -319,15 +278,6 @@ class RowsFeed:
             "chat template": self.renderer.template,
             "precision": f"{facts.precision} {facts.matmul_precision}",
         }
-
-    def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing is sampled, so nothing disagrees."""
-
-    def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
-        """Rows are in their file already."""
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, float]:

@@ -17,15 +17,16 @@ from whet.base.closing import Closing
 from whet.base.errors import ConfigError, GeneratorError, WorkerError
 from whet.base.files import remove_leftovers, write_atomically
 from whet.base.progress import PROGRESS
+from whet.base.seeds import derive_seed
 from whet.checkpoint.background import BackgroundSave
 from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.lock import run_lock
 from whet.checkpoint.manifest import CheckpointError
-from whet.checkpoint.store import Checkpoint, CheckpointStore
+from whet.checkpoint.store import CheckpointStore
 from whet.cluster.lease import Devices, Several
 from whet.config import dump_yaml, load
 from whet.core.batch import Batch
-from whet.core.types import Distribution, Group
+from whet.core.types import Group
 from whet.data.source import Source
 from whet.learner.base import Learner, Scorer
 from whet.learner.state import FACTS
@@ -42,6 +43,7 @@ from whet.run.feed import Feed, build_feed
 from whet.run.folder import Place, create
 from whet.run.log import logging_to
 from whet.run.machine import decide_run, read
+from whet.run.policy import Policy
 from whet.run.recipe import Recipe
 from whet.run.sections import ForLoop
 from whet.run.signals import Stopped, StopRequest, stop_signals
@@ -131,12 +133,11 @@ class Run:
     place: Place
     start: int  # steps done so far
     feed: Feed
-    learners: Mapping[str, Learner]
-    scorers: Mapping[str, Scorer]  # the same, but for what the feed has cached
+    policy: Policy
+    scorers: Mapping[str, Scorer]  # the policy's learners, but for what the feed has cached
     store: CheckpointStore
     devices: Devices  # taken in turns where learners and generator share them
     sinks: OpenSinks
-    share_prompts: bool
     clock: Clock = field(default_factory=Clock)
     pace: Pace = field(default_factory=Pace)
     metrics: Metrics = field(default_factory=Metrics)
@@ -155,9 +156,8 @@ class Run:
         return self.feed.source
 
     @property
-    def distribution(self) -> Distribution:
-        """What log-probs are taken under."""
-        return self.feed.distribution
+    def learners(self) -> Mapping[str, Learner]:
+        return self.policy.learners
 
     @asynccontextmanager
     async def phase(self, name: str, tenant: str | None = None, new_weights: bool = False) -> AsyncIterator[None]:
@@ -176,7 +176,7 @@ class Run:
         async with self.phase("prepare"):
             self.scorers = await self.feed.prepare(self.learners, self.folder, self.start)
         async with self.phase("publish"):
-            await self.feed.publish(self.learners, self.start)
+            await self.policy.publish(self.start)
         if self.start == 0:
             await self._evaluate(0)
         PROGRESS.where = self._step(self.start + 1)
@@ -188,10 +188,32 @@ class Run:
     def _step(self, step: int) -> str:
         return f"step {min(step, self.recipe.steps)}/{self.recipe.steps}"
 
+    async def prepare(self, groups: list[Group]) -> Batch:
+        """Return the batch of a step with all that its losses read: log-probs, values, advantages."""
+        crash_point("step.generated")
+        batch = await compute(self.policy.batch, groups)
+        self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, self.scorers))
+        return batch
+
+    async def minibatches(self, batch: Batch, step: int) -> AsyncIterator[Batch]:
+        """Yield the minibatches of all epochs, with their weights set."""
+        for minibatch in PROGRESS.each(await compute(self._minibatches, batch, step), "minibatches"):
+            yield minibatch
+
+    def _minibatches(self, batch: Batch, step: int) -> list[Batch]:
+        algorithm, seed = self.recipe.algorithm, self.recipe.seed
+        return [
+            minibatch.weigh(algorithm.weighting, self.feed.longest)
+            for epoch in range(algorithm.epochs)
+            for minibatch, _ in batch.minibatches(algorithm.minibatches, derive_seed(seed, "minibatches", step, epoch))
+        ]
+
     async def publish(self, version: int) -> None:
         """Weights first, then permits."""
-        self.metrics.merge(await self.feed.publish(self.learners, version))
+        crash_point("step.updated")
+        self.metrics.merge(await self.policy.publish(version))
         await self.source.published(version)
+        crash_point("step.published")
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
         """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it. Raises
@@ -235,7 +257,7 @@ class Run:
 
     async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
         """Write into the folder of a checkpoint; with ``copied``, which is set once training may go on, meanwhile."""
-        learners = {role: self.learners[role] for role in self.recipe.algorithm.losses}
+        learners = {role: self.learners[role] for role in self.policy.trained}
         for role, learner in learners.items():
             (folder / role).mkdir()
             await (learner.save if copied is None else learner.begin_save)(folder / role)
@@ -250,13 +272,6 @@ class Run:
                     f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
                     "folder must be one that all nodes see"
                 )
-
-    async def load(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint. The generator gets its weights before the first step."""
-        for role in self.recipe.algorithm.losses:
-            await self.learners[role].load(checkpoint.folder / role)
-        self.start = checkpoint.step
-        self.source.load_state(checkpoint.state["source"], self.start)
 
     def _log(self, step: int, batch: Batch) -> dict[str, float]:
         """Write what the step came to. Returns its seconds by phase so far."""
@@ -311,7 +326,8 @@ async def open_run(
     async with Closing() as closing:
         devices = Devices({}, shared=recipe.devices.placement == "colocated", deadline=recipe.devices.deadline)
         check_experts(recipe)
-        feed = build_feed(recipe, build_renderer(recipe), devices)  # what is quickly found to be missing comes first
+        renderer = build_renderer(recipe)
+        feed = build_feed(recipe, renderer, devices)  # what is quickly found to be missing comes first
         closing.closes("the feed", feed.close)
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         store.clean()
@@ -323,25 +339,26 @@ async def open_run(
         learners = await closing.enter_async_context(open_learners(recipe, folder))
         devices.tenants["learning"] = Several(learners.values())
         devices.awake = "learning"
+        policy = Policy(renderer, learners, recipe.algorithm.losses, devices, feed.distribution, sampler=feed.sampler)
+        if checkpoint is not None:
+            await policy.load(checkpoint.folder)
+            feed.source.load_state(checkpoint.state["source"], checkpoint.step)
         run = Run(
             recipe=recipe,
             place=Place(folder),
-            start=0,
+            start=checkpoint.step if checkpoint else 0,
             feed=feed,
-            learners=learners,
+            policy=policy,
             scorers=learners,
             store=store,
             devices=devices,
             sinks=sinks,
-            share_prompts=all(learner.facts.forest for learner in learners.values()),
             stop=stop or StopRequest(),
             restarts=restarts or Restarts(),
         )
         closing.closes("the checkpoint that is being written", run.saving.close)
         if resuming and checkpoint is None:
             log.warning("%s has no complete checkpoint yet: the run starts again from the beginning", folder)
-        if checkpoint is not None:
-            await run.load(checkpoint)
         if resuming:
             for part in (folder, *(path for path in folder.iterdir() if path.is_dir())):
                 remove_leftovers(part)

@@ -1,0 +1,168 @@
+"""A model that samples, scores and learns: what a person holds, and what the loop in ``train.py`` is a client of.
+
+    tasks ──sample──► groups ──batch──► Batch ──(your advantages, weigh)──► update(batch, loss) ──► publish ──┐
+      ▲                                                                                                       │
+      └───────────────────────────── the generator samples with the new weights ◄─────────────────────────────┘
+
+It has no settings: recipes have them. Everything that computes does so on the compute thread of the process, on ranks
+or in engines; awaiting a method never blocks the event loop.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from whet.base.errors import ConfigError, DataError
+from whet.cluster.lease import Devices
+from whet.core.batch import Batch
+from whet.core.types import Distribution, Group, Status, Task
+from whet.learner.base import Learner, Update
+from whet.losses.base import Loss
+from whet.metrics import Metrics
+from whet.rollouts.counts import count_group
+from whet.rollouts.group_player import GroupPlayer
+from whet.rollouts.sampling import Sampling
+
+if TYPE_CHECKING:
+    from whet.chat.renderer import Renderer
+    from whet.engines.base import Refittable
+    from whet.weights.base import WeightSync
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, frozen=True)
+class Sampler:
+    """What a policy samples with."""
+
+    player: GroupPlayer
+    generator: "Refittable[Any]"
+    sync: "WeightSync"  # how weights get to the generator
+
+
+class Policy:
+    """``learners`` has one for each role of the algorithm, the main one first; ``trained`` are the roles that learn.
+    ``sampler`` is None for a run that learns from rows."""
+
+    def __init__(
+        self,
+        renderer: "Renderer",
+        learners: Mapping[str, Learner],
+        trained: Collection[str],
+        devices: Devices,
+        distribution: Distribution,
+        sampler: Sampler | None = None,
+    ) -> None:
+        self.renderer, self.learners, self.devices, self.sampler = renderer, learners, devices, sampler
+        self.trained, self.main_role = tuple(trained), next(iter(learners))
+        self.distribution = distribution  # that log-probs are taken under
+        self.version = 0  # of the weights that the generator has
+        self.metrics = Metrics()  # of what was sampled, learned and published since they were last taken
+        self._groups = 0
+
+    async def sample(self, tasks: Sequence[Task], n: int = 1, sampling: Sampling | None = None) -> list[Group]:
+        """Play ``n`` episodes of each task and return a group for each, in order. ``sampling`` replaces the recipe's
+        settings. The seeds derive from the recipe's seed and the number of groups sampled so far.
+
+        A group in which an episode failed for good has ``Status.FAILED`` episodes, which carry no reward; ``batch``
+        leaves it out. Raises ``ConfigError`` where the recipe learns from rows and has no generator."""
+        player = self._sampler().player
+        first, self._groups = self._groups, self._groups + len(tasks)
+        async with self.devices.lent_to("generation"):
+            groups = await asyncio.gather(
+                *(player.play(task, f"{first + i:07d}:{task.uid}", n, sampling) for i, task in enumerate(tasks))
+            )
+        for group in groups:
+            if not _failed(group):
+                count_group(self.metrics, group, player.sampling_of(group.task, sampling).mode, self.version)
+        return list(groups)
+
+    def batch(self, groups: Sequence[Group]) -> Batch:
+        """Lay out the tokens of the groups, prompts shared where the model can. Groups with a failed episode are left
+        out, with a warning. Raises ``DataError`` where none is left."""
+        whole = [group for group in groups if not _failed(group)]
+        if len(whole) < len(groups):
+            failed = next(group for group in groups if _failed(group))
+            why = next(episode.error for episode in failed.episodes if episode.status is Status.FAILED)
+            text = f"{len(groups) - len(whole)} of {len(groups)} groups failed and are left out: {failed.uid}: {why}"
+            if not whole:
+                raise DataError(text)
+            log.warning(text)
+        return Batch.from_groups(whole, share_prompts=self.shares_prompts, distribution=self.distribution)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Return whether sequences can share their prompt: every role's attention is whet's."""
+        return all(learner.facts.forest for learner in self.learners.values())
+
+    async def score(self, batch: Batch, outputs: set[str], role: str | None = None) -> dict[str, Tensor]:
+        """Return outputs of the model of a role (by default the main one) by name: ``logprobs``, ``entropy``,
+        ``values``, ``reference_logprobs``, each [N] over the batch's tokens. The batch's columns
+        ``reference_logprobs`` and ``values``, which losses read, are filled as well."""
+        async with self.devices.lent_to("learning"):
+            scored = await self._learner(role).score(batch, outputs)
+        for name in ("reference_logprobs", "values"):
+            if name in scored:
+                batch.fill(name, scored[name])
+        return scored
+
+    async def update(self, batch: Batch, loss: Loss, role: str | None = None) -> Update:
+        """Take one optimizer step on a weighed batch: forward and backward over micro-batches, then the step. Return
+        its metrics and the log-probs before the step. Raises ``DataError`` for a batch without weights."""
+        if batch.weight is None:
+            raise DataError('the batch has no weights: pass batch.weigh("token"), which says what each token counts')
+        async with self.devices.lent_to("learning", new_weights=True):
+            return await self._learner(role).update(batch, loss)
+
+    async def publish(self, version: int | None = None) -> Metrics:
+        """Send the policy's weights to the generator and prove that they have arrived. Requests in flight wait and
+        continue under the new weights. By default the version is the next number. Raises ``RefitError`` naming the
+        tensor that differs. Without a generator there is nothing to do."""
+        self.version = self.version + 1 if version is None else version
+        if self.sampler is None:
+            return Metrics()
+        metrics = await self.sampler.sync.publish(self.learners["policy"], self.sampler.generator, self.version)
+        return metrics.merge(self.sampler.generator.tally())
+
+    async def save(self, folder: str | Path) -> None:
+        """Write weights and optimizer of every trained role into ``folder``, which is made; ``load`` restores them to
+        the bit. Raises ``ConfigError`` for a folder that is not empty."""
+        folder = Path(folder).absolute()
+        if folder.exists() and any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; save into a new folder")
+        for role in self.trained:
+            (folder / role).mkdir(parents=True)
+            async with self.devices.lent_to("learning"):
+                await self.learners[role].save(folder / role)
+
+    async def load(self, folder: str | Path) -> None:
+        """Restore what ``save`` wrote. The generator keeps its weights until the next ``publish``."""
+        for role in self.trained:
+            part = Path(folder).absolute() / role
+            if not part.is_dir():
+                raise ConfigError(f"{folder} holds no weights of the {role}: there is no folder {part}")
+            async with self.devices.lent_to("learning", new_weights=True):
+                await self.learners[role].load(part)
+
+    def _learner(self, role: str | None) -> Learner:
+        role = role or self.main_role
+        if role not in self.learners:
+            raise ConfigError(f"there is no role {role!r}; the recipe's algorithm has: {', '.join(self.learners)}")
+        return self.learners[role]
+
+    def _sampler(self) -> Sampler:
+        if self.sampler is None:
+            raise ConfigError(
+                "this recipe learns from rows, so it has no generator to sample with; choose an online "
+                "algorithm such as algorithm=grpo and a task set as data"
+            )
+        return self.sampler
+
+
+def _failed(group: Group) -> bool:
+    return any(episode.status is Status.FAILED for episode in group.episodes)
