@@ -250,5 +250,5 @@ def test_arithmetic_stories_never_go_below_nothing():
 
 
 def test_arithmetic_that_cannot_be_varied_enough_says_so():
-    with pytest.raises(ConfigError, match="different train problems"):
+    with pytest.raises(ConfigError, match="different train tasks"):
         Arithmetic(operations="+", digits=1, train_size=500, test_size=10).tasks("train")

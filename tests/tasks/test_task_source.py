@@ -65,5 +65,5 @@ def test_settings_of_a_file_without_one_and_too_few_different_tasks_are_errors()
         def draw(self, rng):
             return self._task("?", {"A": "x", "B": "y"}, "A", "boxed", None)
 
-    with pytest.raises(ConfigError, match="only 1 different train problems in 120 drawn, 5 wanted"):
+    with pytest.raises(ConfigError, match="only 1 different train tasks in 120 draws, but train_size is 5"):
         Same(train_size=5, test_size=0).tasks("train")

@@ -78,7 +78,10 @@ def test_tasks_are_seeded_distinct_and_apart(name: str) -> None:
 
 
 def test_too_few_different_tasks_are_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"calculator: only .* different train tasks, 1000 wanted; lower train_size"):
+    with pytest.raises(
+        ConfigError,
+        match=r"calculator: only .* different train tasks in .* draws, but train_size is 1000; lower train_size",
+    ):
         Calculator(digits=1, train_size=1000, test_size=0).tasks("train")
 
 

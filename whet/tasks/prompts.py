@@ -1,7 +1,5 @@
-"""Tasks of a file, for whoever grades them elsewhere: a program, a reward model, a class derived from this one."""
+"""Tasks of a file that are graded elsewhere: by a program, a reward model, or a class derived from this one."""
 
-from collections.abc import Sequence
-from functools import cached_property
 from typing import cast
 
 from pydantic import Field
@@ -10,8 +8,7 @@ from whet.core.types import Message, Task
 from whet.data.row import Row, read_rows
 from whet.data.row_kinds import Asked
 from whet.data.split import Tally
-from whet.tasks.base import TaskSet
-from whet.tasks.problems import Split, known_split, question_key, separate
+from whet.tasks.splits import MAX_SIZE, FileTasks, Split, question_key, split_files
 
 
 class Posed(Row):
@@ -20,32 +17,20 @@ class Posed(Row):
     prompt: Asked
 
 
-class Prompts(TaskSet):
+class Prompts(FileTasks):
     """The rows of a file as tasks, which it doesn't grade itself."""
 
-    path: str
-    """A JSONL file, or ``hf:name:config:split`` on the Hugging Face Hub."""
-    test_path: str | None = None
-    """The same; None: test_size rows of ``path`` are held out."""
-    test_size: int = Field(default=100, ge=0)
-    columns: dict[str, str] = Field(default={})
-    """What ``prompt`` and other fields are called there, where they have other names."""
+    test_size: int = Field(default=100, ge=0, le=MAX_SIZE)
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self._tasks[known_split(split)]
+    def splits(self) -> dict[Split, list[Task]]:
+        return split_files("prompts", self.path, self.test_path, self.test_size, self._read, _key)
 
-    @cached_property
-    def _tasks(self) -> dict[Split, list[Task]]:
-        train = self._read(self.path, "train")
-        test = self._read(self.test_path, "test") if self.test_path else None
-        tally = Tally(f"prompts ({self.path})", len(train) + len(test or []))
-        return separate("prompts", train, test, self.test_size, _key, tally)
-
-    def _read(self, path: str, split: Split) -> list[Task]:
+    def _read(self, path: str, split: Split, tally: Tally) -> list[Task]:
         rows = read_rows(path, Posed, self.columns)
+        tally.rows += len(rows)
         return [
-            Task(f"prompts/{split}/{i}", cast(list[Message], row.prompt), dict(row.model_extra or {}))
-            for i, row in enumerate(rows)
+            Task(f"prompts/{split}/{number}", cast(list[Message], row.prompt), dict(row.model_extra or {}))
+            for number, row in enumerate(rows)
         ]
 
 

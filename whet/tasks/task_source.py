@@ -1,38 +1,32 @@
-"""Tasks that come from a file or, without one, from a seed; in both cases in two splits that share no question."""
+"""Tasks that are read from a file or, without one, drawn from a seed; either way in two splits without a question in
+common."""
 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import ClassVar
 
 from pydantic import Field, model_validator
 
-from whet.base.seeds import derive_seed
 from whet.core.types import Message, Task
 from whet.data.split import Tally
-from whet.tasks.base import TaskSet
 from whet.tasks.cases import Case, Kind, unearned
-from whet.tasks.problems import Example, Split, draw_distinct, known_split, messages, question_key, separate
+from whet.tasks.few_shot import Example, messages
+from whet.tasks.splits import MAX_SIZE, FileTasks, Split, draw_splits, question_key, split_files
 
 
-class SourcedTasks(TaskSet, ABC):
+class SourcedTasks(FileTasks, ABC):
     """Base of task sets that read rows (``read``) and can make tasks up (``draw``). Both leave uids to this class."""
 
     name: ClassVar[str]
     variety: ClassVar[str] = "variety"  # the settings that allow for more different tasks
 
-    path: str | None = None
+    path: str | None = None  # type: ignore[assignment]  # without a file, tasks are made up
     """A JSONL file, here or on the web (``https://...#sha256=...``), or ``hf:name:config:split`` on the Hugging Face
     Hub; None: tasks are made up, from ``seed``."""
-    test_path: str | None = None
-    """The same; None: test_size rows of ``path`` are held out."""
-    columns: dict[str, str] = Field(default={})
-    """What the fields are called there, where they have other names."""
-    train_size: int | None = Field(default=None, ge=1, le=10_000_000)
-    """At most so many training tasks, the first ones; None: all of a file, or 2,000 that are made up."""
-    test_size: int = Field(default=200, ge=0, le=10_000_000)
+    train_size: int | None = Field(default=None, ge=1, le=MAX_SIZE)
+    """The most training tasks, the first ones; None: all of a file, or 2,000 that are made up."""
     seed: int = 0
     system: str | None = None
     examples: tuple[Example, ...] = ()
@@ -50,7 +44,7 @@ class SourcedTasks(TaskSet, ABC):
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Task:
-        """Make a task up."""
+        """Return a task that is made up."""
 
     def key(self, task: Task) -> int:
         """Return a number that is the same for two tasks that ask the same."""
@@ -66,36 +60,25 @@ class SourcedTasks(TaskSet, ABC):
 
     def cases(self) -> Sequence[Case]:
         tasks = self.tasks("train")
-        own = [Case(name, tasks[0], answer, reward, kind) for kind, name, answer, reward in self.answers(tasks[0])]
-        return [*own, *self.unearned(tasks)]
+        declared = [Case(name, tasks[0], answer, reward, kind) for kind, name, answer, reward in self.answers(tasks[0])]
+        return [*declared, *self.unearned(tasks)]
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self._tasks[known_split(split)]
-
-    @cached_property
-    def _tasks(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task]]:
         if self.path is None:
-            test = self._drawn("test", self.test_size, [])
-            return {"train": self._drawn("train", self.train_size or 2000, test), "test": test}
-        train, test_rows = (
-            self._read(self.path, "train"),
-            self._read(self.test_path, "test") if self.test_path else None,
-        )
-        tally = Tally(f"{self.name} ({self.path})", len(train) + len(test_rows or []))
-        both = separate(self.name, train, test_rows, self.test_size, self.key, tally)
-        return {"train": both["train"][: self.train_size], "test": both["test"]}
+            sizes: dict[Split, int] = {"train": self.train_size or 2000, "test": self.test_size}
+            drawn = draw_splits(self.name, self.seed, sizes, self.draw, self.key, self.variety)
+            return {split: [self._named(task, split, number) for number, task in drawn[split]] for split in drawn}
+        splits = split_files(self.name, self.path, self.test_path, self.test_size, self._read, self.key)
+        return {"train": splits["train"][: self.train_size], "test": splits["test"]}
 
-    def _read(self, path: str, split: Split) -> list[Task]:
-        return [replace(task, uid=f"{self.name}/{split}/{index}") for index, task in enumerate(self.read(path))]
+    def _read(self, path: str, split: Split, tally: Tally) -> list[Task]:
+        tasks = self.read(path)
+        tally.rows += len(tasks)
+        return [self._named(task, split, number) for number, task in enumerate(tasks)]
 
-    def _drawn(self, split: Split, size: int, apart_from: list[Task]) -> list[Task]:
-        rng = random.Random(derive_seed(self.seed, self.name, split))
-
-        def draw(index: int) -> Task:
-            return replace(self.draw(rng), uid=f"{self.name}/{split}/{index}")
-
-        return draw_distinct(f"{self.name}/{split}", draw, size, self.key, apart_from, self.variety)
+    def _named(self, task: Task, split: Split, number: int) -> Task:
+        return replace(task, uid=f"{self.name}/{split}/{number}")
 
     def ask(self, question: str) -> list[Message]:
-        """A prompt that ends in one user message."""
+        """Return a prompt that ends in one user message."""
         return messages(self.system, question, self.examples)

@@ -6,7 +6,6 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -17,8 +16,9 @@ from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import STRICT
 from whet.core.types import Message, Task
-from whet.tasks.base import Environment, Observation, Step, TaskSet, finite
-from whet.tasks.problems import known_split, messages
+from whet.tasks.base import Environment, Observation, Step, finite
+from whet.tasks.few_shot import messages
+from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split
 
 
 class OpenEnvError(Exception):
@@ -29,7 +29,7 @@ class InvalidAction(Exception):
     """The server does not take an action: the model's fault."""
 
 
-class OpenEnv(TaskSet):
+class OpenEnv(DrawnTasks):
     """Episodes of one server; a task is a seed of its ``reset``."""
 
     url: str
@@ -44,9 +44,8 @@ class OpenEnv(TaskSet):
     """The field of an observation that the model is shown. None: all of it, as JSON."""
     reset: dict[str, Any] = Field(default={})
     """What else a reset is given."""
-    train_size: int = Field(default=1000, ge=1, le=10_000_000)
-    test_size: int = Field(default=100, ge=0, le=10_000_000)
-    seed: int = 0
+    train_size: int = Field(default=1000, ge=1, le=MAX_SIZE)
+    test_size: int = Field(default=100, ge=0, le=MAX_SIZE)
     max_steps: int = Field(20, gt=0)
     """Actions after which an episode ends. ``sampling.max_turns`` must be as many, or more."""
     deadline: float = Field(120.0, gt=0)
@@ -59,12 +58,12 @@ class OpenEnv(TaskSet):
             raise ValueError("must begin with ws:// or wss://")
         return url if url.rstrip("/").endswith("/ws") else f"{url.rstrip('/')}/ws"
 
-    def tasks(self, split: str) -> Sequence[Task]:
-        size = self.train_size if known_split(split) == "train" else self.test_size
-        seeds = [derive_seed(self.seed, "openenv", split, index) % 2**31 for index in range(size)]
-        return [
-            Task(f"openenv/{split}/{i}", messages(self.system, self.prompt), {"seed": s}) for i, s in enumerate(seeds)
-        ]
+    def splits(self) -> dict[Split, list[Task]]:
+        return {split: [self._task(split, number) for number in range(size)] for split, size in self.sizes.items()}
+
+    def _task(self, split: Split, number: int) -> Task:
+        seed = derive_seed(self.seed, "openenv", split, number) % 2**31
+        return Task(f"openenv/{split}/{number}", messages(self.system, self.prompt), {"seed": seed})
 
     def make(self, task: Task) -> Environment:
         return OpenEnvEpisode(self, task)

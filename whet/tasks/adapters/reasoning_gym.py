@@ -22,11 +22,12 @@ from whet.config.nearest import did_you_mean
 from whet.core.types import Task
 from whet.data.split import Tally, distinct
 from whet.processes.pool import WorkerLimits
-from whet.tasks.base import Environments, TaskSet
+from whet.tasks.base import Environments
 from whet.tasks.cases import Case
+from whet.tasks.few_shot import messages
 from whet.tasks.grading import GradingPool
 from whet.tasks.math.grader import last_boxed
-from whet.tasks.problems import Split, known_split, messages, question_key
+from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split, known_split, question_key
 
 AnswerKind = Literal["boxed", "tag", "last_line", "whole"]
 INSTRUCTIONS: dict[AnswerKind, str] = {
@@ -81,16 +82,14 @@ CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
 }
 
 
-class ReasoningGym(TaskSet):
+class ReasoningGym(DrawnTasks):
     """One generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
 
     dataset: str
     settings: dict[str, Any] = Field(default_factory=dict)
     """The generator's own, but for size and seed."""
-    train_size: int = Field(default=2000, ge=1, le=10_000_000)
+    train_size: int = Field(default=2000, ge=1, le=MAX_SIZE)
     """Questions to generate; repeated and held-out ones are dropped."""
-    test_size: int = Field(default=200, ge=0, le=10_000_000)
-    seed: int = 0
     answer: AnswerKind = "tag"
     """Where in the reply the answer stands."""
     instruction: str | None = None
@@ -98,13 +97,16 @@ class ReasoningGym(TaskSet):
     system: str | None = None
     limits: WorkerLimits = WorkerLimits()
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def splits(self) -> dict[Split, list[Task]]:
         """Raises ``ConfigError`` for an unknown generator or setting."""
         instruction = INSTRUCTIONS[self.answer] if self.instruction is None else self.instruction
-        return [
-            Task(uid=uid, prompt=messages(self.system, f"{entry['question']}\n\n{instruction}".strip()))
-            for uid, entry in self._entries[known_split(split)].items()
-        ]
+        return {
+            split: [
+                Task(uid, messages(self.system, f"{entry['question']}\n\n{instruction}".strip()))
+                for uid, entry in entries.items()
+            ]
+            for split, entries in self._entries.items()
+        }
 
     def gold(self, task: Task) -> str | None:
         """The generator's own answer; None where it gives none, or one that can't stand where it should."""
@@ -151,10 +153,9 @@ class ReasoningGym(TaskSet):
         return dict(kept)
 
     def _settings(self, split: Split) -> dict[str, Any]:
-        size = self.train_size if split == "train" else self.test_size
         # 32 bits: some generators hand the seed to numpy.
         seed = derive_seed(self.seed, "reasoning_gym", self.dataset, split) % 2**32
-        return {**self.settings, "size": size, "seed": seed}
+        return {**self.settings, "size": self.sizes[split], "seed": seed}
 
 
 class GymGrading(Environments):

@@ -6,7 +6,7 @@ Their own ``rollout`` runs unchanged, as a program that calls the model over the
 import functools
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cached_property
 from types import SimpleNamespace
@@ -17,26 +17,23 @@ from pydantic import Field
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Message, Task
 from whet.data.split import Tally
-from whet.tasks.base import Address, Environments, Step, TaskSet
-from whet.tasks.problems import Split, known_split, question_key, separate
+from whet.tasks.base import Address, Environments, Step
+from whet.tasks.splits import MAX_SIZE, Split, SplitTasks, question_key, split_train_test
 
 # What a reward function raises over an answer that it can't read, which verifiers counts as 0. All else is a failure.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 _raised: ContextVar[list[Exception]] = ContextVar("raised")  # by the reward functions of one rollout
 
 
-class Verifiers(TaskSet):
+class Verifiers(SplitTasks):
     """An environment of verifiers that is installed."""
 
     environment: str
     """Its id: the name of the module whose ``load_environment`` makes it, with dashes or underscores."""
     arguments: dict[str, Any] = Field(default={})
     """Of its ``load_environment``."""
-    test_size: int = Field(default=200, ge=0)
+    test_size: int = Field(default=200, ge=0, le=MAX_SIZE)
     """Rows to hold out where it has none for evaluation; else at most so many of those."""
-
-    def tasks(self, split: str) -> Sequence[Task]:
-        return self._tasks[known_split(split)]
 
     def open(self) -> "VerifiersEnvironments":
         return VerifiersEnvironments(self._loaded)
@@ -60,15 +57,16 @@ class Verifiers(TaskSet):
         _watch(environment.rubric)
         return environment
 
-    @cached_property
-    def _tasks(self) -> dict[Split, list[Task]]:
+    def splits(self) -> dict[Split, list[Task]]:
         name, loaded = f"verifiers/{self.environment}", self._loaded
         train = _read(loaded.build_dataset() or (), f"{name}/train")
         test = _read(loaded.build_eval_dataset() or (), f"{name}/test")
         if not train:
             return {"train": [], "test": test[: self.test_size]}
         tally = Tally(name, len(train) + len(test))
-        return separate(name, train, test or None, self.test_size, lambda task: question_key(str(task.prompt)), tally)
+        return split_train_test(
+            name, train, test or None, self.test_size, lambda task: question_key(str(task.prompt)), tally
+        )
 
 
 class VerifiersEnvironments(Environments):

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BeforeValidator
 from whet.base.errors import DataError
 from whet.core.types import Message
 from whet.data.row import Row, Text, missing
-from whet.tasks.problems import messages
+from whet.tasks.few_shot import messages
 
 _ROLES = {"developer": "system"}
 

@@ -1,11 +1,12 @@
 """Seeded arithmetic problems, as terms or as small stories: needs no download, and any size can be made."""
 
 import random
+from dataclasses import replace
 
 from pydantic import Field
 
-from whet.base.seeds import derive_seed
-from whet.tasks.problems import BoxedProblems, Problem, Split, draw_distinct
+from whet.tasks.problems import BoxedProblems, Problem
+from whet.tasks.splits import DrawnTasks, Split, draw_splits
 
 NAMES = ("Ada", "Ben", "Chen", "Dina", "Emil", "Farah", "Goran", "Hana")
 THINGS = ("apples", "marbles", "stamps", "books", "coins", "shells")
@@ -16,7 +17,7 @@ STORIES: dict[str, tuple[str, ...]] = {
 }
 
 
-class Arithmetic(BoxedProblems):
+class Arithmetic(DrawnTasks, BoxedProblems):
     """What is 17 + 4 * 3? Terms follow the usual precedence; stories are read from left to right."""
 
     operations: str = Field(default="+-", pattern=r"^[-+*]+$")
@@ -27,31 +28,22 @@ class Arithmetic(BoxedProblems):
     """Digits of the longest number."""
     stories: float = Field(default=0.0, ge=0, le=1)
     """Share of problems told as a story."""
-    train_size: int = Field(default=2000, ge=1, le=10_000_000)
-    test_size: int = Field(default=200, ge=0, le=10_000_000)
-    seed: int = 0
 
     def problems(self) -> dict[Split, list[Problem]]:
         """Raises ``ConfigError`` when the settings allow too few different problems."""
-        test = self._generate("test", self.test_size, [])
-        return {"train": self._generate("train", self.train_size, test), "test": test}
+        drawn = draw_splits("arithmetic", self.seed, self.sizes, self._draw, Problem.key, "digits, terms or operations")
+        return {
+            split: [replace(problem, uid=f"arithmetic/{split}/{number}") for number, problem in problems]
+            for split, problems in drawn.items()
+        }
 
-    def _generate(self, split: Split, size: int, apart_from: list[Problem]) -> list[Problem]:
-        rng = random.Random(derive_seed(self.seed, "arithmetic", split))
-
-        def draw(index: int) -> Problem:
-            return self._draw(rng, split, index)
-
-        return draw_distinct(f"arithmetic/{split}", draw, size, Problem.key, apart_from, "digits, terms or operations")
-
-    def _draw(self, rng: random.Random, split: Split, index: int) -> Problem:
+    def _draw(self, rng: random.Random) -> Problem:
         numbers = [rng.randint(0 if self.digits == 1 else 1, 10**self.digits - 1) for _ in range(self.terms)]
         operations = [rng.choice(self.operations) for _ in range(self.terms - 1)]
-        uid = f"arithmetic/{split}/{index}"
         if rng.random() >= self.stories:
             pairs = zip(operations, numbers[1:], strict=True)
             question = f"What is {numbers[0]}" + "".join(f" {operation} {number}" for operation, number in pairs) + "?"
-            return Problem(uid, question, str(by_precedence(numbers, operations)))
+            return Problem("", question, str(by_precedence(numbers, operations)))
         name, things = rng.choice(NAMES), rng.choice(THINGS)
         amount, told = numbers[0], f"{name} has {numbers[0]} {things}"
         for operation, number in zip(operations, numbers[1:], strict=True):
@@ -61,7 +53,7 @@ class Arithmetic(BoxedProblems):
                 number = number % 9 + 2
             amount = apply(operation, amount, number)
             told += ", " + rng.choice(STORIES[operation]).format(n=number)
-        return Problem(uid, f"{told}. How many {things} does {name} have in the end?", str(amount))
+        return Problem("", f"{told}. How many {things} does {name} have in the end?", str(amount))
 
 
 def apply(operation: str, left: int, right: int) -> int:

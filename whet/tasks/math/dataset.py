@@ -11,7 +11,8 @@ from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
 from whet.tasks.math.answers import is_prose
 from whet.tasks.math.notation import last_boxed
-from whet.tasks.problems import BoxedProblems, Problem, Split, separate
+from whet.tasks.problems import BoxedProblems, Problem
+from whet.tasks.splits import MAX_SIZE, FileTasks, Split, split_files
 
 
 def _rating(value: Any) -> Any:
@@ -81,17 +82,11 @@ class Question(Row):
         return found | values
 
 
-class Math(BoxedProblems):
+class Math(FileTasks, BoxedProblems):
     """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, where known, ``difficulty``, a number."""
 
-    path: str
-    """A JSONL file, or ``hf:name:config:split`` on the Hugging Face Hub."""
-    test_path: str | None = None
-    """The same; None: test_size rows of ``path`` are held out."""
-    test_size: int = Field(default=500, ge=0)
-    """At most so many test problems."""
-    columns: dict[str, str] = Field(default={})
-    """What the fields are called there, where they have other names: ``{problem: question}``."""
+    test_size: int = Field(default=500, ge=0, le=MAX_SIZE)
+    """The most test problems to use."""
     min_difficulty: float | None = None
     max_difficulty: float | None = None
 
@@ -103,15 +98,11 @@ class Math(BoxedProblems):
         return self
 
     def problems(self) -> dict[Split, list[Problem]]:
-        train_rows = read_rows(self.path, Question, self.columns)
-        test_rows = read_rows(self.test_path, Question, self.columns) if self.test_path else None
-        tally = Tally(f"math ({self.path})", len(train_rows) + len(test_rows or []))
-        train = self._problems(train_rows, "train", tally)
-        test = None if test_rows is None else self._problems(test_rows, "test", tally)
-        return separate("math", train, test, self.test_size, Problem.key, tally)
+        return split_files("math", self.path, self.test_path, self.test_size, self._read, Problem.key)
 
-    def _problems(self, rows: list[Question], split: Split, tally: Tally) -> list[Problem]:
-        problems = []
+    def _read(self, path: str, split: Split, tally: Tally) -> list[Problem]:
+        rows, problems = read_rows(path, Question, self.columns), []
+        tally.rows += len(rows)
         for index, row in enumerate(rows):
             if not row.answer or not row.answer.strip():
                 tally.drop("without an answer")

@@ -7,7 +7,8 @@ from pydantic import AfterValidator, Field
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
 from whet.tasks.math.written_numbers import as_number
-from whet.tasks.problems import BoxedProblems, Problem, Split, separate
+from whet.tasks.problems import BoxedProblems, Problem
+from whet.tasks.splits import MAX_SIZE, Split, split_files
 
 HUB = "hf:openai/gsm8k:main:"
 
@@ -33,16 +34,16 @@ class GSM8K(BoxedProblems):
     """A JSONL file; None: the Hugging Face dataset, both splits."""
     test_path: str | None = None
     """A JSONL file; None: test_size rows of ``path`` are held out."""
-    test_size: int = Field(default=500, ge=0)
-    """At most so many test problems."""
+    test_size: int = Field(default=500, ge=0, le=MAX_SIZE)
+    """The most test problems to use."""
 
     def problems(self) -> dict[Split, list[Problem]]:
-        test_path = self.test_path if self.path else self.test_path or f"{HUB}test"
-        train = self._read(self.path or f"{HUB}train", "train")
-        test = self._read(test_path, "test") if test_path else None
-        tally = Tally(f"gsm8k ({self.path or HUB})", len(train) + len(test or []))
-        return separate("gsm8k", train, test, self.test_size, Problem.key, tally)
+        path, test_path = self.path, self.test_path
+        if path is None:
+            path, test_path = f"{HUB}train", test_path or f"{HUB}test"
+        return split_files("gsm8k", path, test_path, self.test_size, self._read, Problem.key)
 
-    def _read(self, path: str, split: Split) -> list[Problem]:
+    def _read(self, path: str, split: Split, tally: Tally) -> list[Problem]:
         rows = read_rows(path, Question)
+        tally.rows += len(rows)
         return [Problem(f"gsm8k/{split}/{index}", row.question, row.answer) for index, row in enumerate(rows)]

@@ -9,20 +9,16 @@ What a tool does wrong is told to the model; see ``whet/tools/toolbox.py``.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Annotated, Any
 
-from pydantic import Field
-
-from whet.base.errors import ConfigError
-from whet.base.seeds import derive_seed
 from whet.chat.calls import checked_call
 from whet.config import Component
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, unearned
-from whet.tasks.problems import Example, Split, known_split, messages, question_key
+from whet.tasks.few_shot import Example, messages
 from whet.tasks.single_turn import checked_scores
+from whet.tasks.splits import DrawnTasks, Split, draw_splits, question_key
 from whet.tools.registry import TOOL_SOURCES
 from whet.tools.source import ToolServer, ToolSource
 from whet.tools.tool import tools_of
@@ -117,12 +113,9 @@ class ToolEpisode:
         return counts | {"tool_malformed": float(self.malformed)}
 
 
-class SeededToolTasks(ToolTasks, ABC):
-    """Base of those whose tasks are drawn: need no download, and any number can be made."""
+class SeededToolTasks(DrawnTasks, ToolTasks, ABC):
+    """Base of tool tasks that are drawn from a seed."""
 
-    train_size: int = Field(default=2000, ge=1, le=1_000_000)
-    test_size: int = Field(default=200, ge=0, le=1_000_000)
-    seed: int = 0
     examples: tuple[Example, ...] = ()
     """What the user or a tool says, and replies to it, shown before each task as earlier turns."""
 
@@ -130,32 +123,22 @@ class SeededToolTasks(ToolTasks, ABC):
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
         """Return a question and what solving and grading it need (``Task.data``)."""
 
-    def tasks(self, split: str) -> Sequence[Task]:
+    def splits(self) -> dict[Split, list[Task]]:
         """Raises ``ConfigError`` when the settings allow too few different tasks."""
-        return self._tasks[known_split(split)]
+        name = type(self).__name__.lower()
+        drawn = draw_splits(name, self.seed, self.sizes, self.draw, _key, "variety")
+        return {
+            split: [
+                Task(f"{name}/{split}/{number}", messages(self.system, question, self.examples), data)
+                for number, (_, (question, data)) in enumerate(drawn[split])
+            ]
+            for split in drawn
+        }
 
-    @cached_property
-    def _tasks(self) -> dict[Split, list[Task]]:
-        return self._drawn()
 
-    def _drawn(self) -> dict[Split, list[Task]]:
-        seen = set[int]()
-        test = self._generate("test", self.test_size, seen)
-        return {"train": self._generate("train", self.train_size, seen), "test": test}
-
-    def _generate(self, split: Split, size: int, seen: set[int]) -> list[Task]:
-        name, tasks = type(self).__name__.lower(), list[Task]()
-        rng = random.Random(derive_seed(self.seed, name, split))
-        for _ in range(4 * size + 100):
-            question, data = self.draw(rng)
-            if len(tasks) < size and (key := question_key(f"{question} {data}")) not in seen:
-                seen.add(key)
-                tasks.append(Task(f"{name}/{split}/{len(tasks)}", messages(self.system, question, self.examples), data))
-        if len(tasks) < size:
-            raise ConfigError(
-                f"{name}: only {len(tasks)} different {split} tasks, {size} wanted; lower {split}_size, or allow more"
-            )
-        return tasks
+def _key(drawn: tuple[str, dict[str, Any]]) -> int:
+    question, data = drawn
+    return question_key(f"{question} {data}")
 
 
 def solution(*calls: tuple[str, dict[str, Any]], answer: str) -> Answer:

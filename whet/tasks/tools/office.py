@@ -19,7 +19,8 @@ from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.core.types import Task
 from whet.tasks.cases import Answer
-from whet.tasks.problems import Split, messages, question_key
+from whet.tasks.few_shot import messages
+from whet.tasks.splits import Split, question_key
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, solution
 from whet.tasks.tools.office_tools import NOW, TABLES, CustomerStatus, Office, Row, Tables, TaskList
 from whet.tools.tool import ToolError
@@ -78,9 +79,8 @@ class OfficeTasks(SeededToolTasks):
             return [{table: _read(Path(self.path) / f"{name}.csv") for table, name in names}]
         return [made_up(random.Random(derive_seed(self.seed, "office", one)), self.rows) for one in range(self.offices)]
 
-    @cached_property
-    def _tasks(self) -> dict[Split, list[Task]]:
-        return self._drawn() if self.path is None else self._published(Path(self.path))
+    def splits(self) -> dict[Split, list[Task]]:
+        return super().splits() if self.path is None else self._published(Path(self.path))
 
     def _published(self, folder: Path) -> dict[Split, list[Task]]:
         rows = {
