@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -22,6 +22,9 @@ from whet.run.folder import check_free, new_folder
 from whet.run.log import readers_may_go
 from whet.run.recipe import Recipe
 from whet.run.signals import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from whet.run.open import Opening
 
 
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
@@ -61,6 +64,27 @@ def start(
         return run.start(value, chosen, stop)
 
     return _told(f"{name}, {value.steps} steps, into {chosen}", chosen, train)
+
+
+def open(
+    recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
+) -> "Opening":
+    """Open a run whose loop is yours; arguments as those of ``start``. Nothing is trained by itself.
+
+    async with whet.open("quickstart") as run:  # or, in a notebook: with whet.open("quickstart") as run
+        groups = await run.policy.sample(run.tasks.next(8), n=8)
+    """
+    value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
+    check_models(value)
+    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
+    if folder is not None:
+        check_free(Path(folder))
+    chosen = new_folder(name=name) if folder is None else Path(folder)
+    from whet.run.open import Opening  # takes seconds
+    from whet.show.heartbeat import Heartbeat
+    from whet.show.live_report import LiveReport
+
+    return Opening(value, chosen, Heartbeat(f"{name}, into {chosen}"), LiveReport(chosen))
 
 
 def resume(folder: str | Path, *overrides: str) -> Path:

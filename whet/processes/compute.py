@@ -13,7 +13,8 @@ no longer than its deadline. A job that hangs is left behind when its owner is c
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
@@ -58,6 +59,18 @@ def run_computing(main: Coroutine[Any, Any, T], after: str = "") -> T:
 
     User code may not end the process: raises ``WhetError`` where some tries to. ``after`` is what a user is told to do
     where the process ends all the same."""
+    with computing():
+        try:
+            with endings_are_errors():
+                return asyncio.run(_watched(main, after))
+        except SystemExit as error:
+            raise WhetError(f"some code of the run tried to end the process: {described(error)}") from error
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Give the process a compute thread for the time inside. What the calling thread does with torch meanwhile runs on
+    one thread."""
     import torch
 
     keep_freed_memory()
@@ -66,10 +79,7 @@ def run_computing(main: Coroutine[Any, Any, T], after: str = "") -> T:
     COMPUTE.end()  # one that was started before has not been prepared
     COMPUTE.prepare = partial(torch.set_num_threads, threads)
     try:
-        with endings_are_errors():
-            return asyncio.run(_watched(main, after))
-    except SystemExit as error:
-        raise WhetError(f"some code of the run tried to end the process: {described(error)}") from error
+        yield
     finally:
         COMPUTE.end()
         COMPUTE.prepare = None

@@ -1,0 +1,119 @@
+"""``whet.open``: loops of one's own over a policy, awaited and blocking."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+import whet
+from tests.toy import toy_recipe
+from whet.algorithms.grpo import GroupAdvantage
+from whet.base.errors import ConfigError, DataError
+from whet.core.types import Episode, Group, Status, Task
+from whet.losses.composite import PolicyLoss
+from whet.run import run as runs
+
+STEPS = 3
+
+
+def by_hand(recipe, folder: Path) -> list[dict[str, float]]:
+    async def go() -> list[dict[str, float]]:
+        lines = []
+        async with whet.open(recipe, folder=folder) as run:
+            for step in range(1, STEPS + 1):
+                groups = await run.policy.sample(run.tasks.next(recipe.rollouts.prompts_per_step), n=4)
+                batch = GroupAdvantage()(run.policy.batch(groups))
+                stats = await run.policy.update(batch.weigh("token"), PolicyLoss())
+                published = await run.policy.publish()
+                lines.append(run.log(step, stats, published, {"mine": step / 2}))
+        return lines
+
+    return asyncio.run(go())
+
+
+def test_a_loop_of_ones_own_learns_what_train_learns(tiny_model: Path, tmp_path: Path) -> None:
+    """The same tasks, seeds, advantages and updates: the same numbers, to the bit."""
+    recipe = toy_recipe(
+        tiny_model,
+        steps=STEPS,
+        algorithm={"type": "grpo", "group_size": 4},
+        evaluation={"enabled": False},
+        checkpoints={"every": 0},
+    )
+    lines = by_hand(recipe, tmp_path / "own")
+    runs.start(recipe, tmp_path / "train")
+    trained = [json.loads(line) for line in (tmp_path / "train" / "metrics.jsonl").read_text().splitlines()]
+    steps = {line["step"]: line for line in trained if "loss" in line}
+    assert len(steps) == STEPS
+    for step, line in enumerate(lines, start=1):
+        for name in ("loss", "gradient_norm", "reward/mean", "answer/tokens"):
+            assert line[name] == steps[step][name], (step, name)
+        assert line["mine"] == step / 2
+    written = [json.loads(line) for line in (tmp_path / "own" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["mine"] for line in written if "mine" in line] == [0.5, 1.0, 1.5]
+    assert (tmp_path / "own" / "report.html").exists()
+
+
+def test_a_policy_is_saved_and_restored_to_the_bit(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        recipe = toy_recipe(tiny_model, steps=STEPS, evaluation={"enabled": False})
+        async with whet.open(recipe, folder=tmp_path / "run") as run:
+            groups = await run.policy.sample(run.tasks.next(2), n=2)
+            batch = GroupAdvantage(divide_by_std=False)(run.policy.batch(groups)).weigh("sequence")
+            await run.policy.save(tmp_path / "saved")
+            before = (await run.policy.score(batch, {"logprobs"}))["logprobs"]
+            await run.policy.update(batch, PolicyLoss())
+            changed = (await run.policy.score(batch, {"logprobs"}))["logprobs"]
+            assert not changed.equal(before)
+            await run.policy.load(tmp_path / "saved")
+            assert (await run.policy.score(batch, {"logprobs"}))["logprobs"].equal(before)
+            with pytest.raises(ConfigError, match="is not empty"):
+                await run.policy.save(tmp_path / "saved")
+            with pytest.raises(ConfigError, match="holds no weights of the policy"):
+                await run.policy.load(tmp_path)
+
+    asyncio.run(go())
+
+
+def test_the_reference_and_held_out_tasks_are_within_reach(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        recipe = toy_recipe(tiny_model, steps=STEPS, evaluation={"limit": 2})
+        async with whet.open(recipe, folder=tmp_path / "run") as run:
+            batch = run.policy.batch(await run.policy.sample(run.tasks.next(1), n=2))
+            scored = await run.policy.score(batch, {"logprobs", "reference_logprobs"})
+            assert batch.reference_logprobs is not None
+            assert scored["reference_logprobs"].equal(scored["logprobs"]), "nothing is trained yet"
+            assert (await run.evaluate())["evaluation/n"] == 2
+
+    asyncio.run(go())
+
+
+def test_without_await_the_same_methods_block(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = toy_recipe(tiny_model, steps=STEPS, evaluation={"enabled": False})
+    with whet.open(recipe, folder=tmp_path / "run") as run:
+        groups = run.policy.sample(run.tasks.next(2), n=2)
+        batch = GroupAdvantage()(run.policy.batch(groups))
+        stats = run.policy.update(batch.weigh("token"), PolicyLoss())
+        run.policy.publish()
+        assert run.log(1, stats)["gradient_norm"] >= 0
+        assert run.policy.version == 1
+    with pytest.raises(ConfigError, match="not empty"):
+        whet.open(recipe, folder=tmp_path / "run")
+
+
+def test_mistakes_are_named(tiny_model: Path, tmp_path: Path) -> None:
+    async def go() -> None:
+        recipe = toy_recipe(tiny_model, steps=STEPS, evaluation={"enabled": False})
+        async with whet.open(recipe, folder=tmp_path / "run") as run:
+            groups = await run.policy.sample(run.tasks.next(1), n=2)
+            with pytest.raises(DataError, match=r"batch\.weigh"):
+                await run.policy.update(run.policy.batch(groups), PolicyLoss())
+            with pytest.raises(ConfigError, match="there is no role 'critic'; the recipe's algorithm has: policy"):
+                await run.policy.score(run.policy.batch(groups), {"values"}, role="critic")
+            lost = Group("lost", Task("t", []), [Episode([], status=Status.FAILED, error="the shell is away")])
+            assert run.policy.batch([*groups, lost]).group_uids == (groups[0].uid,)
+            with pytest.raises(DataError, match=r"1 of 1 groups failed .* the shell is away"):
+                run.policy.batch([lost])
+
+    asyncio.run(go())

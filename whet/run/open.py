@@ -1,0 +1,183 @@
+"""A run whose loop is the caller's: everything that a recipe names is built, and the steps are left to a script or a
+notebook. ``whet.open`` is its face."""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from whet.base.errors import ConfigError
+from whet.base.files import write_atomically
+from whet.checkpoint.lock import run_lock
+from whet.config import dump_yaml
+from whet.core.types import Task
+from whet.data.order import TaskOrder
+from whet.data.source import Source
+from whet.learner.base import Update
+from whet.metrics import Metrics
+from whet.processes.compute import compute, computing
+from whet.run.folder import create
+from whet.run.log import logging_to
+from whet.run.machine import decide_run
+from whet.run.policy import Policy
+from whet.run.recipe import Recipe
+from whet.run.run import Run, open_run
+from whet.tasks.base import TaskSet
+
+
+class Tasks(Sequence[Task]):
+    """The training tasks. ``next`` draws them in the recipe's order: shuffled, epoch after epoch."""
+
+    def __init__(self, tasks: Sequence[Task], seed: int) -> None:
+        self._tasks, self._order = tasks, TaskOrder(len(tasks), seed)
+
+    def next(self, n: int) -> list[Task]:
+        """Return the next ``n`` tasks."""
+        return [self._tasks[self._order.next()] for _ in range(n)]
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tasks[index]
+
+
+class OpenRun:
+    """A run that is open: its policy, its tasks and its folder."""
+
+    def __init__(self, run: Run, recipe: Recipe) -> None:
+        self._run, self.recipe, self.folder = run, recipe, run.folder
+        self._tasks = Tasks(recipe.data.tasks("train"), recipe.seed) if isinstance(recipe.data, TaskSet) else None
+
+    @property
+    def policy(self) -> Policy:
+        return self._run.policy
+
+    @property
+    def tasks(self) -> Tasks:
+        """The training tasks. Raises ``ConfigError`` where the recipe learns from rows; ``source`` has those."""
+        if self._tasks is None:
+            raise ConfigError("this recipe learns from rows, so it has no tasks: use run.source.next_groups()")
+        return self._tasks
+
+    @property
+    def source(self) -> Source:
+        """The groups of a step as the recipe draws them: sampled and filtered, or rows."""
+        return self._run.source
+
+    async def evaluate(self, step: int = 0) -> dict[str, float]:
+        """Measure the policy as the generator has it on the held-out tasks or rows, as the recipe's ``evaluation``
+        says, and write the result into the metrics."""
+        values = await self._run.feed.evaluate(self._run.scorers)
+        if values:
+            self._run.sinks.write(step, values, kind="evaluation")
+        return values
+
+    def log(self, step: int, *stats: Update | Metrics | Mapping[str, float]) -> dict[str, Any]:
+        """Write the metrics of a step, counted from 1: what the policy counted since the last call, the results of
+        updates, and numbers of your own by name. Return them. The report has them at once."""
+        metrics, self.policy.metrics = self.policy.metrics, Metrics()
+        own: dict[str, float] = {}
+        for one in stats:
+            if isinstance(one, Mapping):
+                own.update(one)
+            else:
+                metrics.merge(one.metrics if isinstance(one, Update) else one)
+        values = metrics.result() | own | self._run.clock.lap()
+        self._run.sinks.write(step, values)
+        return values
+
+
+@asynccontextmanager
+async def opened(
+    recipe: Recipe, folder: Path, while_loading: AbstractContextManager[Any], while_open: AbstractContextManager[Any]
+) -> AsyncIterator[OpenRun]:
+    """Build everything, publish the first weights, and shut everything down at the end. The two contexts show the run
+    to people."""
+    create(folder)
+    folder = folder.absolute()
+    with run_lock(folder), logging_to(folder), while_open, computing():
+        async with AsyncExitStack() as stack:
+            with while_loading:
+                decided = await compute(decide_run, recipe, folder, False)
+                write_atomically(folder / "recipe.yaml", dump_yaml(decided))
+                run = await stack.enter_async_context(open_run(decided, folder, resuming=False))
+                await stack.enter_async_context(run.source)
+                run.scorers = await run.feed.prepare(run.learners, folder, 0)
+                await run.policy.publish(0)
+            run.clock.start()
+            yield OpenRun(run, decided)
+
+
+class Opening:
+    """What ``whet.open`` returns, for ``async with`` or, where nothing can be awaited, plain ``with``."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        while_loading: AbstractContextManager[Any],
+        while_open: AbstractContextManager[Any],
+    ) -> None:
+        self._open = partial(opened, recipe, folder, while_loading, while_open)
+        self._stack = AsyncExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __aenter__(self) -> OpenRun:
+        return await self._stack.enter_async_context(self._open())
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._stack.__aexit__(*error)
+
+    def __enter__(self) -> Any:
+        """Return an ``OpenRun`` whose methods block until they are done: its loop runs on a thread."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="whet-open", daemon=True)
+        self._thread.start()
+        try:
+            return Blocking(_wait(self.__aenter__(), self._loop), self._loop)
+        except BaseException:
+            self._end_loop()
+            raise
+
+    def __exit__(self, *error: Any) -> None:
+        assert self._loop is not None
+        try:
+            _wait(self.__aexit__(*error), self._loop)
+        finally:
+            self._end_loop()
+
+    def _end_loop(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=10)
+
+
+class Blocking:
+    """An object of an open run whose coroutine methods block, for code that cannot await."""
+
+    def __init__(self, target: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._target, self._loop = target, loop
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._target, name)
+        if inspect.iscoroutinefunction(value):
+            return lambda *args, **named: _wait(value(*args, **named), self._loop)
+        return Blocking(value, self._loop) if isinstance(value, Policy) else value
+
+    def __dir__(self) -> list[str]:
+        return dir(self._target)
+
+
+def _wait(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
+    """Return the result of a coroutine that runs on the loop. An interrupt cancels it."""
+    future = asyncio.run_coroutine_threadsafe(work, loop)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
