@@ -5,8 +5,9 @@ adapter. A reward model becomes a sequence classifier. The folder appears whole 
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from whet.base.dtype import FileDtype, torch_dtype
 from whet.base.errors import ConfigError, WhetError
 from whet.base.files import replacing
 from whet.checkpoint.card import Kind, model_card
@@ -19,8 +20,6 @@ from whet.config import parse_mapping
 if TYPE_CHECKING:
     from whet.models.config import ModelConfig
 
-ExportType = Literal["float32", "bfloat16", "float16"]
-
 
 def export(
     run: Path,
@@ -28,7 +27,7 @@ def export(
     step: Which | None = None,
     *,
     adapter_only: bool = False,
-    dtype: ExportType | None = None,
+    dtype: FileDtype | None = None,
     force: bool = False,
 ) -> Checkpoint:
     """Write the policy or reward model of a run's checkpoint to the folder ``out``; return the checkpoint.
@@ -64,13 +63,13 @@ def export(
     return checkpoint
 
 
-def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: ExportType | None) -> str:
+def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only: bool, dtype: FileDtype | None) -> str:
     import torch
 
     from whet.models.loading import load_model_config
 
     base = getattr(load_model_config(config), "dtype", None)
-    wanted = getattr(torch, dtype) if dtype else base or torch.float32
+    wanted = torch_dtype(dtype) if dtype else base or torch.float32
     if adapter_only:
         model.peft_config["default"].base_model_name_or_path = _portable_name(config)
         model.to(wanted).save_pretrained(staging, save_embedding_layers=False)

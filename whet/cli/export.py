@@ -5,9 +5,8 @@ from typing import Annotated, Literal, cast
 
 import typer
 
+from whet.base.dtype import FileDtype
 from whet.cli.words import RunArgument, run_folder
-
-Precision = Literal["float32", "bfloat16", "float16"]
 
 
 def export(
@@ -21,7 +20,7 @@ def export(
     ] = None,
     adapter: Annotated[bool, typer.Option("--adapter", help="Write LoRA's adapter alone, not merged.")] = False,
     dtype: Annotated[
-        Precision | None, typer.Option("--dtype", help="Precision of the weights, instead of the base model's.")
+        FileDtype | None, typer.Option("--dtype", help="Precision of the weights, instead of the base model's.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
+from whet.base.dtype import Dtype
 from whet.config import Config
 from whet.core.types import Distribution
 from whet.processes.cores import part
@@ -47,7 +48,7 @@ class GeneratorConfig(Config, ABC):
     records_experts: ClassVar[bool] = False
     """Whether it can tell which experts tokens went to."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
+    dtype: Literal["auto"] | Dtype = "auto"
     """In which it computes. ``auto``: as ``learner.precision`` chooses."""
     max_batch: int = Field(default=64, ge=1, le=100_000)
     """Completions decoded side by side; more requests wait in a queue."""

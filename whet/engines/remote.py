@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from whet.base.dtype import torch_dtype
 from whet.base.errors import GeneratorError, RefitError, WhetError, WorkerError
 from whet.cluster.base import RankInfo
 from whet.engines.base import Completion, SamplingParams
@@ -78,10 +79,8 @@ class HostedGenerator:
 
     @property
     def dtype(self) -> "torch.dtype":
-        import torch
 
-        dtype: torch.dtype = getattr(torch, self.config.dtype)
-        return dtype
+        return torch_dtype(self.config.dtype)
 
     @property
     def ranks(self) -> int:

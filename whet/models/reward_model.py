@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from whet.base.dtype import torch_dtype
 from whet.base.errors import DataError, WhetError
 from whet.chat.control_tokens import ControlTokens
 from whet.core.batch import Batch
@@ -36,7 +37,7 @@ class RewardModel:
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
             self.model, info = AutoModelForSequenceClassification.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, output_loading_info=True
+                folder, dtype=torch_dtype(dtype), use_safetensors=True, output_loading_info=True
             )
         except (OSError, ValueError) as error:
             raise WhetError(f"{folder} can't be loaded as a sequence classifier: {error}") from error

@@ -7,6 +7,8 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
+from whet.base.dtype import torch_dtype
+
 ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
 PLAIN = "plain"
 """The encoding of a tensor that lies there as it is."""
@@ -25,12 +27,12 @@ class Entry:
     @property
     def size(self) -> int:
         """The bytes that it takes."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
+        dtype = torch_dtype(self.dtype)
         return dtype.itemsize * torch.Size(self.shape).numel()
 
     def view(self, memory: Tensor) -> Tensor:
         """Return the tensor as a view of the bucket's ``memory`` [bytes] (uint8)."""
-        return memory[self.offset : self.offset + self.size].view(getattr(torch, self.dtype)).view(self.shape)
+        return memory[self.offset : self.offset + self.size].view(torch_dtype(self.dtype)).view(self.shape)
 
 
 Manifest = tuple[tuple[Entry, ...], ...]

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.base.dtype import torch_dtype
 from whet.engines.config import Deployment, GeneratorConfig
 
 if TYPE_CHECKING:
@@ -45,11 +46,10 @@ class TorchGeneratorConfig(GeneratorConfig):
     def _build(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "TorchGenerator":
-        import torch
 
         from whet.engines.torch.engine_model import build_engine_model
         from whet.engines.torch.generator import TorchGenerator
         from whet.models.device import choose_device
 
-        engine = build_engine_model(model, None, getattr(torch, self.dtype), str(choose_device()))
+        engine = build_engine_model(model, None, torch_dtype(self.dtype), str(choose_device()))
         return TorchGenerator(self, engine, tokenizer, deployment.cores, deployment.record_experts)

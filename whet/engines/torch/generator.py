@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whet.base.dtype import torch_dtype
 from whet.base.errors import ConfigError, DeadlineError, GeneratorError, RefitError, WhetError
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.torch.cached_model import open_engine
@@ -47,7 +48,7 @@ class TorchGenerator:
         """``cores``: those that the compute thread is bound to with the first step; None: to none. With
         ``record_experts`` completions tell which experts their tokens went to; raises ``ConfigError`` where a model has
         no routers that are known."""
-        if config.dtype != "auto" and model.dtype != getattr(torch, config.dtype):
+        if config.dtype != "auto" and model.dtype != torch_dtype(config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
         self.tokenizer = tokenizer

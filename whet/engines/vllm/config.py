@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from whet.base.dtype import FileDtype
 from whet.base.errors import ConfigError
 from whet.config import Component
 from whet.core.types import Distribution
@@ -31,7 +32,7 @@ _GUESSES = (
 class VllmGeneratorConfig(GeneratorConfig):
     """The settings of a vLLM engine, which runs in processes of its own."""
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto"] | FileDtype = "auto"
     """In which it computes. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
     max_batch: int = Field(default=256, ge=1, le=100_000)
     """Completions decoded side by side; more requests wait in a queue."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from whet.base.dtype import torch_dtype
 from whet.base.errors import DeadlineError, GeneratorError, RefitError, WhetError
 from whet.engines.base import Completion, SamplingParams, check_request, prompt_metrics
 from whet.engines.config import Deployment
@@ -65,8 +66,7 @@ class VllmGenerator:
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = getattr(torch, self.config.dtype)
-        return dtype
+        return torch_dtype(self.config.dtype)
 
     @property
     def ranks(self) -> int:
