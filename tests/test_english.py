@@ -15,8 +15,12 @@ ROOT = Path(__file__).parent.parent
 CLEAN = (
     "tests/base/",
     "tests/core/",
+    "tests/cli/",
+    "tests/show/",
     "whet/base/",
+    "whet/cli/",
     "whet/core/",
+    "whet/show/",
 )
 
 # (regular expression, ignoring case; what to write instead)
@@ -100,7 +104,7 @@ def names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_a_file_is_written_in_plain_english(path: Path) -> None:
     where = path.relative_to(ROOT)
     problems = [
-        f"{where}:{number}: {match.group()!r}: write {instead}"
+        f"{where}:{number}: {match.group()!r}; better: {instead}"
         for number, text in prose(path)
         for pattern, instead in PHRASES
         if (match := re.search(pattern, text, re.IGNORECASE))
@@ -108,7 +112,7 @@ def test_a_file_is_written_in_plain_english(path: Path) -> None:
     if path.suffix == ".py":
         tree = ast.parse(path.read_text("utf-8"))
         problems += [
-            f"{where}:{number}: a docstring begins with {match.group()!r}: write {instead}"
+            f"{where}:{number}: a docstring begins with {match.group()!r}; better: {instead}"
             for number, text in docstrings(tree)
             for pattern, instead in OPENINGS
             if (match := re.match(pattern, text))

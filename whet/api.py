@@ -149,7 +149,7 @@ def _told(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Pat
         return finished(title, folder, train)
     except KeyboardInterrupt:
         saved = (folder / "checkpoints").is_dir()
-        hint = f"Go on with: whet.resume({str(folder)!r})" if saved else f"Nothing is saved in {folder} yet"
+        hint = f"Resume with: whet.resume({str(folder)!r})" if saved else f"Nothing is saved in {folder} yet"
         print(f"interrupted. {hint}", flush=True)
         raise KeyboardInterrupt(hint) from None
     except WhetError as error:

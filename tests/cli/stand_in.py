@@ -23,7 +23,7 @@ class Generator(Config):
 
 
 class WithSteps(Settings):
-    """What a recipe has besides."""
+    """Further sections of a recipe."""
 
     steps: int = 3
     learner: Learner = Learner()

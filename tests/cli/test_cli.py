@@ -177,16 +177,16 @@ def test_an_unexpected_error_leaves_its_traceback_in_the_run_folder(folder):
     assert "stand_in.py" in (folder / "runs/one/error.log").read_text()
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(folder):
+def test_debug_shows_the_traceback_in_any_position(folder):
     for words in (["--debug", "train", "r.yaml", "name=crash"], ["train", "r.yaml", "name=crash", "--debug"]):
         result = whet(*words, "--folder", f"runs/{words[0]}", cwd=folder)
         assert result.returncode == 1
         assert "Traceback" in result.stderr
 
 
-def test_an_interrupt_says_how_to_go_on(folder):
+def test_an_interrupt_says_how_to_resume(folder):
     result = whet("train", "r.yaml", "name=interrupt", cwd=folder)
-    assert (result.returncode, result.stderr) == (130, "interrupted. Go on with: whet resume runs/one\n")
+    assert (result.returncode, result.stderr) == (130, "interrupted. Resume with: whet resume runs/one\n")
 
 
 def test_several_interrupts_end_in_one_line(folder):
@@ -206,12 +206,12 @@ def test_several_interrupts_end_in_one_line(folder):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
     said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (130, "interrupted. Go on with: whet resume runs/one\n")
+    assert (process.returncode, said) == (130, "interrupted. Resume with: whet resume runs/one\n")
 
 
 @pytest.mark.parametrize("module", ["typer", "whet.cli.main", "whet.run.recipe"])
 def test_an_interrupt_before_anything_has_begun_ends_in_one_line(folder, module):
-    """It comes while this module is imported."""
+    """The interrupt comes while the package is imported."""
     code = f"""
 import os, runpy, signal, sys
 
@@ -259,7 +259,7 @@ def test_show_explains_a_key(folder):
     assert "Did you mean 'lr'?" in wrong.stderr
 
 
-def test_a_reader_that_goes_away_is_no_error(folder):
+def test_a_closed_output_pipe_is_not_an_error(folder):
     (folder / "long.yaml").write_text("numbers:\n" + "".join(f"  key{i}: {i}\n" for i in range(20000)))
     command = f"{sys.executable} -m tests.cli.stand_in show long.yaml | head -1"
     result = subprocess.run(
@@ -280,8 +280,10 @@ def test_validate_prints_what_was_graded_and_fails_if_any_is_wrong(folder):
 def test_a_setting_that_is_written_as_an_option_is_answered_with_how_to_write_it(folder):
     for words in (["--steps", "5"], ["--steps=5"]):
         said = whet("train", "r.yaml", *words, cwd=folder).stderr
-        assert "A recipe's settings are KEY=VALUE, without dashes: steps=5\n" in said
-    assert "A recipe is the first word: whet train r.yaml" in whet("train", "--config", "r.yaml", cwd=folder).stderr
+        assert "Settings of a recipe are written KEY=VALUE, without dashes: steps=5\n" in said
+    assert (
+        "The recipe is the first argument: whet train r.yaml" in whet("train", "--config", "r.yaml", cwd=folder).stderr
+    )
 
 
 @pytest.mark.parametrize("command", ["train", "plan"])

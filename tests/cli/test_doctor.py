@@ -1,4 +1,4 @@
-"""The doctor finds what is missing and says how to get it."""
+"""The doctor reports missing parts and how to install them."""
 
 import pytest
 

@@ -166,7 +166,7 @@ def test_a_signal_ends_a_run_whose_grader_holds_the_interpreter(tiny_model: Path
             process.kill()
     assert process.returncode == -signal.SIGKILL
     assert "error: a signal came, and the interpreter has been held for " in said
-    assert f"Go on with: whet resume {tmp_path / 'run'}" in said
+    assert f"Resume with: whet resume {tmp_path / 'run'}" in said
 
 
 slow = pytest.mark.slow

@@ -57,7 +57,7 @@ def test_an_interrupted_cell_ends_within_a_step_and_says_how_to_go_on(
     assert process.returncode == 0, printed
     assert "the next cell:" in printed
     if begun:
-        assert f"Go on with: whet.resume('{folder}')" in printed
+        assert f"Resume with: whet.resume('{folder}')" in printed
         assert steps_done(folder) <= done + 3
         assert list((folder / "checkpoints").glob("step-*"))
     assert "Traceback" not in printed

@@ -350,7 +350,7 @@ def test_only_commands_that_a_run_over_rows_can_take_are_suggested(tiny_model: P
         path = write_rows(tmp_path / f"{name}.jsonl", texts(count))
         recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=1)
         folder = run.start(recipe, tmp_path / name)
-        assert list(commands(folder)) == ["go on", *expected, "export"]
+        assert list(commands(folder)) == ["resume", *expected, "export"]
 
 
 def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_model: Path, tmp_path: Path) -> None:

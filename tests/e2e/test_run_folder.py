@@ -176,4 +176,4 @@ def test_five_interrupts_of_a_run_end_in_one_line(tiny_model: Path, tmp_path: Pa
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)
     said = process.communicate(timeout=60)[1]
-    assert (process.returncode, said) == (130, "interrupted. Go on with: whet resume run\n")
+    assert (process.returncode, said) == (130, "interrupted. Resume with: whet resume run\n")

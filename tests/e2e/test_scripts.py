@@ -63,12 +63,12 @@ def test_the_example_and_the_commands_that_it_prints(tmp_path: Path, tiny_model:
     report = Path(printed.splitlines()[-1])
     assert (tmp_path / report).is_file()
     commands = dict(re.findall(r"^  (go on|evaluate|view|export) +whet (.*)$", printed, re.MULTILINE))
-    assert list(commands) == ["go on", "evaluate", "view", "export"]
+    assert list(commands) == ["resume", "evaluate", "view", "export"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for name, words in commands.items():
         said = run("-m", "whet", *shlex.split(words), cwd=tmp_path)
-        assert {"go on": "2 steps", "evaluate": "accuracy", "view": "Name", "export": "export"}[name] in said, said
+        assert {"resume": "2 steps", "evaluate": "accuracy", "view": "Name", "export": "export"}[name] in said, said
     run("-m", "whet", "eval", str(tmp_path / report.parent), cwd=elsewhere)
 
 

@@ -92,7 +92,7 @@ def test_a_signal_saves_the_run_and_says_how_to_go_on_and_nothing_is_lost(
     assert f"{by.name} came: the run saves after this step and ends" in said
     assert process.returncode == 128 + by
     assert steps_done(folder) == 2
-    assert f"stopped: {by.name} came, and step 2 of 6 is saved. Go on with: whet resume {folder}" in printed
+    assert f"stopped: {by.name} came, and step 2 of 6 is saved. Resume with: whet resume {folder}" in printed
     assert "Traceback" not in printed
     went_on = whet("resume", str(folder))
     assert went_on.returncode == 0, went_on.stderr
@@ -112,7 +112,7 @@ def test_a_signal_saves_a_run_on_ray_too(tiny_model: Path, tmp_path: Path) -> No
         passes(folder).touch()
         printed, _ = process.communicate(timeout=240)
     assert process.returncode == 128 + signal.SIGTERM, printed
-    assert f"step {steps_done(folder)} of 6 is saved. Go on with: whet resume {folder}" in printed
+    assert f"step {steps_done(folder)} of 6 is saved. Resume with: whet resume {folder}" in printed
     assert list((folder / "checkpoints").glob("step-*"))
 
 

@@ -23,7 +23,7 @@ async def user():
     {does}
 
 async def main():
-    with watched("Go on with: X", limit={limit}):
+    with watched("Resume with: X", limit={limit}):
         thread = LoopThread("user")
         print("ready", flush=True)
         await thread.run(user)
@@ -100,7 +100,7 @@ def test_a_process_that_is_gone_is_told_of(does: str, code: int, tmp_path: Path)
     got, printed = ended(tmp_path, does)
     assert got == code
     assert "ended without a word" in printed
-    assert printed.rstrip().endswith("Go on with: X")
+    assert printed.rstrip().endswith("Resume with: X")
 
 
 def test_a_process_that_became_another_program_behind_our_back_is_ended_in_words(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_code_that_holds_the_interpreter_is_named_and_the_process_ended(does: st
     assert "warning: the interpreter has been held for 10 s at " in printed
     assert "error: the interpreter has been held for 12 s at " in printed
     assert printed.count(f"{tmp_path}/script.py:7 in user;") == 1
-    assert printed.rstrip().endswith("Go on with: X")
+    assert printed.rstrip().endswith("Resume with: X")
 
 
 @pytest.mark.parametrize("one", [signal.SIGINT, signal.SIGTERM])

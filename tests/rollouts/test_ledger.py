@@ -162,7 +162,7 @@ def test_the_command_says_so_and_its_exit_code_too(
         main(["audit", str(a_run)])
     said = capsys.readouterr().out
     assert good.value.code == 0
-    assert "7 drawn = 6 trained or dropped + 1 under way: each exactly once" in said
+    assert "7 drawn = 6 trained or dropped + 1 in flight: each exactly once" in said
     assert "1 failed: the grader is away" in said
     copy = Path(shutil.copytree(a_run, tmp_path / "run"))
     (copy / FILE).write_text("")

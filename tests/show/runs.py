@@ -1,4 +1,4 @@
-"""Run folders as training leaves them: a small one with hostile text in its rollouts, and one of everything."""
+"""Run folders as training writes them: a small one with hostile text in its rollouts, and one with every feature."""
 
 from pathlib import Path
 
@@ -81,8 +81,8 @@ def small_run(folder: Path) -> Path:
 
 
 def run_of_everything(folder: Path) -> Path:
-    """What a report can hold: smoothed curves, limits and numbers beyond them, a band of evaluations, every phase of a
-    step, answers that failed, were cut off, are long, or come without tokens."""
+    """Write a run with every part of a report: smoothed curves, limits and numbers beyond them, a band of evaluations,
+    every phase of a step, answers that failed, were cut off, are long, or come without tokens."""
     folder.mkdir()
     (folder / "recipe.yaml").write_text(RECIPE + "# </pre><script>alert(3)</script>\n")
     sink = JSONLSink().open(folder, {})

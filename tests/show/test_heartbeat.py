@@ -1,4 +1,4 @@
-"""A sign of life of whatever takes long, in a log and in a terminal."""
+"""Signs of life of long operations, in a log and in a terminal."""
 
 import io
 import os
@@ -29,7 +29,7 @@ def test_a_line_is_due_only_where_nothing_was_printed_for_a_while() -> None:
     progress.mark_printed()
     assert heartbeat.line(40.0) is None
     assert heartbeat.line(42.0) is not None
-    progress.draw(True)  # a live display says it
+    progress.draw(True)  # a live display shows it
     assert heartbeat.line(1000.0) is None
 
 
@@ -47,7 +47,7 @@ def test_a_closed_stream_does_not_matter() -> None:
     stream = io.StringIO()
     with Heartbeat("toy", stream, Progress(), every=0.0) as heartbeat:
         stream.close()
-        heartbeat.say("nobody reads this")
+        heartbeat.say("unseen")
 
 
 def test_every_phase_of_a_run_has_a_line_in_a_log(tiny_model: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_terminal_is_not_blank_while_things_are_imported(tiny_model: Path, tmp
     try:
         while chunk := os.read(master, 65536):
             said += chunk
-    except OSError:  # how a terminal says that it was closed
+    except OSError:  # the error of a closed terminal
         pass
     assert process.wait(timeout=300) == 0
     text = said.decode()

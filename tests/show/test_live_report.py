@@ -1,4 +1,4 @@
-"""The report of a run that is going, was interrupted or has failed."""
+"""The report of a run in progress, of an interrupted run and of a failed run."""
 
 import logging
 import os
@@ -78,5 +78,5 @@ def test_a_run_that_is_interrupted_has_one_and_names_it(tiny_model: Path, tmp_pa
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert error.endswith("interrupted. Go on with: whet resume run\nIts report so far: run/report.html\n")
+    assert error.endswith("interrupted. Resume with: whet resume run\nReport so far: run/report.html\n")
     assert (tmp_path / "run" / "report.html").exists()

@@ -16,7 +16,7 @@ from whet.show.report import write_report
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page, as a browser would see them; ``events`` are all of it, line by line."""
+    """Tags, attributes and text of a page, as a browser would see them; ``events`` lists everything, line by line."""
 
     def __init__(self, html):
         super().__init__()
@@ -47,8 +47,8 @@ class Page(HTMLParser):
 GOLDEN = Path(__file__).with_name("report_of_everything.txt")
 
 
-def test_the_page_is_what_it_was(tmp_path, monkeypatch):
-    """All but style and script. A change that is meant is written down by WHET_GOLDEN=1 pytest, and looked at."""
+def test_the_page_is_unchanged(tmp_path, monkeypatch):
+    """Except style and script. After an intended change run WHET_GOLDEN=1 pytest and review the difference."""
     monkeypatch.setattr(rollouts_part, "MOST_TOKENS", 12)
     monkeypatch.setattr(rollouts_part, "MOST_CHARACTERS", 200)
     page = Page(write_report(run_of_everything(tmp_path / "everything")).read_text())
@@ -161,7 +161,7 @@ def test_a_run_on_pairs_shows_how_often_the_chosen_answer_wins(tmp_path):
     write_lines(tmp_path, (0, held_out, "evaluation"), (1, train, "train"))
     html = write_report(tmp_path).read_text()
     assert "accuracy on held-out rows" in html
-    assert titles(html) == ["preference accuracy", "loss", "margin"], "held-out values stand beside those of training"
+    assert titles(html) == ["preference accuracy", "loss", "margin"], "held-out and training values share a chart"
 
 
 def test_charts_in_which_nothing_happens_are_named_and_not_drawn(tmp_path):
@@ -181,7 +181,7 @@ def test_charts_in_which_nothing_happens_are_named_and_not_drawn(tmp_path):
     assert "clipped high" in titles(write_report(tmp_path).read_text()), "a number that is not finite is news"
 
 
-def test_the_times_on_an_axis_can_be_told_apart(tmp_path):
+def test_the_times_on_an_axis_are_distinguishable(tmp_path):
     write_lines(tmp_path, *((step, {"time/step": 0.12, "time/learn": 0.1}, "train") for step in (1, 2)))
     marks = re.findall(r'<text class="tick"[^>]*>([^<]* s)<', write_report(tmp_path).read_text())
     assert len(marks) == len(set(marks)) > 2

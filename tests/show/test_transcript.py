@@ -1,4 +1,4 @@
-"""A rollout of several turns is read turn by turn."""
+"""A rollout of several turns is displayed turn by turn."""
 
 from rich.console import Console
 

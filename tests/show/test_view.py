@@ -28,7 +28,7 @@ def test_only_and_sort_choose_what_is_shown(run_folder):
     text = shown(run_folder, only="correct", sort="mismatch", n=None)
     assert "2 of 5 rollouts" in text
     assert text.index("#2") < text.index("#0")
-    assert "No rollout fits." in shown(run_folder, only="failed")
+    assert "No rollout matches." in shown(run_folder, only="failed")
 
 
 def test_text_of_a_model_can_neither_move_the_cursor_nor_act_as_markup(run_folder):

@@ -1,6 +1,6 @@
 """The command line. Each command is one file that turns its arguments into one call of the library.
 
-Nothing heavy is imported before a command needs it, so that ``whet --help`` answers at once.
+Heavy packages are imported only when a command needs them, so ``whet --help`` answers at once.
 """
 
 import os
@@ -15,7 +15,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if threading.current_thread() is threading.main_thread():
-    # During the imports below, nothing else could answer an interrupt in one line.
+    # An interrupt during the imports below prints one line, not a traceback.
     _before = signal.signal(signal.SIGINT, _stop)
     from whet.cli.main import main
 

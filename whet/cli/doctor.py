@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.words import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, Overrides, print_json
 from whet.diagnose import checks
 
 if TYPE_CHECKING:
@@ -16,53 +16,53 @@ if TYPE_CHECKING:
 def doctor(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="Check this recipe, and whether its parts agree."),
+        typer.Argument(metavar="RECIPE", help="Also check this recipe, and whether its generator and learner agree."),
     ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check this installation and machine. Exit code 1 if something needed is broken."""
+    """Check this installation and machine. Exit code 1 if something that is needed is broken."""
     from whet.config import list_recipes
 
-    found: list[checks.Finding] = []
-    wanted, name = _loaded(recipe, overrides or []), recipe or "quickstart"
-    usual = wanted or (_loaded(name, []) if recipe is None else None)
+    findings: list[checks.Finding] = []
+    settings, name = _loaded(recipe, overrides or []), recipe or "quickstart"
+    for_memory = settings or (_loaded(name, []) if recipe is None else None)
     for check in (
         checks.packages(),
         checks.machine(),
-        checks.memory(name, usual),
+        checks.memory(name, for_memory),
         checks.threads(),
-        checks.products(wanted),
+        checks.products(settings),
         checks.sandbox(),
-        checks.model_cache(wanted),
+        checks.model_cache(settings),
         checks.recipes_validate([recipe] if recipe else list(list_recipes()), overrides or []),
-        _agreement(wanted),
+        _agreement(settings),
     ):
         for finding in check:
-            found.append(finding)
+            findings.append(finding)
             if not as_json:
                 _print(finding)
     if as_json:
-        print_json([dataclasses.asdict(finding) for finding in found])
+        print_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        print("\n" + summary(found))
-    if any(finding.state == "broken" for finding in found):
+        print("\n" + summary(findings))
+    if any(finding.state == "broken" for finding in findings):
         raise typer.Exit(1)
 
 
-def summary(found: Sequence[checks.Finding]) -> str:
-    """Return what is wrong, once more and the worst first, with what to do."""
-    listed = []
-    for state, word in (("broken", "broken"), ("unsafe", "unsafe"), ("advice", "advice")):
-        some = [finding for finding in found if finding.state == state]
-        listed += [f"{word}: {one.subject}" + (f" -> {one.advice}" if one.advice else "") for one in some]
-    if not any(finding.state == "broken" for finding in found):
-        listed.append("nothing that every run needs is broken" if listed else "nothing that a run needs is broken")
-    return "\n".join(listed)
+def summary(findings: Sequence[checks.Finding]) -> str:
+    """Return the problems, most severe first, each with its remedy."""
+    lines = []
+    for state in ("broken", "unsafe", "advice"):
+        for finding in (finding for finding in findings if finding.state == state):
+            lines.append(f"{state}: {finding.subject}" + (f" -> {finding.advice}" if finding.advice else ""))
+    if not any(finding.state == "broken" for finding in findings):
+        lines.append("nothing that every run needs is broken" if lines else "nothing that a run needs is broken")
+    return "\n".join(lines)
 
 
 def _loaded(recipe: str | None, overrides: list[str]) -> "Recipe | None":
-    """Return the recipe; None where it does not load, which ``recipes_validate`` reports."""
+    """Return the recipe, or None if it does not load, which ``recipes_validate`` reports."""
     from whet.base.errors import ConfigError
     from whet.config import load
     from whet.run.recipe import Recipe
@@ -73,26 +73,26 @@ def _loaded(recipe: str | None, overrides: list[str]) -> "Recipe | None":
         return None
 
 
-def _agreement(wanted: "Recipe | None") -> Iterator[checks.Finding]:
-    """Sample a few answers and have the learner score them, if there is a recipe and it samples."""
+def _agreement(recipe: "Recipe | None") -> Iterator[checks.Finding]:
+    """Sample a few answers and have the learner score them, if the recipe samples."""
     from whet.algorithms.base import OnlineAlgorithm
     from whet.base.errors import WhetError
 
-    if wanted is None or not isinstance(wanted.algorithm, OnlineAlgorithm):
+    if recipe is None or not isinstance(recipe.algorithm, OnlineAlgorithm):
         return
     from whet.diagnose.agreement import measure_agreement
     from whet.processes.compute import run_computing
 
     try:
-        found = run_computing(measure_agreement(wanted))
+        agreement = run_computing(measure_agreement(recipe))
     except WhetError as error:
         yield checks.Finding("agreement", f"can't be measured: {error}", "broken")
         return
-    difference = f"mean exp|lp_learner - lp_generator| {found.error:.4f} over {found.tokens} sampled tokens"
-    yield checks.Finding("agreement", difference, "good" if found.agrees else "broken", found.cause or "")
-    if found.agrees and not found.stopped:
-        advice = "is the chat template the model's own, and sampling.max_new_tokens enough?"
-        yield checks.Finding("answers", "none ended by itself", "advice", advice)
+    difference = f"mean exp|lp_learner - lp_generator| {agreement.error:.4f} over {agreement.tokens} sampled tokens"
+    yield checks.Finding("agreement", difference, "good" if agreement.agrees else "broken", agreement.cause or "")
+    if agreement.agrees and not agreement.stopped:
+        advice = "check that the chat template is the model's, and raise sampling.max_new_tokens"
+        yield checks.Finding("answers", "all were truncated: the model ended none itself", "advice", advice)
 
 
 def _print(finding: checks.Finding) -> None:

@@ -1,4 +1,4 @@
-"""``whet eval``: the score of a run's model, or of any model on a recipe's tasks."""
+"""``whet eval``: scores a run's model, or any model, on a recipe's tasks."""
 
 import sys
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from whet.cli.words import AsJson, Overrides, print_json
+from whet.cli.arguments import AsJson, Overrides, print_json
 
 if TYPE_CHECKING:
     from whet.run.evaluate import Report
@@ -23,7 +23,9 @@ def evaluate(
     ] = None,
     against: Annotated[
         str | None,
-        typer.Option("--against", help="Score a second model on the same tasks, and say how sure the difference is."),
+        typer.Option(
+            "--against", help="Score a second model on the same tasks; print the difference with its interval."
+        ),
     ] = None,
     split: Annotated[
         Literal["test", "train"] | None, typer.Option("--split", help="Split to score on, instead of the recipe's.")
@@ -42,27 +44,27 @@ def evaluate(
     from whet.tasks.base import TaskSet
 
     settings = load(Recipe, target, overrides or []).value
-    wanted = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
-    asked: dict[str, Any] = {name: value for name, value in wanted.items() if value is not None}
+    options = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if not isinstance(settings.data, TaskSet):
-        refused = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
+        for_tasks = {"--model": model, "--against": against, "--samples": samples, "--temperature": temperature}
         with Heartbeat(f"evaluating {target}", sys.stderr):
-            unfit = [name for name, value in refused.items() if value is not None]
-            values = _rows(settings, asked, unfit, run_of(target))
-        where = asked.get("split", settings.evaluation.split)
-        _show(f"{target}: {values['n']:.0f} rows of the {where} split", values, [], as_json)
+            refused = [name for name, value in for_tasks.items() if value is not None]
+            values = _rows(settings, changes, refused, run_of(target))
+        evaluated = changes.get("split", settings.evaluation.split)
+        _show(f"{target}: {values['n']:.0f} rows of the {evaluated} split", values, [], as_json)
         return
 
-    def measured(name: str) -> "Report":
+    def measure(name: str) -> "Report":
         from whet.run.evaluate import evaluate as score
 
         run = run_of(name)
-        own = settings if run is None or name == target else with_model_of(settings, run)
-        return score(own, model=None if run or name == target else name, run=run, **asked)
+        recipe = settings if run is None or name == target else with_model_of(settings, run)
+        return score(recipe, model=None if run or name == target else name, run=run, **changes)
 
     with Heartbeat(f"evaluating {model or target}", sys.stderr):
-        report = measured(model or target)
-        other = measured(against) if against is not None else None
+        report = measure(model or target)
+        other = measure(against) if against is not None else None
     measures = _measures(report.metrics())
     lines = [f"accuracy {report.accuracy:.1%}, 95% interval {report.low:.1%} to {report.high:.1%} (over tasks)"]
     if other is not None:
@@ -74,7 +76,7 @@ def evaluate(
 
 
 def run_of(name: str) -> Path | None:
-    """Return the folder if it is a run's."""
+    """Return the path if it is a run folder, else None."""
     return Path(name) if (Path(name) / "recipe.yaml").is_file() else None
 
 
@@ -83,20 +85,22 @@ def with_model_of(settings: "Recipe", run: Path) -> "Recipe":
     from whet.config import load
     from whet.run.recipe import Recipe
 
-    own = load(Recipe, run).value
+    recipe = load(Recipe, run).value
     parts = ("model", "chat_template", "template_arguments", "tools_as_text", "checkpoints")
-    return settings.model_copy(update={name: getattr(own, name) for name in parts})
+    return settings.model_copy(update={name: getattr(recipe, name) for name in parts})
 
 
-def _rows(settings: "Recipe", asked: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
-    """Score a model on held-out rows: the loss that training on such rows minimises."""
+def _rows(settings: "Recipe", changes: dict[str, Any], refused: list[str], run: Path | None) -> dict[str, float]:
+    """Score a model on held-out rows by the loss that training minimises."""
     from whet.base.errors import ConfigError
     from whet.processes.compute import run_computing
     from whet.run.feed import measure_rows
 
     if refused:
-        raise ConfigError(f"{refused[0]}: this recipe learns from rows, which are scored, not answered; leave it out")
-    evaluation = settings.evaluation.model_copy(update=asked)
+        raise ConfigError(
+            f"{refused[0]}: this recipe learns from rows, so its evaluation samples no answers; leave the option out"
+        )
+    evaluation = settings.evaluation.model_copy(update=changes)
     return _measures(run_computing(measure_rows(settings.model_copy(update={"evaluation": evaluation}), run)))
 
 
@@ -111,7 +115,7 @@ def _show(title: str, measures: dict[str, float], lines: list[str], as_json: boo
     from rich.console import Console
     from rich.table import Table
 
-    print(title)  # a table would wrap it to its own width
+    print(title)  # not the table's title, which rich wraps to the table's width
     table = Table()
     table.add_column("measure")
     table.add_column("value", justify="right")

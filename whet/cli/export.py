@@ -1,4 +1,4 @@
-"""``whet export``: a checkpoint as an ordinary model folder."""
+"""``whet export``: writes a checkpoint as an ordinary model folder."""
 
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -6,7 +6,7 @@ from typing import Annotated, Literal, cast
 import typer
 
 from whet.base.dtype import FileDtype
-from whet.cli.words import RunArgument, run_folder
+from whet.cli.arguments import RunArgument, run_folder
 
 
 def export(
@@ -18,13 +18,13 @@ def export(
             "--step", help="Step of the checkpoint, 'best' or 'latest'; by default the best, else the latest."
         ),
     ] = None,
-    adapter: Annotated[bool, typer.Option("--adapter", help="Write LoRA's adapter alone, not merged.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the LoRA adapter, not merged.")] = False,
     dtype: Annotated[
         FileDtype | None, typer.Option("--dtype", help="Precision of the weights, instead of the base model's.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the contents of the folder.")] = False,
 ) -> None:
-    """Write a run's model, or reward model, as a folder that transformers loads."""
+    """Write a run's model, or reward model, as a folder that transformers can load."""
     from whet.base.errors import ConfigError
 
     if step not in (None, "best", "latest") and not step.isdecimal():

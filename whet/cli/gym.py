@@ -1,4 +1,4 @@
-"""``whet gym``: a task set for those who train with NeMo Gym."""
+"""``whet gym``: offers a task set to NeMo Gym, as a server or as rows."""
 
 import asyncio
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from whet.cli.words import Overrides
+from whet.cli.arguments import Overrides
 
 
 def gym(
@@ -14,13 +14,17 @@ def gym(
         str, typer.Argument(metavar="TASKSET|RECIPE", help="A task set (its settings follow: path=...) or a recipe.")
     ],
     overrides: Overrides = None,
-    rows: Annotated[Path | None, typer.Option("--rows", help="Write the tasks as rows of Gym here, and end.")] = None,
-    split: Annotated[Literal["train", "test"], typer.Option("--split", help="Of the rows.")] = "train",
-    agent: Annotated[str, typer.Option("--agent", help="The name of Gym's agent, for the rows.")] = "whet_simple_agent",
-    host: Annotated[str, typer.Option("--host", help="Beyond 127.0.0.1 anybody may ask.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535)] = 12000,
+    rows: Annotated[
+        Path | None, typer.Option("--rows", help="Write the tasks as Gym rows to this file; start no server.")
+    ] = None,
+    split: Annotated[Literal["train", "test"], typer.Option("--split", help="Split of the rows.")] = "train",
+    agent: Annotated[str, typer.Option("--agent", help="Name of the Gym agent in the rows.")] = "whet_simple_agent",
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on. Any client that can reach it may send requests.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 12000,
 ) -> None:
-    """Serve a task set's grader as a resources server of NeMo Gym, or write its tasks as Gym's rows."""
+    """Serve a task set's grader as a NeMo Gym resources server, or write its tasks as Gym rows."""
     from whet.cli.targets import recipe_of
     from whet.endpoint.gym import check_single_turn, serve
     from whet.tasks.gym.rows import write_rows
@@ -32,9 +36,9 @@ def gym(
         return
 
     def ready(address: str) -> None:
-        print(f"resources server on {address} (seed_session, verify); end it with Ctrl-C", flush=True)
+        print(f"resources server on {address} (seed_session, verify); stop it with Ctrl-C", flush=True)
 
     try:
         asyncio.run(serve(tasks, host, port, ready))
     except KeyboardInterrupt:
-        print("ended")
+        print("stopped")

@@ -1,4 +1,4 @@
-"""``whet serve``: a trained model behind OpenAI's API."""
+"""``whet serve``: serves a trained model with OpenAI's API."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.words import Overrides
+from whet.cli.arguments import Overrides
 
 if TYPE_CHECKING:
     from whet.tasks.base import Address
@@ -17,15 +17,16 @@ def serve(
         str, typer.Argument(metavar="RUN|MODEL", help="Run folder (its best or newest checkpoint), folder or Hub id.")
     ],
     overrides: Overrides = None,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: one that is free.")] = 8000,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8000,
     host: Annotated[
-        str, typer.Option("--host", help="Who may connect: 0.0.0.0 is everybody who has the token, without encryption.")
+        str,
+        typer.Option("--host", help="Address to listen on. 0.0.0.0: any client with the token, without encryption."),
     ] = "127.0.0.1",
     token: Annotated[
-        str | None, typer.Option("--token", help="Secret of the clients, instead of a random one.")
+        str | None, typer.Option("--token", help="Secret that clients must send, instead of a random one.")
     ] = None,
 ) -> None:
-    """Serve a model to programs that speak OpenAI's API. For example: whet serve runs/quickstart-20260131-120000"""
+    """Serve a model with OpenAI's API. For example: whet serve runs/quickstart-20260131-120000"""
     from whet.algorithms.base import OnlineAlgorithm
     from whet.cli.evaluate import run_of, with_model_of
     from whet.config import load
@@ -36,7 +37,7 @@ def serve(
     run = run_of(target)
     samples = run is not None and isinstance(load(Recipe, target).value.algorithm, OnlineAlgorithm)
     settings = load(Recipe, target if samples else "quickstart", overrides or []).value
-    if run is not None and not samples:  # it learned from rows, and says nothing of a generator
+    if run is not None and not samples:  # it learned from rows, so its recipe has no generator
         settings = with_model_of(settings, run)
     name = Path(target).resolve().name if Path(target).exists() else target
 
@@ -44,10 +45,10 @@ def serve(
         body = json.dumps({"model": name, "messages": [{"role": "user", "content": "Hello"}]})
         print(f"{name} is served at {address.base_url}\ntoken: {address.api_key}\n")
         print(f"curl {address.base_url}/chat/completions -H 'Authorization: Bearer {address.api_key}' -d '{body}'\n")
-        print("end with Ctrl-C", flush=True)
+        print("stop with Ctrl-C", flush=True)
 
     model = target if run is None else None
     try:
         run_computing(served(settings, run, model, name=name, host=host, port=port, token=token, ready=ready))
     except KeyboardInterrupt:
-        print("ended")
+        print("stopped")

@@ -1,11 +1,11 @@
-"""``whet show``: a recipe after parents and overrides, with the origin of each value."""
+"""``whet show``: prints a resolved recipe, with the origin of each value."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whet.cli.words import AsJson, Overrides, RecipeArgument
+from whet.cli.arguments import AsJson, Overrides, RecipeArgument
 
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
@@ -17,11 +17,11 @@ def show(
     recipe: RecipeArgument,
     overrides: Overrides = None,
     explain: Annotated[
-        str | None, typer.Option("--explain", metavar="KEY", help="Print all that is known about one key.")
+        str | None, typer.Option("--explain", metavar="KEY", help="Print type, limits, origin and meaning of one key.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the resolved recipe as YAML; each value with its origin."""
+    """Print the resolved recipe as YAML, each value with its origin."""
     from whet.config import load
     from whet.config.explain import annotated_yaml
     from whet.config.explain import explain as explained
@@ -46,14 +46,14 @@ def show(
 
 
 def _notes(recipe: "Recipe") -> dict[str, str]:
-    """Return what is to be said about values beside their origins. What the machine decides takes torch to measure."""
+    """Return notes on values that the machine decides when a run starts, by key."""
     text = "bfloat16 or float32, measured when a run starts; --explain learner.precision measures now"
     values = (recipe.learner.precision, recipe.generator.dtype)
     return {key: text for key, value in zip(PRECISIONS, values, strict=True) if value == "auto"}
 
 
 def _print_choice(recipe: "Recipe") -> None:
-    """Measure."""
+    """Print the precision that is chosen on this machine."""
     from whet.run.machine import decide
 
     print(f"  here     {decide(recipe, starts=False)[1]}")

@@ -1,4 +1,4 @@
-"""A task set or a recipe, as a command's argument names it."""
+"""Arguments of commands that are either a task set or a recipe."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,11 @@ if TYPE_CHECKING:
 
 
 def recipe_of(target: str, changes: list[str]) -> "Recipe":
-    """Return the recipe, or the quickstart's with the task set, of which ``changes`` are the settings then."""
+    """Return the recipe ``target`` with ``changes``, or for a task set the quickstart with it and its settings."""
     from whet.config import load
     from whet.run.recipe import Recipe
     from whet.tasks.registry import TASK_SETS
 
     if target in TASK_SETS or ":" in target:
-        return load(Recipe, "quickstart", [f"data={target}", *(f"data.{one}" for one in changes)]).value
+        return load(Recipe, "quickstart", [f"data={target}", *(f"data.{change}" for change in changes)]).value
     return load(Recipe, target, changes).value

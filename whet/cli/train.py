@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from whet.cli.words import Overrides, RecipeArgument, RunArgument, run_folder
+from whet.cli.arguments import Overrides, RecipeArgument, RunArgument, run_folder
 from whet.run.signals import StopRequest
 
 
@@ -40,7 +40,7 @@ def train(
 
 
 def resume(context: typer.Context, run: RunArgument, overrides: Overrides = None) -> None:
-    """Go on with a run from its newest complete checkpoint."""
+    """Continue a run from its newest complete checkpoint."""
     from whet.api import finished
 
     context.obj.run = run_folder(run)

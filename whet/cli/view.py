@@ -1,10 +1,10 @@
-"""``whet view``: the answers of a run's model, and how they were graded."""
+"""``whet view``: shows the answers of a run's model and their grades."""
 
 from typing import Annotated, Literal
 
 import typer
 
-from whet.cli.words import RunArgument, run_folder
+from whet.cli.arguments import RunArgument, run_folder
 
 Sort = Literal["order", "reward", "advantage", "length", "mismatch"]
 Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
@@ -13,12 +13,12 @@ Only = Literal["correct", "wrong", "completed", "truncated", "failed"]
 def view(
     run: RunArgument,
     step: Annotated[int | None, typer.Option("--step", min=0, help="By default the last recorded step.")] = None,
-    n: Annotated[int, typer.Option("-n", min=0, help="How many to show; 0 shows all.")] = 8,
+    n: Annotated[int, typer.Option("-n", min=0, help="How many answers to show; 0 shows all.")] = 8,
     sort: Annotated[Sort, typer.Option("--sort", help="Sort by this, the largest first.")] = "order",
-    only: Annotated[Only | None, typer.Option("--only", help="Show only those with this grade or ending.")] = None,
+    only: Annotated[Only | None, typer.Option("--only", help="Show only answers with this grade or status.")] = None,
     html: Annotated[bool, typer.Option("--html", help="Write the run's report.html instead.")] = False,
 ) -> None:
-    """Read the answers that were sampled in a step of a run."""
+    """Show the answers that were sampled in one step of a run."""
     folder = run_folder(run)
     if html:
         from whet.show.report import write_report

@@ -104,7 +104,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
         log.info("%s into %s: %d steps, %s", "resuming" if resuming else "training", folder, recipe.steps, _versions())
         for warning in recipe.warnings():
             log.warning(warning)
-        run_computing(go(), after=f"Go on with: whet resume {shlex.quote(str(folder))}")
+        run_computing(go(), after=f"Resume with: whet resume {shlex.quote(str(folder))}")
     return folder
 
 
@@ -240,7 +240,7 @@ class Run:
         PROGRESS.where = self._step(step + 1)
         crash_point("step.done")
         if stopping:
-            text = f"step {step} of {steps} is saved. Go on with: whet resume {shlex.quote(str(self.folder))}"
+            text = f"step {step} of {steps} is saved. Resume with: whet resume {shlex.quote(str(self.folder))}"
             raise Stopped(stopping, self.stop.why, text)
 
     async def save(self, step: int, metric: float | None) -> None:

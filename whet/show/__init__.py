@@ -1,1 +1,1 @@
-"""The views of a run: live console, summary, report and viewer. They read a run's files; nothing below imports them."""
+"""The views of a run: live console, summary, report and viewer. They read the run folder. No lower room uses them."""

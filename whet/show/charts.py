@@ -1,5 +1,5 @@
-"""The geometry of charts: curves, bars and ticks in the units of the picture. ``assets/chart.svg.j2`` draws them;
-colours are classes of the style sheet."""
+"""The geometry of charts: curves, bars and ticks in SVG units. ``assets/chart.svg.j2`` draws them; colours are classes
+of the style sheet."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from whet.show.metric_catalog import Style, axis_label, duration, seconds_label
 
 WIDTH, WIDE, HEIGHT = 460, 960, 220
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 26
-_MOST = 300  # points per line: more would not be visible at this size
+_MOST = 300  # points per line: more are not visible at this size
 _BARS = 120
 
 Numbers = Sequence[float]
@@ -19,7 +19,7 @@ Show = Callable[[float], str]
 
 @dataclass(slots=True)
 class Line:
-    """One curve, in order of ``x``. ``band`` is (low, high) per point; ``broken`` are steps without a finite value."""
+    """One curve, in order of ``x``. ``band``: (low, high) per point. ``broken``: steps without a finite value."""
 
     name: str
     x: Numbers
@@ -33,7 +33,7 @@ class Line:
 
 @dataclass(slots=True, frozen=True)
 class Frame:
-    """The axes. They map a step and a value to a place in the picture."""
+    """The axes, which map a step and a value to coordinates."""
 
     x_low: float
     x_high: float
@@ -62,8 +62,8 @@ class Frame:
 
 @dataclass(slots=True)
 class Chart:
-    """The marks of a picture, from the back to the front. ``hints`` are shown beside a pointer over it: (name, colour,
-    steps, values as text)."""
+    """The marks of a chart, from back to front. ``hints`` are shown at the mouse pointer: (name, colour, steps, values
+    as text)."""
 
     frame: Frame
     label: Show  # of a value on the axis
@@ -77,7 +77,7 @@ class Chart:
 
 
 def line_chart(lines: Sequence[Line], show: Show, limits: Numbers = (), style: Style = "number") -> Chart | None:
-    """Draw curves over one pair of axes; None without points. ``limits`` are drawn where they lie within the range."""
+    """Draw curves on one pair of axes; return None without points. ``limits`` within the range are drawn too."""
     lines = [line for line in lines if len(line.x)]
     if not lines:
         return None
@@ -104,7 +104,7 @@ def line_chart(lines: Sequence[Line], show: Show, limits: Numbers = (), style: S
 
 
 def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
-    """Draw seconds per step as stacked bars, one layer per phase. Where steps are many, neighbours are averaged."""
+    """Draw seconds per step as stacked bars, one layer per phase. With many steps, neighbours are averaged."""
     if not x:
         return None
     size = math.ceil(len(x) / _BARS)
@@ -126,16 +126,16 @@ def stacked_chart(x: Numbers, layers: Mapping[str, Numbers]) -> Chart | None:
 
 
 def padded(values: Numbers, style: Style) -> tuple[float, float]:
-    """Return the range of an axis: the values with some room around them, but not below 0 or above 100%."""
+    """Return the range of an axis: the values with a margin, clipped at 0 and 100%."""
     low, high = min(values), max(values)
-    flat = high - low < 1e-3 * abs(high)  # the labels of a narrower axis could not be told apart
+    flat = high - low < 1e-3 * abs(high)  # the labels of a narrower axis would look the same
     pad = (0.05 * abs(high) or 0.5) if flat else 0.06 * (high - low) or 0.5
     bottom = max(0.0, low - pad) if low >= 0 else low - pad
     return bottom, min(1.0, high + pad) if style == "percent" and high <= 1 else high + pad
 
 
 def thinned(x: Numbers, y: Numbers, most: int) -> tuple[list[float], list[float]]:
-    """Reduce a curve to at most ``most`` points: each is the mean of neighbours, at the middle one's place."""
+    """Reduce a curve to at most ``most`` points: the mean of neighbouring points, at the middle one's x."""
     size = math.ceil(len(x) / most)
     starts = range(0, len(x), size)
     return (
@@ -145,7 +145,7 @@ def thinned(x: Numbers, y: Numbers, most: int) -> tuple[list[float], list[float]
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return roughly ``about`` round numbers within the range."""
+    """Return about ``about`` round numbers within the range."""
     span = high - low
     if not span:
         return [low]

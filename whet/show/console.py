@@ -1,4 +1,4 @@
-"""The console sink: a live display in a terminal; one plain line per step in a log, a pipe or a dumb terminal. rich
+"""The console sink: a live display in a terminal, or one plain line per step in a log, pipe or dumb terminal. rich
 respects ``NO_COLOR``."""
 
 import os
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-# What a line of a log has; of the other curves only those that should worry.
+# Metrics in every line of a log; others appear only when they are out of bounds.
 _ALWAYS = {
     "reward/mean",
     "accuracy",
@@ -32,10 +32,10 @@ _ALWAYS = {
 
 
 class ConsoleSink(SinkConfig):
-    """Show the run while it runs."""
+    """Prints metrics to the terminal during the run."""
 
     live: bool | None = None
-    """Draw a live display instead of printing a line per step; by default where the terminal can."""
+    """Draw a live display instead of printing a line per step; by default, if the terminal supports it."""
     refresh_per_second: float = 2.0
 
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> "ConsoleWriter":
@@ -62,7 +62,7 @@ class ConsoleWriter(Sink):
         self._console = console
         self.dashboard = Dashboard(folder, recipe)
         self._live: Live | None = None
-        for line in read_metrics(folder / FILE) if resume_step is not None else []:  # curves from their beginning
+        for line in read_metrics(folder / FILE) if resume_step is not None else []:  # earlier steps of the curves
             if line["step"] <= (resume_step or 0):
                 values = {k: v for k, v in line.items() if k not in RESERVED and v is not None}
                 self.dashboard.add(line["step"], values, line.get("kind", "train"))
@@ -94,20 +94,20 @@ class ConsoleWriter(Sink):
 
     def close(self) -> None:
         if self._live:
-            self._live.transient = self.dashboard.empty  # a run that could not begin has nothing to show
+            self._live.transient = self.dashboard.empty  # a run that failed to start has nothing to show
             self._live.stop()
             self._live = None
             PROGRESS.draw(False)
 
 
 def plain_line(step: int, steps: int | None, values: Mapping[str, Value], kind: Kind = "train") -> str:
-    """Write one step in one line, for logs."""
+    """Format one step as one line, for logs."""
     head = f"step {step}/{steps}" if steps else f"step {step}"
     if kind == "evaluation":
         text = f"{head}  evaluation: {'  '.join(_plain_evaluation(step, values))}"
     else:
         text = "  ".join([head, *_plain_train(values)])
-    return escape_controls(text)  # an environment names its scores
+    return escape_controls(text)  # environments choose the names of scores
 
 
 def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
@@ -116,25 +116,25 @@ def _plain_train(values: Mapping[str, Value]) -> Iterator[str]:
             continue
         if entry.key in _ALWAYS or (entry.plotted and entry.worrying(value)):
             yield f"{entry.label} {entry.text(value)}{' (!)' if entry.worrying(value) else ''}"
-    found = numbers(values)
-    for entry in environments(found):
-        yield f"{entry.label} {entry.text(found[entry.key])}"
-    if "time/step" in found:
-        yield duration(found["time/step"])
-    if "time/tokens_per_second" in found:
-        yield f"{show(found['time/tokens_per_second'], 'count')} tokens/s"
-    if found.get("time/eta"):  # not behind the last step
-        yield f"{duration(found['time/eta'])} left"
+    metrics = numbers(values)
+    for entry in environments(metrics):
+        yield f"{entry.label} {entry.text(metrics[entry.key])}"
+    if "time/step" in metrics:
+        yield duration(metrics["time/step"])
+    if "time/tokens_per_second" in metrics:
+        yield f"{show(metrics['time/tokens_per_second'], 'count')} tokens/s"
+    if metrics.get("time/eta"):  # 0 after the last step
+        yield f"{duration(metrics['time/eta'])} left"
 
 
 def _plain_evaluation(step: int, values: Mapping[str, Value]) -> Iterator[str]:
-    found = numbers(values)
-    if measured := Measured.of({"step": step, **found}):
+    metrics = numbers(values)
+    if measured := Measured.of({"step": step, **metrics}):
         interval = f" (n={measured.n}, 95% {measured.interval})" if measured.n else ""
         yield f"accuracy {show(measured.accuracy, 'percent')}{interval}"
-    for name, value in found.items():
+    for name, value in metrics.items():
         short = name.removeprefix("evaluation/")
-        if "/" in short and short.endswith("/accuracy"):  # of one set
+        if "/" in short and short.endswith("/accuracy"):  # of one task set
             yield f"{short.split('/')[0]} {show(value, 'percent')}"
         elif entry := ENTRIES.get(f"answer/{short}"):
             yield f"{entry.label} {entry.text(value)}"

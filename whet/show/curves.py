@@ -1,4 +1,4 @@
-"""Curves in a terminal, drawn in braille dots (two by four to a character) between labelled axes."""
+"""Curves in a terminal, drawn with braille dots (two by four per character) and labelled axes."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _BRAILLE = 0x2800
 
 @dataclass(slots=True)
 class Curve:
-    """Points in order of ``x``. ``marker`` is drawn at each of them, for curves of few points."""
+    """Points in order of ``x``. ``marker`` is drawn at each point, for curves with few points."""
 
     x: Sequence[float]
     y: Sequence[float]
@@ -25,7 +25,7 @@ class Curve:
 
 @dataclass(slots=True)
 class Plot:
-    """A renderable of curves that fills the space it is given."""
+    """A renderable of curves that fills the available space."""
 
     curves: Sequence[Curve]
     style: Style
@@ -37,7 +37,7 @@ class Plot:
 def plot(curves: Sequence[Curve], width: int, height: int, style: Style = "number") -> list[Text]:
     """Draw curves over a common range in ``height`` lines of ``width`` characters, y labels on the left, x below.
 
-    Where there are more points than dots, neighbours are averaged."""
+    If there are more points than dots, neighbours are averaged."""
     curves = [curve for curve in curves if len(curve.x)]
     if not curves:
         return [Text(("nothing yet" if r == height // 2 else "").center(width), style="dim") for r in range(height)]
@@ -78,7 +78,7 @@ def _scale(value: float, low: float, high: float, most: int) -> int:
 
 
 def _joined(points: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the dots of the lines between neighbours."""
+    """Yield the dots of the lines between neighbouring points."""
     for (x, y), (to_x, to_y) in zip(points, [*points[1:], points[-1]], strict=True):
         count = max(abs(to_x - x), abs(to_y - y), 1)
         yield from ((round(x + (to_x - x) * i / count), round(y + (to_y - y) * i / count)) for i in range(count + 1))

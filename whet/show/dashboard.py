@@ -1,7 +1,7 @@
-"""The live display of a run in a terminal. It gathers the metrics that the console sink writes and draws them at any
+"""The live display of a run in a terminal. It collects the metrics that the console sink writes and draws them at any
 size.
 
-Drawing is a pure function of these metrics, the size and the time; the sink owns the thread and the terminal.
+Drawing is a pure function of the metrics, the size and the time; the sink owns the thread and the terminal.
 """
 
 import threading
@@ -28,7 +28,7 @@ _TRAIN, _EVALUATION = "#5b9cf5", "#4fc3a1"
 
 
 class Dashboard:
-    """A rich renderable that fills all but one line of the terminal; at least 60 x 18."""
+    """A rich renderable that fills the terminal except for one line; at least 60 x 18."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], progress: Progress = PROGRESS) -> None:
         self._folder, self._recipe, self._progress = folder, recipe, progress
@@ -36,7 +36,7 @@ class Dashboard:
         self._last: dict[str, Any] = {}
         self._split: dict[str, float] = {}
         self._broken: set[str] = set()
-        self._lock = threading.Lock()  # the display is drawn by another thread than the one that adds
+        self._lock = threading.Lock()  # one thread adds metrics, another draws the display
         self._since = progress.now()
         self.step = 0
         self.facts = RunFacts.of(folder, recipe)
@@ -46,21 +46,21 @@ class Dashboard:
         return not self._last
 
     def add(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        """Take the numbers of a step. Numbers that come again replace the first ones."""
+        """Add the metrics of a step; later values replace earlier ones."""
         with self._lock:
             self._last.update(values)
-            found = numbers(values)
-            given = {n for n, value in values.items() if not isinstance(value, str) and not n.startswith("run/")}
-            self._broken = (self._broken - values.keys()) | (given - found.keys())
-            for name in found.keys() & _CURVES:
+            finite = numbers(values)
+            numeric = {n for n, value in values.items() if not isinstance(value, str) and not n.startswith("run/")}
+            self._broken = (self._broken - values.keys()) | (numeric - finite.keys())
+            for name in finite.keys() & _CURVES:
                 xs, ys = self._history.setdefault(name, ([], []))
                 xs.append(step)
-                ys.append(found[name])
+                ys.append(finite[name])
             if any(name.startswith("run/") for name in values):
                 self.facts = RunFacts.of(self._folder, self._recipe, self._last)
             if kind == "train":
                 self.step, self._since = max(self.step, step), self._progress.now()
-                self._split = phases(found)
+                self._split = phases(finite)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = (options.height or console.size.height) - 1
@@ -104,9 +104,9 @@ class Dashboard:
         return line
 
     def _chosen(self, most: int) -> list[Entry]:
-        """Choose the plots that have something to show; before the first step those that most runs have."""
-        known = drawn({name: ys for name, (_, ys) in self._history.items()})
-        return (known or [ENTRIES["reward/mean"], ENTRIES["accuracy"]])[:most]
+        """Choose the plots that have data; before the first step, the ones that most runs have."""
+        entries = drawn({name: ys for name, (_, ys) in self._history.items()})
+        return (entries or [ENTRIES["reward/mean"], ENTRIES["accuracy"]])[:most]
 
     def _curves(self, entry: Entry) -> list[tuple[str, Curve]]:
         """Return the curves of a plot, each with its name in the title."""
@@ -134,14 +134,14 @@ class Dashboard:
         return _panel(TimeBar(self._split), title)
 
     def _values(self, per_row: int, skip: Sequence[Entry]) -> Panel:
-        """Draw the last values of the metrics that aren't plotted."""
+        """Draw the last values of metrics that are not plotted."""
         others = [entry for entry in CATALOG if entry.key in self._last and entry not in skip]
-        known = [*environments(self._last), *others][: per_row * 2]
+        entries = [*environments(self._last), *others][: per_row * 2]
         table = Table.grid(expand=True)
         for _ in range(per_row):
             table.add_column(ratio=1, no_wrap=True)
-        for r in range(0, len(known), per_row):
-            table.add_row(*(self._value(e) for e in known[r : r + per_row]))
+        for r in range(0, len(entries), per_row):
+            table.add_row(*(self._value(e) for e in entries[r : r + per_row]))
         return _panel(table, Text("last step", style="bold"))
 
     def _value(self, entry: Entry) -> Text:
@@ -163,7 +163,7 @@ class Dashboard:
 
 
 class TimeBar:
-    """A bar divided as the seconds of the phases are, and its legend."""
+    """A bar divided in proportion to the seconds of the phases, and its legend."""
 
     def __init__(self, split: Mapping[str, float]) -> None:
         self._split = split

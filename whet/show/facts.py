@@ -1,5 +1,5 @@
-"""The facts about a run as rows of (label, text), shared by the terminal, the summary, the report and ``whet view``.
-The recipe is read as plain data, so that run folders of other versions open, too.
+"""Facts about a run as rows of (label, text), shared by the terminal, the summary, the report and ``whet view``. The
+recipe is read as plain data, so that run folders of other versions can be opened.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ Rows = list[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """The model, data and algorithm of a run. Empty or None where neither recipe nor metrics say."""
+    """The model, data and algorithm of a run. Empty or None if unknown from recipe and metrics."""
 
     name: str
     model: str = ""
@@ -28,22 +28,22 @@ class RunFacts:
     device: str = ""
     precision: str = ""
     steps: int | None = None
-    sandbox: str = ""  # only where there is none
+    sandbox: str = ""  # a warning if the sandbox is off
 
     @classmethod
     def of(cls, folder: Path, recipe: Mapping[str, Any], values: Mapping[str, Any] | None = None) -> Self:
-        """Gather the facts. Metrics such as ``run/model`` win over the recipe: they say what was really loaded."""
-        known = {k.removeprefix("run/"): v for k, v in (values or {}).items() if k.startswith("run/")}
+        """Collect the facts. Metrics such as ``run/model`` take precedence: they report what was actually loaded."""
+        reported = {k.removeprefix("run/"): v for k, v in (values or {}).items() if k.startswith("run/")}
 
         def text(name: str, *paths: str) -> str:
-            return escape_controls(str(known.get(name) or _first(recipe, *paths) or ""))
+            return escape_controls(str(reported.get(name) or _first(recipe, *paths) or ""))
 
         model = text("model", "model.path", "model.name", "model")
-        steps = known.get("steps") or _first(recipe, "steps")
-        parameters = known.get("parameters")
+        steps = reported.get("steps") or _first(recipe, "steps")
+        parameters = reported.get("parameters")
         return cls(
             name=text("name", "name") or escape_controls(folder.resolve().name),
-            model=Path(model).name or model,  # neither the owner nor a path on a disk is worth the room
+            model=Path(model).name or model,  # without the Hub owner or the folder, to save space
             parameters=float(parameters) if isinstance(parameters, int | float) else None,
             task=text("task", "data.type", "data"),
             algorithm=text("algorithm", "algorithm.type", "algorithm"),
@@ -54,13 +54,13 @@ class RunFacts:
         )
 
     def rows(self) -> Rows:
-        """Return the facts that are known."""
+        """Return the non-empty facts."""
         size = show(self.parameters, "count") if self.parameters else ""
-        known = {
+        facts = {
             "sandbox": self.sandbox, "model": self.model, "parameters": size, "task": self.task,
             "algorithm": self.algorithm, "device": self.device, "precision": self.precision,
         }  # fmt: skip
-        return [(name, text) for name, text in known.items() if text]
+        return [(name, text) for name, text in facts.items() if text]
 
     def line(self) -> str:
         """Return the facts in one line."""
@@ -73,7 +73,7 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """An accuracy, of ``n`` answers, with its 95% interval. ``n`` is 0 and the interval (0, 1) where n is unknown."""
+    """An accuracy over ``n`` answers with its 95% interval. If n is unknown, it is 0 and the interval is (0, 1)."""
 
     step: int
     accuracy: float
@@ -83,8 +83,8 @@ class Measured:
 
     @classmethod
     def of(cls, line: Mapping[str, Any], name: str = "") -> Self | None:
-        """Read an evaluation line, of the set ``name`` or of the run's own tasks, with Wilson's interval where the line
-        has none. None without an accuracy."""
+        """Read an evaluation line, for the set ``name`` or the run's tasks, with Wilson's interval if the line has
+        none. Returns None without an accuracy."""
         at = f"evaluation/{name}/" if name else "evaluation/"
         accuracy = line.get(f"{at}accuracy")
         if accuracy is None:
@@ -102,7 +102,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A difference of two accuracies with its 95% interval, as if on different tasks (wider than need be)."""
+    """A difference of two accuracies with its 95% interval for independent tasks (wider than for paired ones)."""
 
     mean: float
     low: float
@@ -110,7 +110,7 @@ class Change:
 
     @property
     def style(self) -> str:
-        """Return "up", "down", or an empty text where it may be chance."""
+        """Return "up", "down", or an empty string if the difference is not significant."""
         return "up" if self.low > 0 else "down" if self.high < 0 else ""
 
     @property
@@ -124,19 +124,19 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``before`` is the first evaluation, ``after`` the last one, if it is another."""
+    """The first evaluation and, if there are several, the last one."""
 
     before: Measured | None
     after: Measured | None
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]], name: str = "") -> Self:
-        """Read all evaluation lines, for the set ``name`` or for the run's own tasks."""
-        found = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line, name))]
-        return cls(found[0] if found else None, found[-1] if len(found) > 1 else None)
+        """Read all evaluation lines, for the set ``name`` or for the run's tasks."""
+        evaluations = [m for line in lines if line.get("kind") == "evaluation" and (m := Measured.of(line, name))]
+        return cls(evaluations[0] if evaluations else None, evaluations[-1] if len(evaluations) > 1 else None)
 
     def change(self) -> Change | None:
-        """Return the difference of the two evaluations; None where their numbers of answers aren't known."""
+        """Return the difference of the two evaluations; None if their numbers of answers are unknown."""
         if not (self.before and self.after and self.before.n and self.after.n):
             return None
         a, b = self.before, self.after
@@ -153,9 +153,9 @@ class HeldOutLoss:
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> list[Self]:
-        """Read the first and the last one of a run, if it is another."""
-        found = [line for line in lines if line.get("evaluation/loss") is not None]
-        ends = [*found[:1], *found[1:][-1:]]
+        """Read the first loss of a run and, if there are several, the last one."""
+        evaluations = [line for line in lines if line.get("evaluation/loss") is not None]
+        ends = [*evaluations[:1], *evaluations[1:][-1:]]
         return [cls(line["step"], line["evaluation/loss"], int(line.get("evaluation/n") or 0)) for line in ends]
 
 
@@ -166,13 +166,13 @@ class Summary:
     steps: int
     seconds: float  # of all steps, with their evaluations and checkpoints
     tokens_per_second: float | None  # the median
-    whole: Outcome  # on the run's own held-out tasks
-    losses: list[HeldOutLoss]  # before and after, of runs that learn from rows
-    sets: dict[str, Outcome]  # of the environments of a blend, and of further sets
+    whole: Outcome  # on the run's held-out tasks
+    losses: list[HeldOutLoss]  # before and after, for runs that learn from rows
+    sets: dict[str, Outcome]  # per environment of a blend, and per additional set
 
     @classmethod
     def of(cls, lines: Sequence[Mapping[str, Any]]) -> Self:
-        """Sum up the lines of a metrics file (see ``read_metrics``)."""
+        """Summarise the lines of a metrics file (see ``read_metrics``)."""
         train = [line for line in lines if line.get("kind", "train") == "train"]
         rates = sorted(line["time/tokens_per_second"] for line in train if line.get("time/tokens_per_second"))
         return cls(
@@ -185,7 +185,7 @@ class Summary:
         )
 
     def rows(self, steps: int | None) -> Rows:
-        """Return progress (out of ``steps``) and speed."""
+        """Return the progress (out of ``steps``) and speed."""
         rows = [("steps", f"{self.steps} of {steps}" if steps else str(self.steps))]
         if self.seconds:
             rows.append(("training time", duration(self.seconds)))
@@ -195,7 +195,7 @@ class Summary:
 
 
 def rollout_rows(record: RolloutRecord) -> tuple[Rows, Rows]:
-    """Return the facts about an answer that stand at its head, and those below it."""
+    """Return the facts for an answer's headline, and the further facts below it."""
     head = [("reward", show(record.reward))] if record.reward is not None else []
     if record.advantage is not None:
         head.append(("advantage", f"{record.advantage:+.2f}"))
@@ -215,7 +215,7 @@ def _sets(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _first(recipe: Mapping[str, Any], *paths: str) -> Any:
-    """Return the value at the first of the dotted paths that leads to a text or a number."""
+    """Return the value at the first dotted path that leads to a string or number."""
     for path in paths:
         here: Any = recipe
         for key in path.split("."):

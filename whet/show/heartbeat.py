@@ -1,5 +1,5 @@
-"""A sign of life: what a command prints before anything else, and a line whenever nothing was printed for a while; in
-a terminal one line that changes, until a live display takes its place."""
+"""Signs of life of a command: a first line, then a line whenever nothing was printed for a while; in a terminal one
+changing line, until a live display replaces it."""
 
 import sys
 import threading
@@ -15,7 +15,7 @@ from whet.base.progress import PROGRESS, Progress
 if TYPE_CHECKING:
     from rich.status import Status
 
-EVERY = 20.0  # seconds: a busy machine may be late, and a line is promised every 30
+EVERY = 20.0  # seconds: the documentation promises a line every 30, and a busy machine may be late
 _LOOK = 0.5
 
 
@@ -30,7 +30,7 @@ class Heartbeat:
         self, title: str = "", stream: TextIO | None = None, progress: Progress = PROGRESS, every: float | None = None
     ) -> None:
         self._title, self._progress, self._every = title, progress, EVERY if every is None else every
-        self._stream = stream or sys.stdout  # now, because others may redirect it for a while
+        self._stream = stream or sys.stdout  # resolved now, because sys.stdout may be redirected later
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="whet-heartbeat", daemon=True)
         self._lock = threading.Lock()  # guards the line that changes
@@ -56,13 +56,13 @@ class Heartbeat:
         self._thread.join(timeout=5)
 
     def say(self, text: str) -> None:
-        """Print a line. A reader that went away is noticed by whoever prints next."""
+        """Print a line. A closed pipe is ignored here; the next regular output reports it."""
         with suppress(OSError, ValueError):
             print(escape_controls(text), file=self._stream, flush=True)
         self._progress.mark_printed()
 
     def line(self, now: float) -> str | None:
-        """Return the line that is due at this time of the progress's clock, or None."""
+        """Return the line that is due at time ``now`` of the progress's clock, or None."""
         if self._progress.drawn or self._status is not None or now - self._progress.printed_at < self._every:
             return None
         words = time.strftime("%H:%M:%S"), self._progress.where, self._progress.text()

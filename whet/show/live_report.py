@@ -1,5 +1,5 @@
-"""``report.html`` while a run is going, and when it ends in whatever way. A thread rewrites it where there are new
-metrics, at most once a minute and for at most a hundredth of the time."""
+"""Keeps ``report.html`` up to date during a run and at its end, even after an error. A thread rewrites it when there
+are new metrics, at most once a minute and for at most 1% of the time."""
 
 import logging
 import threading
@@ -22,7 +22,7 @@ _SHARE = 0.01
 
 
 class LiveReport:
-    """Keeps the report of ``folder`` up to date while it is open. A report that can't be written ends no run."""
+    """Keeps the report of ``folder`` up to date while it is open. Errors of writing it are only logged."""
 
     def __init__(self, folder: Path, every: float | None = None) -> None:
         self._folder, self._every = folder.absolute(), EVERY if every is None else every
@@ -43,7 +43,7 @@ class LiveReport:
         self.refresh()
 
     def refresh(self) -> None:
-        """Write the report if there are metrics that it does not have."""
+        """Write the report if there are new metrics."""
         size = self._size()
         if size == self._seen:
             return
@@ -52,7 +52,7 @@ class LiveReport:
         try:
             write_report(self._folder)
             self._seen = size
-        except Exception:  # of metrics or rollouts that somebody has changed, of a full disk
+        except Exception:  # for example metrics or rollouts that a user has edited, or a full disk
             log.warning("%s can't be written", self._folder / REPORT, exc_info=True)
 
     def _run(self) -> None:
@@ -71,6 +71,6 @@ class LiveReport:
 
 @contextmanager
 def shown(title: str, folder: Path) -> Iterator[None]:
-    """Show the run inside to people: signs of life, and its report."""
+    """Print signs of life and keep the report up to date while a run is inside the block."""
     with Heartbeat(title), LiveReport(folder):
         yield

@@ -1,5 +1,5 @@
-"""The metrics that people are shown: their names, how their numbers are written, and the values that should worry. The
-terminal, the report and docs/metrics.md share it, so that each metric has one name."""
+"""The metrics that are displayed: their labels, number formats, and the bounds that trigger a warning. Shared by the
+terminal, the report and docs/metrics.md, so that each metric has one name."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ Style = Literal["number", "percent", "count"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One metric. A value below ``low`` or above ``high`` is shown as a warning. ``held_out`` is the key of the same on
-    held-out tasks or rows. While no value is above ``silent`` there is nothing to draw."""
+    """One metric. A value below ``low`` or above ``high`` is shown as a warning. ``held_out`` is the key of the same
+    metric on held-out tasks or rows. The metric is not drawn while no value is above ``silent``."""
 
     key: str
     label: str
@@ -28,7 +28,7 @@ class Entry:
         object.__setattr__(self, "short", self.short or self.label)
 
     def worrying(self, value: float | None) -> bool:
-        """Return True outside the bounds, and for a number that is missing because it wasn't finite."""
+        """Return True for a value outside the bounds, or a missing one, which was not finite."""
         if value is None or not math.isfinite(value):
             return True
         return (self.low is not None and value < self.low) or (self.high is not None and value > self.high)
@@ -37,7 +37,7 @@ class Entry:
         return show(value, self.style)
 
 
-# In order of interest: where there is room for a few only, these are the first that the run reports.
+# In order of interest: a small display shows the first entries that the run reports.
 CATALOG = (
     Entry("reward/mean", "reward"),
     Entry("accuracy", "accuracy", style="percent", held_out="evaluation/accuracy"),
@@ -74,12 +74,12 @@ ENTRIES = {entry.key: entry for entry in CATALOG}
 
 
 def drawn(values: Mapping[str, Sequence[float]]) -> list[Entry]:
-    """Return the entries that have something to draw, given all values by key. Held-out values alone are drawn under
-    the first name that fits them."""
+    """Return the entries that have values to draw, given all values by key. Held-out values without training values
+    are drawn under the first matching entry."""
 
     def has(entry: Entry) -> bool:
-        if found := values.get(entry.key):
-            return entry.silent is None or max(found) > entry.silent
+        if recorded := values.get(entry.key):
+            return entry.silent is None or max(recorded) > entry.silent
         same = [other for other in CATALOG if other.held_out and other.held_out == entry.held_out]
         others = any(values.get(other.key) for other in same)
         return bool(values.get(entry.held_out)) and not others and entry is same[0]
@@ -88,13 +88,13 @@ def drawn(values: Mapping[str, Sequence[float]]) -> list[Entry]:
 
 
 def environments(values: Mapping[str, Any]) -> list[Entry]:
-    """Return an entry for the reward of each environment of a blend that ``values`` tell of."""
+    """Return an entry for the reward of each environment of a blend in ``values``."""
     names = [key.split("/")[1] for key in values if key.startswith("env/") and key.endswith("/reward")]
     return [Entry(f"env/{name}/reward", name, name[:9]) for name in names]
 
 
-# The owner's phases of a step (see whet/metrics/clock.py) that are shown; all else is "other". The colours are those of
-# the terminal; the report's are in assets/report.css.
+# The displayed phases of a step (see whet/metrics/clock.py); all other time is "other". These colours are for the
+# terminal; assets/report.css has the report's.
 PHASES = {
     "generate": "#5b9cf5",
     "grade": "#e8b04b",
@@ -107,14 +107,14 @@ PHASES = {
 
 
 def phases(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return the seconds by phase of one train line; they add up to ``time/step``. Phases without time are left out."""
-    found = {name: float(line.get(f"time/{name}") or 0.0) for name in PHASES if name != "other"}
-    rest = float(line.get("time/step") or 0.0) - sum(found.values())
-    return {name: seconds for name, seconds in {**found, "other": rest}.items() if seconds > 1e-9}
+    """Return the seconds per phase of one train line; they sum to ``time/step``. Phases without time are omitted."""
+    measured = {name: float(line.get(f"time/{name}") or 0.0) for name in PHASES if name != "other"}
+    rest = float(line.get("time/step") or 0.0) - sum(measured.values())
+    return {name: seconds for name, seconds in {**measured, "other": rest}.items() if seconds > 1e-9}
 
 
 def show(value: float | None, style: Style = "number") -> str:
-    """Write a number in at most seven characters.
+    """Format a number in at most seven characters.
 
     >>> show(0.01234), show(0.4321, "percent"), show(134_515_008, "count"), show(2e-6)
     ('0.0123', '43.2%', '134.5M', '2.0e-06')
@@ -130,7 +130,7 @@ def show(value: float | None, style: Style = "number") -> str:
                 return f"{value / scale:.1f}{unit}"
         return f"{value:.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.1f}"
     size = abs(value)
-    if size < 1e-12:  # what rounding leaves
+    if size < 1e-12:  # a rounding error
         return "0"
     if size >= 1e5 or size < 1e-3:
         return f"{value:.1e}"
@@ -138,7 +138,7 @@ def show(value: float | None, style: Style = "number") -> str:
 
 
 def axis_label(value: float, spread: float, style: Style = "number") -> str:
-    """Write a number just precisely enough to tell the labels of an axis of this spread apart.
+    """Format a number just precisely enough to distinguish the labels of an axis with this spread.
 
     >>> axis_label(1.0, 0.9), axis_label(0.5, 0.9), axis_label(0.5, 0.9, "percent")
     ('1.00', '0.50', '50%')
@@ -152,7 +152,7 @@ def axis_label(value: float, spread: float, style: Style = "number") -> str:
 
 
 def seconds_label(value: float, spread: float) -> str:
-    """Write a time just precisely enough to tell the labels of an axis of this spread apart.
+    """Format a time just precisely enough to distinguish the labels of an axis with this spread.
 
     >>> seconds_label(0.05, 0.2), seconds_label(20, 60), seconds_label(90, 200)
     ('0.05 s', '20 s', '1m 30s')
@@ -163,7 +163,7 @@ def seconds_label(value: float, spread: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a time for people.
+    """Format a duration for people.
 
     >>> duration(4.25), duration(75), duration(3725)
     ('4.2 s', '1m 15s', '1h 02m')

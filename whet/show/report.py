@@ -1,7 +1,8 @@
-"""``report.html``: a run on one page that opens anywhere, complete in one file, without network or server.
+"""``report.html``: a run on one self-contained page that needs no network or server.
 
-It is made from ``recipe.yaml``, ``metrics.jsonl`` and ``rollouts/`` of a run folder; only the metrics are required. The
-page is ``assets/report.html.j2``. Every text that the template puts in passes through ``visible`` and is escaped.
+It is generated from ``recipe.yaml``, ``metrics.jsonl`` and ``rollouts/`` of a run folder; only the metrics are
+required. The template is ``assets/report.html.j2``. Every string in it passes through ``escape_controls`` and is
+escaped for HTML.
 """
 
 import base64
@@ -33,10 +34,10 @@ _WAITS = {"idle/generator": "c1", "idle/learner": "c2", "tokens/goodput": "c3"}
 
 
 def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
-    """Write ``report.html`` into the run folder and return its path. Raises DataError where there are no metrics."""
+    """Write ``report.html`` to the run folder and return its path. Raises DataError without metrics."""
     lines = read_metrics(run_folder / FILE)
     if not lines:
-        raise DataError(f"no metrics in {run_folder / FILE}: the run has done no step, or writes no jsonl")
+        raise DataError(f"no metrics in {run_folder / FILE}: the run has completed no step, or has no jsonl sink")
     recipe_file = run_folder / "recipe.yaml"
     recipe = recipe_file.read_text("utf-8", "replace") if recipe_file.exists() else ""
     reported = {key: value for line in lines for key, value in line.items() if key.startswith("run/")}
@@ -76,18 +77,20 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
 
 
 def _templates() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=FileSystemLoader(_ASSETS),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
-        finalize=lambda value: (
-            escape_controls(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
+        finalize=_escaped,
     )
-    found.filters |= {"g": lambda value: f"{value:g}", "number": show, "percent": lambda value: show(value, "percent")}
-    return found
+    environment.filters |= {
+        "g": lambda value: f"{value:g}",
+        "number": show,
+        "percent": lambda value: show(value, "percent"),
+    }
+    return environment
 
 
 def _escaped(value: object) -> object:
@@ -95,8 +98,8 @@ def _escaped(value: object) -> object:
 
 
 def _headline(train: _Lines) -> dict[str, str] | None:
-    """Return the first metric of the catalog that this run reports, for runs that evaluate nothing; ``first`` is empty
-    where it is the last value, too."""
+    """Return the first metric of the catalog that this run reports, for runs without evaluations. ``first`` is empty if
+    it equals the last value."""
     for entry in CATALOG:
         if values := [line[entry.key] for line in train if line.get(entry.key) is not None]:
             first, last = entry.text(values[0]), entry.text(values[-1])
@@ -105,37 +108,37 @@ def _headline(train: _Lines) -> dict[str, str] | None:
 
 
 def _chosen(lines: _Lines) -> tuple[list[Entry], list[str]]:
-    """Choose what is drawn; return it with the names and last values of what is not, because nothing happens there."""
+    """Return the entries to draw, and the labels and last values of metrics that stayed below their threshold."""
     names = [name for entry in CATALOG for name in (entry.key, entry.held_out) if name]
-    found = {name: [line[name] for line in lines if name in line] for name in names}
-    chosen = drawn({name: [math.inf if v is None else v for v in values] for name, values in found.items()})
-    silent = [entry for entry in CATALOG if entry.silent is not None and found[entry.key] and entry not in chosen]
-    return chosen, [f"{entry.label} {entry.text(found[entry.key][-1])}" for entry in silent]
+    series = {name: [line[name] for line in lines if name in line] for name in names}
+    chosen = drawn({name: [math.inf if v is None else v for v in values] for name, values in series.items()})
+    silent = [entry for entry in CATALOG if entry.silent is not None and series[entry.key] and entry not in chosen]
+    return chosen, [f"{entry.label} {entry.text(series[entry.key][-1])}" for entry in silent]
 
 
 def _warnings(train: _Lines) -> list[tuple[str, str]]:
-    """List the metrics that were out of bounds, and when."""
-    found = []
+    """Return the metrics that were out of bounds, each with the steps."""
+    warnings = []
     for entry in CATALOG:
         odd = [line for line in train if entry.key in line and entry.worrying(line[entry.key])]
         if odd:
             last = odd[-1]["step"]
             when = f"at step {last}" if len(odd) == 1 else f"in {len(odd)} steps, last at step {last}"
-            found.append((entry.label, f"{when}: {entry.text(odd[-1][entry.key])}"))
-    return found
+            warnings.append((entry.label, f"{when}: {entry.text(odd[-1][entry.key])}"))
+    return warnings
 
 
 def _of_set(name: str) -> Entry:
-    """Return the entry of a set's accuracy: an environment's pass rate, and what was evaluated."""
+    """Return the entry for a set's accuracy: the pass rate in training, and the evaluations."""
     return Entry(f"env/{name}/pass_rate", name, style="percent")
 
 
 def _learning(
     train: _Lines, evaluations: _Lines, entries: Sequence[tuple[Entry, str]]
 ) -> list[tuple[Entry, Chart | None, float | None, list[Line]]]:
-    """Draw a chart for each metric that was reported, each with the name of its set, or none; return it with its last
-    value and its curves."""
-    found = []
+    """Draw a chart for each (metric, name of its set or "") that was reported; return each with its chart, last value
+    and curves."""
+    charts_of = []
     for entry, name in entries:
         lines = [_line(train, entry.key)]
         if name or entry.held_out == "evaluation/accuracy":
@@ -146,25 +149,25 @@ def _learning(
         if entry.plotted and any(len(line.x) for line in lines):
             limits = [limit for limit in (entry.low, entry.high) if limit is not None]
             last = lines[-1].y[-1] if len(lines[-1].y) else None
-            found.append((entry, line_chart(lines, entry.text, limits, entry.style), last, lines))
-    return found
+            charts_of.append((entry, line_chart(lines, entry.text, limits, entry.style), last, lines))
+    return charts_of
 
 
 def _line(train: _Lines, key: str, name: str = "training", colour: str = "c1") -> Line:
-    found = [line for line in train if line.get(key) is not None]
+    finite = [line for line in train if line.get(key) is not None]
     broken = [line["step"] for line in train if key in line and line[key] is None]
-    steps, values = [line["step"] for line in found], [float(line[key]) for line in found]
+    steps, values = [line["step"] for line in finite], [float(line[key]) for line in finite]
     return Line(name, steps, values, colour, smooth=True, broken=broken)
 
 
 def _evaluation(evaluations: _Lines, name: str = "") -> Line:
-    found = [m for line in evaluations if (m := Measured.of(line, name))]
-    band = [(m.low, m.high) for m in found] if all(m.n for m in found) else None
-    return Line("evaluation", [m.step for m in found], [m.accuracy for m in found], "c2", band=band, dots=True)
+    points = [m for line in evaluations if (m := Measured.of(line, name))]
+    band = [(m.low, m.high) for m in points] if all(m.n for m in points) else None
+    return Line("evaluation", [m.step for m in points], [m.accuracy for m in points], "c2", band=band, dots=True)
 
 
 def _time(train: _Lines) -> tuple[Chart | None, list[tuple[str, str, str]]]:
-    """Draw where the seconds of each step went; return the chart and, of all steps, (phase, share, seconds)."""
+    """Draw the time of each step by phase; return the chart and, over all steps, (phase, share, seconds)."""
     timed = [(line["step"], phases(line)) for line in train if line.get("time/step")]
     layers = {name: [split.get(name, 0.0) for _, split in timed] for name in PHASES}
     layers = {name: seconds for name, seconds in layers.items() if any(seconds)}
@@ -175,7 +178,7 @@ def _time(train: _Lines) -> tuple[Chart | None, list[tuple[str, str, str]]]:
 
 
 def _waits(train: _Lines) -> tuple[Chart | None, list[Line]]:
-    """Draw who waited for whom in each step, and what of the work was of use; None without two steps to compare."""
+    """Draw the idle shares of generator and learner and the goodput per step; None with fewer than two steps."""
     lines = [_line(train, key, ENTRIES[key].label, colour) for key, colour in _WAITS.items()]
     lines = [line for line in lines if len(line.x) > 1]
     return line_chart(lines, partial(show, style="percent"), style="percent"), lines
@@ -185,7 +188,7 @@ def _parsed(recipe: str) -> Mapping[str, Any]:
     try:
         return parse_mapping(recipe, "recipe.yaml")
     except RecipeError:
-        return {}  # the page still shows the text
+        return {}  # the page still shows the recipe's text
 
 
 def _digest(text: str) -> str:

@@ -1,5 +1,5 @@
-"""The rollouts of a report: a bounded sample of a run's answers, each token coloured by how much the sampler and the
-learner disagree about it."""
+"""The rollouts of a report: a bounded sample of a run's answers, each token coloured by the difference between the
+generator's and the learner's log-prob."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,23 +22,24 @@ _T = TypeVar("_T")
 
 
 def sample_rollouts(run_folder: Path, most: int = 60, steps: int = 10) -> list[RolloutRecord]:
-    """Choose at most ``most`` rollouts from at most ``steps`` steps spread over the run, first and last included.
+    """Choose at most ``most`` rollouts from at most ``steps`` steps spread over the run, including the first and last.
 
-    Of each step: from the best to the worst at equal distances, and the one with the largest mismatch."""
+    Per step: rollouts at equal distances from the highest to the lowest reward, and the one with the largest mismatch.
+    """
     chosen: list[RolloutRecord] = []
     picked = _spread(rollout_steps(run_folder), min(steps, most))
     for step in picked:
         records = select(read_rollouts(run_folder, step), "reward")
-        found = _spread(records, most // len(picked))
+        sample = _spread(records, most // len(picked))
         strangest = select(records, "mismatch")[:1]
-        if strangest and strangest[0].mismatch is not None and not any(r is strangest[0] for r in found):
-            found[len(found) // 2] = strangest[0]
-        chosen += found
+        if strangest and strangest[0].mismatch is not None and not any(r is strangest[0] for r in sample):
+            sample[len(sample) // 2] = strangest[0]
+        chosen += sample
     return chosen
 
 
 def cards(records: Sequence[RolloutRecord], template: Template) -> list[Markup]:
-    """Render one foldable card per rollout, up to ``MOST_BYTES`` in all; the first one is open."""
+    """Render one foldable card per rollout, up to ``MOST_BYTES`` in total; the first card is open."""
     made: list[Markup] = []
     size = 0
     for record in records:

@@ -1,5 +1,5 @@
-"""The summary of a finished run: accuracy before and after, the time it took, and what to do next. It is read from the
-run folder, so it can be printed again at any time."""
+"""The summary of a finished run: accuracy before and after, time, and useful next commands. It is computed from the run
+folder, so it can be printed again at any time."""
 
 import shlex
 from pathlib import Path
@@ -18,20 +18,20 @@ from whet.show.metric_catalog import duration, show
 
 
 def commands(run_folder: Path) -> dict[str, str]:
-    """Return the commands that can follow, by name, ready for a shell."""
+    """Return useful next commands by name, quoted for a shell."""
     folder = shlex.quote(str(run_folder))
     out = shlex.quote(str(run_folder / "export"))
     sampled, lines = bool(rollout_steps(run_folder)), read_metrics(run_folder / FILE)
-    found = {"go on": f"whet resume {folder} steps={2 * Summary.of(lines).steps}"}
-    if sampled or any(line.get("kind") == "evaluation" for line in lines):  # else no row is held out
-        found["evaluate"] = f"whet eval {folder}"
+    result = {"resume": f"whet resume {folder} steps={2 * Summary.of(lines).steps}"}
+    if sampled or any(line.get("kind") == "evaluation" for line in lines):  # otherwise there are no held-out rows
+        result["evaluate"] = f"whet eval {folder}"
     if sampled:
-        found["view"] = f"whet view {folder}"
-    return found | {"export": f"whet export {folder} --out {out}"}
+        result["view"] = f"whet view {folder}"
+    return result | {"export": f"whet export {folder} --out {out}"}
 
 
 def print_summary(run_folder: Path, console: Console | None = None) -> None:
-    """Print the panel that ends a run, and ``commands``, unboxed and unwrapped, so that they can be copied whole."""
+    """Print the summary panel of a run, then ``commands``, unboxed and unwrapped, so that they can be copied."""
     console = console or Console()
     summary = Summary.of(read_metrics(run_folder / FILE))
     table = Table.grid(padding=(0, 3, 0, 0))
@@ -42,7 +42,7 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
         table.add_row("report", Text(str(report), overflow="fold"))
     table.add_row("trained", f"{summary.steps} step{'s' if summary.steps != 1 else ''} in {duration(summary.seconds)}")
     if losses := summary.losses:
-        table.add_row("held-out loss", f"{' → '.join(show(one.loss) for one in losses)}   over {losses[-1].n} rows")
+        table.add_row("held-out loss", f"{' → '.join(show(each.loss) for each in losses)}   over {losses[-1].n} rows")
     whole = summary.whole
     if whole.before:
         table.add_row("accuracy before" if whole.after else "accuracy", _measured(whole.before))
@@ -50,25 +50,25 @@ def print_summary(run_folder: Path, console: Console | None = None) -> None:
         table.add_row("accuracy after", Text(_measured(whole.after), style="bold"))
     if change := whole.change():
         table.add_row("difference", _change(change))
-    for name, one in summary.sets.items():
-        table.add_row(escape_controls(name), _in_short(one))
+    for name, outcome in summary.sets.items():
+        table.add_row(escape_controls(name), _one_line(outcome))
     console.print(Panel(table, title="whet", title_align="left", box=box.ROUNDED, border_style="#4fc3a1"))
     for name, command in commands(run_folder).items():
         line = Text.assemble((f"  {name:<10}", "dim"), command)
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def _in_short(one: Outcome) -> Text:
-    """One line of a set: the accuracy before and after, and the difference."""
-    shown = [f"{show(m.accuracy, 'percent')} of {m.n}" for m in (one.before, one.after) if m]
+def _one_line(outcome: Outcome) -> Text:
+    """Return the accuracy before and after, and the difference."""
+    shown = [f"{show(m.accuracy, 'percent')} of {m.n}" for m in (outcome.before, outcome.after) if m]
     line = Text(" → ".join(shown))
-    change = one.change()
+    change = outcome.change()
     return line.append("   ").append(_change(change)) if change else line
 
 
-def _measured(one: Measured) -> str:
-    size = f" of {one.n}" if one.n else ""
-    return f"{show(one.accuracy, 'percent')}{size}   95%: {one.interval}"
+def _measured(result: Measured) -> str:
+    size = f" of {result.n}" if result.n else ""
+    return f"{show(result.accuracy, 'percent')}{size}   95%: {result.interval}"
 
 
 def _change(change: Change) -> Text:

@@ -1,4 +1,4 @@
-"""A rollout as a sequence of things said: the prompt, each reply with its tokens, and what was said between them."""
+"""A rollout as a sequence of parts: the prompt, each reply with its tokens, and the messages between replies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from whet.show.metric_catalog import show
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """One thing said: by the model, then ``tokens`` are its places in the record's lists, or by somebody else."""
+    """One message. For a sampled reply, ``tokens`` is its range in the record's token lists."""
 
     label: str
     text: str = ""
     tokens: range | None = None
-    facts: str = ""  # reward and weights of a reply
-    folded: bool = False  # it stands before the question: instructions, examples
+    facts: str = ""  # reward and weight versions of a reply
+    folded: bool = False  # before the question: instructions, examples
 
 
 def transcript(record: RolloutRecord) -> Iterator[Part]:
-    """Yield the parts in order. A record without its replies one by one has two, prompt and answer."""
-    known = len(record.texts) == len(record.tokens) and bool(record.texts)
+    """Yield the parts in order: prompt and answer only, if the record does not have the separate replies."""
+    has_texts = len(record.texts) == len(record.tokens) and bool(record.texts)
     replies = [i for i, message in enumerate(record.messages) if message["role"] == "assistant"]
     sampled = replies[len(replies) - len(record.turns) :]
-    whole = known if record.turns else not record.answer
-    if not record.messages or not whole or len(sampled) != len(record.turns):
+    complete = has_texts if record.turns else not record.answer
+    if not record.messages or not complete or len(sampled) != len(record.turns):
         yield Part("prompt", record.prompt)
-        yield Part("answer", record.answer, range(len(record.tokens)) if known else None)
+        yield Part("answer", record.answer, range(len(record.tokens)) if has_texts else None)
         return
     first = sampled[0] if sampled else len(record.messages)
     asked = [i for i, message in enumerate(record.messages[:first]) if message["role"] == "user"]
@@ -44,6 +44,6 @@ def transcript(record: RolloutRecord) -> Iterator[Part]:
 
 
 def task_data(record: RolloutRecord) -> list[tuple[str, str]]:
-    """Return what graders were told of the task, without what the prompt says anyway."""
-    said = {message["content"].strip() for message in record.messages if message["role"] != "assistant"}
-    return [(name, text) for name, text in record.data.items() if text and text.strip() not in said]
+    """Return the task's data for graders, without texts that are in the prompt."""
+    shown = {message["content"].strip() for message in record.messages if message["role"] != "assistant"}
+    return [(name, text) for name, text in record.data.items() if text and text.strip() not in shown]

@@ -1,5 +1,5 @@
-"""A viewer of a run's rollouts in the terminal. Text of the model is shown as it is, but can't act: control characters
-are made visible and nothing in it is taken for markup."""
+"""A viewer of a run's rollouts in the terminal. Model output is shown unchanged, except that control characters are
+escaped; it is never interpreted as markup."""
 
 import os
 from collections.abc import Callable, Iterable
@@ -29,7 +29,7 @@ ORDERS: dict[str, Callable[[RolloutRecord], float | None]] = {
     "length": lambda record: len(record.tokens),
     "mismatch": lambda record: record.mismatch,
 }
-# Colours by |learner - sampler| log-prob; upwards in orange where the learner finds the token likelier.
+# Colours by |learner - sampler| log-prob; orange if the learner gives the token a higher probability.
 _LEVELS = (0.05, 0.2, 0.5, 1.0)
 _LIKELIER = ("", "white on #3a2f1c", "white on #5c4319", "white on #8a5a12", "white on #c2750a")
 _LESS_LIKELY = ("", "white on #1c2c3f", "white on #1d4166", "white on #1c5a96", "white on #1878cf")
@@ -46,13 +46,13 @@ def view(
 ) -> None:
     """Show up to ``n`` rollouts (None: all) of one step, by default the last recorded one.
 
-    ``sort`` puts the largest first; ``only`` keeps those graded so, or that ended so. ``page`` sends them through the
-    pager; by default where there is a terminal. Raises DataError when nothing was recorded."""
+    ``sort`` puts the largest first; ``only`` filters by grade or status. ``page`` uses a pager, by default in a
+    terminal. Raises DataError if nothing was recorded."""
     console = console or Console()
     if step is None:
         steps = rollout_steps(run)
         if not steps:
-            raise DataError(f"no rollouts in {run / 'rollouts'}: the run has sampled nothing, or its recording is off")
+            raise DataError(f"no rollouts in {run / 'rollouts'}: the run has not sampled yet, or recording is off")
         step = steps[-1]
     everything = list(read_rollouts(run, step))
     chosen = select(everything, sort, only)[:n]
@@ -60,28 +60,28 @@ def view(
         (f"step {step}", "bold"), f"   {len(chosen)} of {len(everything)} rollouts",
         f"   sorted by {sort}" if sort in ORDERS else "", f"   only {only}" if only else "",
     )  # fmt: skip
-    shown = [render(record) for record in chosen] or [Text("No rollout fits.", style="dim")]
-    os.environ.setdefault("LESS", "-FRX")  # as git does: colours, and no pager for less than a screen
+    shown = [render(record) for record in chosen] or [Text("No rollout matches.", style="dim")]
+    os.environ.setdefault("LESS", "-FRX")  # like git: colours, and no pager if it fits on one screen
     page = console.is_terminal if page is None else page
     with console.pager(styles=True) if page else nullcontext():
         console.print(head, *shown, sep="\n")
 
 
 def select(records: Iterable[RolloutRecord], sort: Sort = "order", only: Only | None = None) -> list[RolloutRecord]:
-    """Return the records that ``only`` keeps, sorted. Records without the number to sort by come last."""
+    """Return the records that match ``only``, sorted. Records without a value to sort by come last."""
     if only == "correct" or only == "wrong":
         chosen = [record for record in records if record.correct is (only == "correct")]
     else:
         chosen = [record for record in records if only is None or record.status == only]
     if key := ORDERS.get(sort):
-        known = [(record, value) for record in chosen if (value := key(record)) is not None]
+        valued = [(record, value) for record in chosen if (value := key(record)) is not None]
         rest = [record for record in chosen if key(record) is None]
-        chosen = [record for record, _ in sorted(known, key=lambda pair: -pair[1])] + rest
+        chosen = [record for record, _ in sorted(valued, key=lambda pair: -pair[1])] + rest
     return chosen
 
 
 def render(record: RolloutRecord) -> RenderableType:
-    """Draw one rollout: head, prompt, and the answer with each token coloured by learner - sampler log-prob."""
+    """Render one rollout: headline, prompt, and the answer with each token coloured by learner - sampler log-prob."""
     grade = verdict(record)
     style = {"correct": "bold green", "wrong": "bold red", "": ""}[grade]
     head = Text.assemble((escape_controls(record.task), "bold"), (f" {number(record)}  ", "dim"), (grade, style))
@@ -99,33 +99,33 @@ def render(record: RolloutRecord) -> RenderableType:
             continue
         text = Text(escape_controls(part.text), style="" if part.label in ("answer", "user", "prompt") else "dim")
         label = Text.assemble((escape_controls(part.label), "bold underline"), (f"   {part.facts}".rstrip(), "dim"))
-        said = text if part.tokens is None else _sampled(record, part.tokens)
-        parts += [label, Padding(said, (0, 0, 0, 2)), Text()]
+        content = text if part.tokens is None else _sampled(record, part.tokens)
+        parts += [label, Padding(content, (0, 0, 0, 2)), Text()]
     if data := task_data(record):
-        told = "   ".join(f"{escape_controls(name)}: {escape_controls(value)}" for name, value in data)
-        parts += [Text.assemble(("task data  ", "bold"), told), Text()]
+        values = "   ".join(f"{escape_controls(name)}: {escape_controls(value)}" for name, value in data)
+        parts += [Text.assemble(("task data  ", "bold"), values), Text()]
     if record.error:
         parts += [Text(f"error: {escape_controls(record.error)}", style="bold red"), Text()]
     return Lines(*parts)
 
 
 def verdict(record: RolloutRecord) -> str:
-    """Return "correct", "wrong", or an empty text where it was not graded."""
+    """Return "correct", "wrong", or an empty string if it was not graded."""
     return {True: "correct", False: "wrong", None: ""}[record.correct]
 
 
 def number(record: RolloutRecord) -> str:
-    """Return which of the group's episodes it is, and which branch of it."""
+    """Return the number of the episode in its group, and of the branch if it is not the first."""
     return f"#{record.sample}" + (f".{record.branch}" if record.branch else "")
 
 
 def ending(record: RolloutRecord) -> str:
-    """Return the status, with the budget that was used up."""
+    """Return the status, with the exhausted budget."""
     return f"{record.status} ({record.limit})" if record.limit else record.status
 
 
 def level(difference: float | None) -> int:
-    """Return a degree from 0 to 4 of the difference of a token's log-probs."""
+    """Return a level from 0 to 4 for the difference of a token's log-probs."""
     return 0 if difference is None else sum(abs(difference) >= limit for limit in _LEVELS)
 
 

@@ -1,4 +1,4 @@
-"""The arguments that several commands share."""
+"""Arguments and options that several commands share."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,10 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
 @dataclass
 class Session:
-    """The state that a command shares with its error handling, as ``context.obj``."""
+    """State shared by a command and its error handling, as ``context.obj``."""
 
     debug: bool = False
-    run: Path | None = None  # the run folder, once it is known
+    run: Path | None = None  # the run folder, once it is chosen
 
 
 def print_json(value: Any) -> None:
@@ -34,7 +34,7 @@ def print_json(value: Any) -> None:
 
 
 def run_folder(run: Path) -> Path:
-    """Return the folder if it holds a run. Raises ConfigError naming the nearest run otherwise."""
+    """Return the folder if it is a run. Otherwise raises ConfigError with the most similar run name."""
     from whet.base.errors import ConfigError
     from whet.config.loading import runs_in
     from whet.config.nearest import did_you_mean
@@ -42,6 +42,6 @@ def run_folder(run: Path) -> Path:
     if (run / "recipe.yaml").is_file():
         return run
     runs = runs_in(run.parent)
-    what = "holds no recipe.yaml, so it is not a run" if run.is_dir() else "there is no such run folder"
+    what = "not a run: it contains no recipe.yaml" if run.is_dir() else "there is no such run folder"
     listed = f" Runs in {run.parent}: {', '.join(runs[:10])}." if runs else ""
     raise ConfigError(f"{run}: {what}.{did_you_mean(run.name, runs)}{listed}")
