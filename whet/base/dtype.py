@@ -1,4 +1,4 @@
-"""The types of numbers that settings and files name."""
+"""The dtypes that settings and files can name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ FileDtype = Literal["float32", "bfloat16", "float16"]  # of the weights in model
 
 
 def torch_dtype(name: str) -> TorchDtype:
-    """Return torch's type of this name, for example ``torch.bfloat16``. Raises ``ValueError`` for another name."""
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
-        raise ValueError(f"{name!r} is not a type of torch, such as float32 or bfloat16")
-    return found
+    """Return the torch dtype of this name, such as ``torch.bfloat16``. Raises ``ValueError`` for another name."""
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name!r} is not a torch dtype such as float32 or bfloat16")
+    return dtype
