@@ -29,7 +29,7 @@ _MOVED = {
     ),
     "whet.models.moe": "models.experts models.expert_lora models.routing",
     "whet.run": (
-        "other_names machine run train recipe build feed sections evaluate serve run_folder=folder "
+        "other_names machine run train recipe build feed evaluate serve run_folder=folder "
         "run_log=log stop_signals=signals"
     ),
     "whet.sandbox": (

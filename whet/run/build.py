@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from whet.engines.base import Refittable
     from whet.learner.learner import WorkerLearner
     from whet.run.recipe import Recipe
-    from whet.run.sections import ForLearners, ForSampling, ForTexts
     from whet.weights.base import WeightSync
     from whet.weights.source import NamedTensors
 
 
-def build_renderer(recipe: "ForTexts") -> "Renderer":
+def build_renderer(recipe: "Recipe") -> "Renderer":
     """Load the model's tokenizer with the recipe's chat template, or else its own."""
     from whet.chat.renderer import Renderer
     from whet.models.loading import load_tokenizer
@@ -34,7 +33,7 @@ def build_renderer(recipe: "ForTexts") -> "Renderer":
     return Renderer(load_tokenizer(recipe.model), recipe.chat_template, recipe.template_arguments, recipe.tools_as_text)
 
 
-def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[Any]":
+def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable[Any]":
     """A generator whose weights are still to be written."""
     from whet.engines.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
@@ -51,7 +50,7 @@ def build_generator(recipe: "ForSampling", renderer: "Renderer") -> "Refittable[
     return recipe.generator.build(load_model_config(recipe.model), renderer.tokenizer, deployment)
 
 
-def build_sync(recipe: "ForSampling", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
+def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
     """The way of the policy's weights to the generator. ``text``, at least two tokens, is what its probe reads."""
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
@@ -126,7 +125,7 @@ def check_experts(recipe: "Recipe") -> None:
 
 
 @asynccontextmanager
-async def open_learners(recipe: "ForLearners", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
+async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
     """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
     All are closed at the end, and where one can't be built."""
     from whet.processes.cores import divide
@@ -143,9 +142,7 @@ async def open_learners(recipe: "ForLearners", folder: Path) -> "AsyncIterator[d
         yield learners
 
 
-async def build_learner(
-    recipe: "ForLearners", folder: Path, cluster: "Cluster", role: str = "policy"
-) -> "WorkerLearner":
+async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role: str = "policy") -> "WorkerLearner":
     """The learner of one role, with its workers started on the cluster."""
     from whet.learner.learner import WorkerLearner
     from whet.learner.worker import WorkerConfig

@@ -31,7 +31,6 @@ from whet.tasks.registry import TASK_SETS
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
     from whet.run.recipe import Recipe
-    from whet.run.sections import ForSampling
 
 _PASS_AT = (1, 2, 4, 8, 16)
 _CHANGED = ("samples", "temperature", "max_new_tokens")  # settings that a further set may have of its own
@@ -225,7 +224,7 @@ async def evaluate_tasks(
 
 
 async def evaluate_all(
-    recipe: "ForSampling",
+    recipe: "Recipe",
     environments: HostedEnvironments,
     generator: Generator,
     renderer: Renderer,

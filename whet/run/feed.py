@@ -46,7 +46,6 @@ from whet.tasks.validate import require
 if TYPE_CHECKING:
     from whet.losses.base import Loss
     from whet.run.recipe import Recipe
-    from whet.run.sections import ForRows, ForSampling
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ class SampledFeed(Feed):
 
     def __init__(
         self,
-        recipe: "ForSampling",
+        recipe: "Recipe",
         renderer: Renderer,
         filters: tuple[Filter, ...] | None = None,
         devices: Devices | None = None,
@@ -191,7 +190,7 @@ def _probe_text(renderer: Renderer, task: Task) -> list[int]:
 class RowsFeed(Feed):
     """Rows of a data set. Nothing is sampled, so there is no generator and nothing to publish to."""
 
-    def __init__(self, recipe: "ForRows", renderer: Renderer) -> None:
+    def __init__(self, recipe: "Recipe", renderer: Renderer) -> None:
         self.recipe, self.renderer = recipe, renderer
         self.judging = recipe.algorithm.main.head == "value"
         self.rows = recipe.rows.groups(renderer, judging=self.judging)

@@ -32,7 +32,7 @@ from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
 from whet.run.evaluate import EvaluationConfig
 from whet.run.other_names import here
-from whet.run.sections import idle, unread
+from whet.run.unread import idle, unread
 from whet.sandbox.sandbox import UNPROTECTED, unprotected
 from whet.tasks.base import TaskSet
 from whet.tasks.registry import TASK_SETS
@@ -177,7 +177,7 @@ class Recipe(Config):
         if not isinstance(self.data, Blend):
             return
         if self.rollouts.curriculum is not None:
-            raise ValueError("rollouts.curriculum is read by nobody where data is a blend; set data.of.NAME.curriculum")
+            raise ValueError("rollouts.curriculum is not read where data is a blend; set data.of.NAME.curriculum")
         for name, part in self.data.of.items():
             for problem in part.sampling.problems(self.sampling):
                 raise ValueError(f"data.of.{name}.{problem}")
@@ -211,7 +211,7 @@ class Recipe(Config):
 
     def unread(self) -> dict[str, str]:
         alone = {key: f"it is read only where {when}; leave it out" for key, when in idle(self)}
-        why = "nobody reads it: this run learns from rows and samples nothing; leave it out"
+        why = "no part of the run reads it: this run learns from rows and samples nothing; leave it out"
         return alone | dict.fromkeys(unread(self), why)
 
     @property

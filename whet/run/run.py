@@ -45,7 +45,6 @@ from whet.run.log import logging_to
 from whet.run.machine import decide_run, read
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
-from whet.run.sections import ForLoop
 from whet.run.signals import Stopped, StopRequest, stop_signals
 
 log = logging.getLogger(__name__)
@@ -129,7 +128,7 @@ class Restarts:
 class Run:
     """Everything the loop works with."""
 
-    recipe: ForLoop
+    recipe: Recipe
     place: Place
     start: int  # steps done so far
     feed: Feed

@@ -1,4 +1,4 @@
-"""What no part of a run reads can't be set: by what the parts are typed with, not by a list."""
+"""Settings that no part of a run reads are errors."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from whet.config import RecipeError, list_recipes, load
 from whet.run.recipe import Recipe
-from whet.run.sections import unread
+from whet.run.unread import unread
 
 
 def complaint(recipe: str | Path, *overrides: str) -> str:
@@ -30,7 +30,7 @@ def complaint(recipe: str | Path, *overrides: str) -> str:
 )
 def test_what_a_run_that_learns_from_rows_does_not_read_is_an_error(override: str, key: str) -> None:
     assert complaint("sft-gsm8k", override) == (
-        f"override 1 ({override}): {key}: nobody reads it: this run learns from rows and samples nothing; leave it out"
+        f"override 1 ({override}): {key}: no part of the run reads it: this run learns from rows and samples nothing; leave it out"
     )
 
 
@@ -44,8 +44,8 @@ def test_each_such_setting_is_named_with_its_line(tmp_path: Path) -> None:
     path.write_text("extends: sft-gsm8k\nsampling:\n  top_k: 3\nrollouts:\n  retries: 9\n")
     said = complaint(path).splitlines()
     assert said[0] == "2 problems in the recipe:"
-    assert f"{path}:3: sampling.top_k: nobody reads it" in said[1]
-    assert f"{path}:5: rollouts.retries: nobody reads it" in said[2]
+    assert f"{path}:3: sampling.top_k: no part of the run reads it" in said[1]
+    assert f"{path}:5: rollouts.retries: no part of the run reads it" in said[2]
 
 
 def test_what_a_parent_set_is_left_out(tmp_path: Path) -> None:
