@@ -214,7 +214,7 @@ def test_noise_and_a_run_that_gets_worse_as_a_whole_raise_no_alarm(slope: float)
         (
             {"of": {"a": {"taskset": "arithmetic"}}},
             {"rollouts": {"curriculum": "pass_rate"}},
-            r"rollouts\.curriculum is read by nobody",
+            r"rollouts\.curriculum is not read where",
         ),
         (
             {"of": {"a": {"taskset": "arithmetic"}}},

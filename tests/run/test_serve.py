@@ -19,7 +19,7 @@ from whet.endpoint.request import ApiError, Question, Wanted
 from whet.run import run
 from whet.run.serve import ServedModel
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager

@@ -30,7 +30,8 @@ def complaint(recipe: str | Path, *overrides: str) -> str:
 )
 def test_what_a_run_that_learns_from_rows_does_not_read_is_an_error(override: str, key: str) -> None:
     assert complaint("sft-gsm8k", override) == (
-        f"override 1 ({override}): {key}: no part of the run reads it: this run learns from rows and samples nothing; leave it out"
+        f"override 1 ({override}): {key}: no part of the run reads it: this run learns from rows and samples nothing; "
+        "leave it out"
     )
 
 
