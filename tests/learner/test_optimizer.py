@@ -7,7 +7,7 @@ import torch
 
 from tests.learner.parts import PolicyGradient, assert_close, cut, gradients, some_batch, weights, whole, worker
 from whet.learner.config import OptimizerConfig
-from whet.learner.optimizer import build_adamw, learning_rate
+from whet.learner.optimizer import build_adamw, learning_rate, make_moments
 
 
 def oracle(step, steps, lr, warmup, schedule, ratio):
@@ -43,6 +43,23 @@ def test_norms_and_biases_do_not_decay():
     optimizer.step()
     changed = [not torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True)]
     assert changed == [True, False, False, False]
+
+
+def test_moments_that_are_made_before_the_first_step_change_no_number():
+    layers = [torch.nn.Linear(3, 2) for _ in range(2)]
+    layers[1].load_state_dict(layers[0].state_dict())
+    optimizers = [build_adamw(layer.parameters(), OptimizerConfig(lr=0.1)) for layer in layers]
+    for step in range(3):
+        make_moments(optimizers[1])  # those that are there stay
+        for layer, optimizer in zip(layers, optimizers, strict=True):
+            for p in layer.parameters():
+                p.grad = torch.full_like(p, 0.5 - step)
+            optimizer.step()
+        assert all(a.equal(b) for a, b in zip(*(layer.parameters() for layer in layers), strict=True))
+    states = [list(optimizer.state.values()) for optimizer in optimizers]
+    for one, other in zip(*states, strict=True):
+        assert one.keys() == other.keys()
+        assert all(one[kind].equal(other[kind]) for kind in one)
 
 
 @pytest.mark.parametrize("max_norm", [1e-3, 1e3])

@@ -69,6 +69,15 @@ def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str
     return {"step": torch.zeros(()), "exp_avg": made._new_buffer(p, True), "exp_avg_sq": made._new_buffer(p, False)}
 
 
+def make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Make the moments of each parameter that has none. Before the first gradients rather than after them, as the
+    optimizer would: so that in the heap they lie together, and not scattered over what activations leave."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if not optimizer.state[parameter]:
+                optimizer.state[parameter] = empty_state(optimizer, parameter)
+
+
 def pieces(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """Return the plain tensors of a parameter's state, as KIND/NAME: a moment in 8 bits has two."""
     found: dict[str, Tensor] = {}

@@ -29,7 +29,15 @@ from whet.learner.base import LearnerFacts, Top
 from whet.learner.config import OUTPUTS, Head, LearnerConfig, OptimizerConfig
 from whet.learner.dump import read_dump
 from whet.learner.model import LearnerModel, build_model
-from whet.learner.optimizer import build_adamw, gradient_norm, learning_rate, move_moments, scale_gradients, set_rate
+from whet.learner.optimizer import (
+    build_adamw,
+    gradient_norm,
+    learning_rate,
+    make_moments,
+    move_moments,
+    scale_gradients,
+    set_rate,
+)
 from whet.learner.passes import forward, forward_backward
 from whet.learner.precision import choose_matmul_precision
 from whet.learner.skipping import SkippedStep, first_not_finite
@@ -205,6 +213,7 @@ class LearnerWorker:
         config, progress = self.config.optimizer, self.progress
         if self.optimizer is None or config is None:
             raise WhetError("this learner has no optimizer, so it can score but not update")
+        make_moments(self.optimizer)
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
         own_loss, loss_value, norm_value = self._measure(total)
         lr = learning_rate(config, progress.step, self.config.steps)
