@@ -82,9 +82,30 @@ def test_only_colocated_parts_never_compute_at_once_though_rollouts_run_ahead(
         assert (before.split()[1], after.split()[1]) == ("sleeps", "wakes")
 
 
+def test_in_step_on_one_cpu_the_generator_holds_no_weights_while_the_learner_computes(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released: list[bool] = []
+    generators: list[TorchGenerator] = []
+    build, update = TorchGenerator.__init__, LearnerWorker.update
+
+    def built(self: TorchGenerator, *args: Any, **named: Any) -> None:
+        build(self, *args, **named)
+        generators.append(self)
+
+    def updated(*args: Any) -> Any:
+        released.extend(generator.engine.released for generator in generators)
+        return update(*args)
+
+    monkeypatch.setattr(TorchGenerator, "__init__", built)
+    monkeypatch.setattr(LearnerWorker, "update", updated)
+    start(toy_recipe(tiny_model, steps=3), tmp_path / "run")
+    assert released == [True] * 3
+
+
 @pytest.mark.parametrize("changes", [{}, {"cluster": {"type": "processes"}}], ids=["local", "processes"])
 def test_taking_turns_changes_no_number(tiny_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    split = start(toy_recipe(tiny_model, steps=3), tmp_path / "split")
+    split = start(toy_recipe(tiny_model, steps=3, cluster={"type": "processes"}), tmp_path / "split")
     turns = start(toy_recipe(tiny_model, steps=3, devices={"placement": "colocated"}, **changes), tmp_path / "turns")
     assert numbers(turns) == numbers(split)
 

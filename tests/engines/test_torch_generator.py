@@ -296,6 +296,38 @@ def test_cancelled_requests_give_up_their_rows() -> None:
     run(generator, body)
 
 
+def held(generator: TorchGenerator) -> int:
+    """Return the bytes of weights, and of what is kept of prompts."""
+    tensors = [*generator.engine.model.state_dict().values(), *(linear._packed for linear in generator.engine.linears)]
+    tensors += [known.logits for known in generator._decoder.known._known.values()]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None and not tensor.is_mkldnn)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", EVERY)
+def test_asleep_before_new_weights_it_holds_none(model: Callable[..., PreTrainedModel], dtype: str) -> None:
+    generator = make(model, dtype)
+    weights = [(name, tensor.clone()) for name, tensor in generator.named_weights()]
+
+    async def body() -> None:
+        before = await generator.sample(PROMPT, SamplingParams(20), "s")
+        await generator.sleep()
+        assert held(generator) > 0
+        await generator.wake()
+        await generator.sleep(new_weights=True)
+        assert held(generator) == 0
+        assert all(linear._packed is None for linear in generator.engine.linears)
+        waiting = asyncio.create_task(generator.sample(PROMPT, SamplingParams(20), "s"))
+        with pytest.raises(WhetError, match="new ones must come"):
+            await generator.wake()
+        await generator.wake(new_weights=True)
+        await load_into(generator, weights, 1)
+        after = await waiting
+        assert (after.tokens, after.logprobs) == (before.tokens, before.logprobs)
+
+    run(generator, body)
+
+
 def test_closing_returns_what_was_sampled_so_far_as_aborted() -> None:
     generator = make()
 

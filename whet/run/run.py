@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
 from whet.base.errors import ConfigError, GeneratorError, WorkerError
 from whet.base.files import remove_leftovers, write_atomically
@@ -35,6 +36,7 @@ from whet.metrics.clock import Clock, Pace
 from whet.metrics.rollout_file import drop_rollouts_after
 from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import truncate_after
+from whet.models.device import choose_device
 from whet.processes.compute import compute, run_computing
 from whet.processes.loop_thread import end_copies
 from whet.rollouts.ledger import FILE as LEDGER
@@ -323,7 +325,8 @@ async def open_run(
     from whet.run.build import build_renderer, check_experts, open_learners
 
     async with Closing() as closing:
-        devices = Devices({}, shared=recipe.devices.placement == "colocated", deadline=recipe.devices.deadline)
+        shared = recipe.devices.placement == "colocated" or _take_turns(recipe)
+        devices = Devices({}, shared=shared, deadline=recipe.devices.deadline)
         check_experts(recipe)
         renderer = build_renderer(recipe)
         feed = build_feed(recipe, renderer, devices)  # what is quickly found to be missing comes first
@@ -371,6 +374,15 @@ async def open_run(
                 facts["computes_in"] = str(decision)
             run.sinks.write(0, {f"run/{name}": value for name, value in facts.items()})
         yield run
+
+
+def _take_turns(recipe: Recipe) -> bool:
+    """Return whether learner and generator compute in turns on the CPU of this process anyway, so that the generator
+    need not keep its weights while the learner makes new ones."""
+    if not isinstance(recipe.algorithm, OnlineAlgorithm) or recipe.cluster.has_processes:
+        return False
+    rollouts, here = recipe.rollouts, recipe.generator.in_process and choose_device().type == "cpu"
+    return here and rollouts.max_staleness == 0 and rollouts.replay is None
 
 
 def _versions() -> str:

@@ -135,6 +135,7 @@ class EngineModel:
         self.vocab: int = model.get_input_embeddings().num_embeddings
         self.linears = pack_linears(model) if pack else []
         self.recorder: RouteRecorder | None = None
+        self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their sizes in bytes
         self.experts: Ids | None = None  # that the tokens of the last forward went to, where they are recorded
 
     def _prepare(self, model: "PreTrainedModel") -> None:
@@ -157,7 +158,25 @@ class EngineModel:
 
     def open(self) -> OpenEngine:
         """Return the model, to take new weights."""
+        for storage, size in self._released:
+            storage.resize_(size)
+        self._released = []
         return OpenEngine(self)
+
+    @property
+    def released(self) -> bool:
+        return bool(self._released)
+
+    def release(self) -> None:
+        """Free the weights and what was derived from them. The model is of use again once it is opened and all weights
+        have come."""
+        self.weights_changed()
+        if not self._released:
+            tensors = self.model.state_dict(keep_vars=True).values()
+            storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}
+            self._released = [(storage, storage.nbytes()) for storage in storages.values()]
+            for storage, _ in self._released:
+                storage.resize_(0)
 
     def weights_changed(self) -> None:
         """Call after weights were written, in whatever way: nothing derived from the old ones is used again."""

@@ -237,13 +237,18 @@ class TorchGenerator:
             self._ask_for_step()
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """As ``pause``: what it holds stays where it is."""
+        """As ``pause``. With ``new_weights`` the old ones are freed; else what it holds stays where it is."""
         await self.pause()
+        if new_weights:
+            self._decoder.forget_prefixes()
+            await compute(self.engine.release)
 
     async def wake(self, new_weights: bool = False) -> None:
         """Go on where ``sleep`` left off, or leave that to the refit that follows."""
         if new_weights:
             return
+        if self.engine.released:
+            raise WhetError("the generator slept without its weights, so new ones must come before it goes on")
         with self._lock:
             self._paused = False
             self._progress = time.monotonic()
