@@ -21,6 +21,7 @@ from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
 from whet.cli import audit, doctor, evaluate, export, gym, plan, recipes, serve, show, train, validate, view
 from whet.cli.arguments import Session
+from whet.processes.malloc import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -79,6 +80,7 @@ def main(arguments: list[str] | None = None) -> None:
     elif words == ["version"]:
         words = ["--version"]
     code = 0
+    keep_freed_memory()  # before any thread: glibc gives one that allocates earlier, and its successors, a second heap
     _open_streams()
     try:
         # Not ``app()``, which prints errors and handles interrupts itself.

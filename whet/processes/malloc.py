@@ -13,8 +13,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 
 
 def keep_freed_memory() -> None:
-    """From now on all threads take memory from one heap, and what is freed there stays. To be called before the thread
-    that computes is started. Does nothing without glibc."""
+    """From now on all threads take memory from one heap, and what is freed there stays. To be called before any
+    thread is started: one that has a heap already keeps it, and leaves it to the next. Does nothing without glibc."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
