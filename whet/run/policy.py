@@ -116,7 +116,7 @@ class Policy:
         its metrics and the log-probs before the step. Raises ``DataError`` for a batch without weights."""
         if batch.weight is None:
             raise DataError('the batch has no weights: pass batch.weigh("token"), which says what each token counts')
-        async with self.devices.lent_to("learning", new_weights=True):
+        async with self.devices.lent_to("learning"):
             return await self._learner(role).update(batch, loss)
 
     async def publish(self, version: int | None = None) -> Metrics:
@@ -146,7 +146,7 @@ class Policy:
             part = Path(folder).absolute() / role
             if not part.is_dir():
                 raise ConfigError(f"{folder} holds no weights of the {role}: there is no folder {part}")
-            async with self.devices.lent_to("learning", new_weights=True):
+            async with self.devices.lent_to("learning"):
                 await self.learners[role].load(part)
 
     def _learner(self, role: str | None) -> Learner:
