@@ -27,8 +27,12 @@ def folder(tmp_path_factory):
 def test_the_parts_of_a_step_are_in_its_plan(folder):
     plan = make_plan(toy_recipe(folder), runtime=1000)
     assert plan.ranks == 1
-    assert set(plan.processes["this process"].always) == {"runtime", "weights", "optimizer", "generator weights"}
-    assert set(plan.processes["this process"].phases) == {"learn", "generate", "publish"}
+    here = plan.processes["this process"]
+    assert set(here.always) == {"runtime", "weights", "optimizer"}
+    assert set(here.phases) == {"learn", "generate", "publish"}
+    assert [phase for phase, kinds in here.phases.items() if "generator weights" in kinds] == ["generate", "publish"]
+    ahead = make_plan(toy_recipe(folder, rollouts={"max_staleness": 1}), runtime=1000).processes["this process"]
+    assert ahead.always["generator weights"] == here.phases["generate"]["generator weights"]
     assert plan.refit == plan.models["policy"].parameters * 4
     assert not plan.warnings
 

@@ -101,11 +101,20 @@ def _casts(size: ModelSize, config: LearnerConfig, parallel: ParallelConfig, hel
 
 
 def generator_memory(
-    size: ModelSize, config: TorchGeneratorConfig, *, prompts: int, answers: int, prompt: int, answer: int, bucket: int
+    size: ModelSize,
+    config: TorchGeneratorConfig,
+    *,
+    prompts: int,
+    answers: int,
+    prompt: int,
+    answer: int,
+    bucket: int,
+    in_turns: bool = False,
 ) -> Memory:
     """Return the memory of the in-process generator while it samples ``answers`` completions of up to ``answer`` tokens
     to ``prompts`` prompts of up to ``prompt`` tokens. Weights come ``bucket`` bytes at a time, or the largest tensor
-    alone. On a CPU the linear layers' weights are held twice, once in oneDNN's order."""
+    alone. On a CPU the linear layers' weights are held twice in bfloat16, once in oneDNN's order, and in float32 the
+    head's. ``in_turns``: no weights are held while a learner computes."""
     number = BYTES[config.dtype]
     rows = min(config.max_batch, answers)
     tiles = -(-rows // max(1, answers // max(1, prompts)))
@@ -114,10 +123,12 @@ def generator_memory(
     cached = (-(-config.max_batch // 16) * 16 * own + tiles * tile + known) * size.kv_per_token * number
     if size.state:  # each row has its prompt for itself; prompts' own are there until their rows begin
         cached = (rows + tiles) * ((prompt + answer) * size.kv_per_token + size.state) * number
-    return Memory(
-        {"generator weights": (size.parameters + size.linear) * number},
-        {"generate": {"KV cache": cached}, "publish": {"bucket": bucket_bytes(size, bucket, number)}},
-    )
+    packed = size.linear * (config.dtype == "bfloat16") + size.vocabulary * size.hidden
+    weights = {"generator weights": (size.parameters + packed * config.packed_weights) * number}
+    phases = {"generate": {"KV cache": cached}, "publish": {"bucket": bucket_bytes(size, bucket, number)}}
+    if in_turns:
+        return Memory({}, {phase: weights | kinds for phase, kinds in phases.items()})
+    return Memory(weights, phases)
 
 
 def bucket_bytes(size: ModelSize, bucket: int, number: int) -> int:

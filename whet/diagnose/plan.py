@@ -67,7 +67,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
             else:
                 here.merge(part, of=role if several else "")
     if isinstance(recipe.algorithm, OnlineAlgorithm):
-        _add_generator(plan, recipe, runtime)
+        _add_generator(plan, recipe, runtime, gpu)
     plan.warnings += _warnings(plan, recipe, available)
     return plan
 
@@ -125,7 +125,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
         )
 
 
-def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
+def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> None:
     """Add the engines to the plan, and what a refit moves."""
     config, size, weights = recipe.generator, plan.models["policy"], recipe.weights
     number = BYTES[config.dtype]
@@ -145,6 +145,7 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int) -> None:
                 prompt=prompt,
                 answer=sampling.longest - prompt,
                 bucket=bucket,
+                in_turns=recipe.in_turns and not gpu,
             )
         )
         return

@@ -220,6 +220,13 @@ class Recipe(Config):
         return isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
 
     @property
+    def in_turns(self) -> bool:
+        """Whether learner and generator are in one process and neither computes while the other does."""
+        if not isinstance(self.algorithm, OnlineAlgorithm) or self.rollouts.replay is not None or self._stale:
+            return False
+        return self.generator.in_process and not self.cluster.has_processes
+
+    @property
     def _corrects(self) -> str | None:
         """The setting by which answers come from another distribution than the learner's."""
         if self._stale:

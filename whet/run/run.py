@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from whet.algorithms.base import OnlineAlgorithm
 from whet.base.closing import Closing
 from whet.base.errors import ConfigError, GeneratorError, WorkerError
 from whet.base.files import remove_leftovers, write_atomically
@@ -379,10 +378,7 @@ async def open_run(
 def _take_turns(recipe: Recipe) -> bool:
     """Return whether learner and generator compute in turns on the CPU of this process anyway, so that the generator
     need not keep its weights while the learner makes new ones."""
-    if not isinstance(recipe.algorithm, OnlineAlgorithm) or recipe.cluster.has_processes:
-        return False
-    rollouts, here = recipe.rollouts, recipe.generator.in_process and choose_device().type == "cpu"
-    return here and rollouts.max_staleness == 0 and rollouts.replay is None
+    return recipe.in_turns and choose_device().type == "cpu"
 
 
 def _versions() -> str:
