@@ -60,7 +60,7 @@ def test_a_run_answers_and_ends_with_ctrl_c(tiny_model: Path, tmp_path: Path) ->
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
-    assert out.endswith("ended\n")
+    assert out.endswith("stopped\n")
     assert "Traceback" not in err
 
 
