@@ -17,7 +17,7 @@ from tests.test_layers import FLOORS
 from whet.cli.main import app, main
 from whet.config import load
 from whet.config.explain import explain
-from whet.config.problems import RecipeError
+from whet.config.issues import RecipeError
 from whet.run.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent

@@ -14,11 +14,13 @@ ROOT = Path(__file__).parent.parent
 # Path prefixes of the parts that follow the rules. A part is added when it has been rewritten; none is ever removed.
 CLEAN = (
     "tests/base/",
+    "tests/config/",
     "tests/core/",
     "tests/cli/",
     "tests/show/",
     "whet/base/",
     "whet/cli/",
+    "whet/config/",
     "whet/core/",
     "whet/show/",
 )

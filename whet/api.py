@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, WhetError
-from whet.config import Problem, RecipeError, load
+from whet.config import ConfigIssue, RecipeError, load
 from whet.config.component import importing
 from whet.config.tree import DEFAULT
 from whet.models.config import check_models
@@ -35,11 +35,11 @@ def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) ->
         value = Recipe.model_validate({**dict(loaded.value), **sections})
     except ValidationError as error:
         found = error.errors(include_url=False)
-        raise RecipeError([Problem(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None
-    value, _ = value.completed(lambda key: "algorithm" in sections or loaded.origins.get(key, DEFAULT) != DEFAULT)
-    unread = {key: why for key, why in value.unread().items() if key.partition(".")[0] in sections}
+        raise RecipeError([ConfigIssue(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None
+    value, _ = value.with_implied(lambda key: "algorithm" in sections or loaded.origins.get(key, DEFAULT) != DEFAULT)
+    unread = {key: why for key, why in value.unused().items() if key.partition(".")[0] in sections}
     if unread:
-        raise RecipeError([Problem(key, "given", why) for key, why in unread.items()])
+        raise RecipeError([ConfigIssue(key, "given", why) for key, why in unread.items()])
     return value
 
 

@@ -1,4 +1,4 @@
-"""A small recipe, with each kind of field that the tests of loading need."""
+"""A small recipe with each kind of field that the loading tests need."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ class Fruit(StrEnum):
 
 
 class Optimizer(Config):
-    """How weights move."""
+    """An optimizer."""
 
     lr: float = Field(default=1e-6, gt=0, description="Learning rate.")
     beta: float = 0.9

@@ -1,4 +1,4 @@
-"""A user's own class is found by its dotted path, and what is wrong with it is said with file and line."""
+"""A user-defined class is imported by its dotted path, and its errors are reported with file and line."""
 
 import importlib.util
 import subprocess
@@ -68,7 +68,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_wrong_with_a_users_module_is_said_with_its_place(name):
+def test_an_error_in_a_users_module_is_reported_with_its_place(name):
     source, *expected = BROKEN[name]
     Path(f"my_{name}.py").write_text(source)
     with pytest.raises(RecipeError) as caught:
@@ -77,8 +77,8 @@ def test_what_is_wrong_with_a_users_module_is_said_with_its_place(name):
         assert part in str(caught.value)
 
 
-def test_a_missing_module_says_where_it_was_looked_for(in_empty_folder):
-    with pytest.raises(RecipeError, match="there is no module 'nowhere': looked in") as caught:
+def test_the_error_for_a_missing_module_names_the_searched_places(in_empty_folder):
+    with pytest.raises(RecipeError, match="there is no module 'nowhere': searched ") as caught:
         loaded("loss: nowhere.deep:Mine")
     assert str(in_empty_folder) in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""Each mistake in a recipe is answered with its key, its line and the cure."""
+"""Each mistake in a recipe is reported with its key, its line and the fix."""
 
 import pytest
 
@@ -66,8 +66,8 @@ CASES = {
     "tab": ("optimizer:\n\tlr: 1", "r.yaml:2: not valid YAML: a tab"),
     "empty": ("", "r.yaml: the file is empty"),
     "only a comment": ("# nothing\n", "r.yaml: the file is empty"),
-    "list": ("- a", "r.yaml: the file holds a list"),
-    "scalar": ("hello", "r.yaml: the file holds a single value"),
+    "list": ("- a", "r.yaml: the file is a list"),
+    "scalar": ("hello", "r.yaml: the file is a single value"),
     "open bracket": ("sizes: [1, 2\nname: x\n", "not valid YAML"),
     "two colons": ("name: a: b", "r.yaml:1: not valid YAML: a second ': '"),
     "reserved character": ("steps: 3\nname: @home", "r.yaml:2: not valid YAML: found character '@'"),
@@ -80,14 +80,14 @@ CASES = {
         "r.yaml: more than 100,000 values, counting aliases",
     ),
     "nested without end": ("numbers: " + "[" * 3000, "r.yaml:1: not valid YAML: nested more than 50 deep"),
-    "half a character": (r'name: "\ud800"', "r.yaml: a text holds half a character, such as \\ud800"),
+    "half a character": (r'name: "\ud800"', "r.yaml: a text contains a lone surrogate such as \\ud800"),
     "control character": ("steps: 3\nname: a\x07b", "r.yaml:2: the character '\\x07' is not allowed"),
     "extends is nowhere": (
         "extends: nowhere",
         "r.yaml:1: extends: 'nowhere': there is no recipe or run folder",
     ),
-    "extends is no text": ("extends: [a]", "r.yaml:1: extends: expected the name of a recipe"),
-    "extends in a section": ("optimizer: {extends: a}", "'extends' stands only at the top of a file"),
+    "extends is not text": ("extends: [a]", "r.yaml:1: extends: expected the name of a recipe"),
+    "extends in a section": ("optimizer: {extends: a}", "'extends' is allowed only at the top level of a file"),
 }
 
 
@@ -120,9 +120,9 @@ OVERRIDES = {
     ),
     "wrong type": ("steps=abc", "override 1 (steps=abc): steps: expected a whole number, got text 'abc'"),
     "no equals sign": ("steps", "override 1 (steps): expected key.path=value"),
-    "no value": ("steps=", "there is no value; write steps=null"),
+    "no value": ("steps=", "the value is missing; write steps=null"),
     "empty part": ("optimizer..lr=1", "expected key.path=value"),
-    "index past the end": ("losses.1.margin=2", "there is no item 1: the list has 1, counted from 0"),
+    "index past the end": ("losses.1.margin=2", "there is no item 1: the list has 1 item, counted from 0"),
     "key of the wrong component": ("loss.margin=2", "loss.margin: unknown key."),
     "bad YAML": ("name=[1", "override 1 (name=[1): name: not valid YAML"),
     "key under a number": ("steps.a=1", "steps: expected a whole number, got a mapping"),
@@ -150,14 +150,14 @@ def test_text_that_is_not_utf8_is_refused_with_its_line():
     assert "r.yaml:2: not UTF-8 text (byte 0xe9)" in complaint(b"steps: 3\nname: caf\xe9\n")
 
 
-def test_a_file_that_is_no_recipe_is_refused_by_its_size(in_empty_folder):
+def test_a_file_that_is_too_large_for_a_recipe_is_refused(in_empty_folder):
     with (in_empty_folder / "r.yaml").open("wb") as file:
         file.truncate(99_000_000)
     with pytest.raises(RecipeError, match=r"r\.yaml: the file has more than 1 MB, so it is not a recipe"):
         load(Settings, "r.yaml")
 
 
-def test_a_circle_of_parents_is_refused(in_empty_folder):
+def test_a_cycle_of_parents_is_refused(in_empty_folder):
     (in_empty_folder / "a.yaml").write_text("extends: ./r.yaml\n")
     assert "r.yaml -> a.yaml -> r.yaml" in complaint("extends: ./a.yaml\n")
 
@@ -172,7 +172,7 @@ def test_an_unknown_recipe_names_the_nearest_or_says_what_lists_all(in_empty_fol
         (in_empty_folder / f"{name}.yaml").write_text("steps: 3\n")
     with pytest.raises(RecipeError, match=r"run folder of this name. Did you mean 'quickstart'\?"):
         load(Settings, "quikstart", search=in_empty_folder)
-    with pytest.raises(RecipeError, match=r"run folder of this name. whet recipes lists the recipes."):
+    with pytest.raises(RecipeError, match=r"run folder of this name. List the recipes with: whet recipes."):
         load(Settings, "zzz", search=in_empty_folder)
 
 
@@ -192,7 +192,7 @@ def test_a_missing_file_names_the_nearest_file(in_empty_folder):
         load(Settings, "mien.yaml", search=in_empty_folder)
 
 
-def test_a_folder_without_a_recipe_is_no_recipe(in_empty_folder):
+def test_a_folder_without_a_recipe_is_refused(in_empty_folder):
     (in_empty_folder / "runs").mkdir()
     with pytest.raises(RecipeError, match=r"is a folder without a recipe\.yaml"):
         load(Settings, "./runs", search=in_empty_folder)

@@ -1,4 +1,4 @@
-"""Recipes, parents and overrides become one value, and every leaf says where it came from."""
+"""Recipes, parents and overrides are merged into one value with the origin of every leaf."""
 
 from pathlib import Path
 

@@ -1,5 +1,4 @@
-"""Words about settings as people from other libraries, or with a file in their hands, write them. With the real
-recipe."""
+"""Messages for settings written as in other libraries, and for files given as recipes. With the real recipe."""
 
 import re
 from pathlib import Path
@@ -47,7 +46,7 @@ def test_every_answer_names_settings_that_there_are() -> None:
     ],
 )
 def test_a_setting_of_another_library_is_answered_with_ours(override: str, answer: str) -> None:
-    assert f"unknown key. Here that is {answer}" in said(override)
+    assert f"unknown key. The setting here is {answer}" in said(override)
 
 
 def test_a_mistyped_key_is_still_one() -> None:
@@ -56,10 +55,10 @@ def test_a_mistyped_key_is_still_one() -> None:
 
 
 def test_a_file_is_answered_with_how_it_is_given() -> None:
-    assert "is a file, not a type; name the type that reads it, as in {type: " in said("data=my.jsonl")
-    assert "data = arithmetic has none; it is a setting of data = " in said("data.path=x.csv")
+    assert "is a file, not a type; name a type that reads files, as in {type: " in said("data=my.jsonl")
+    assert "data = arithmetic does not have it; it is a setting of data = " in said("data.path=x.csv")
     assert "RECIPE data.path=my.jsonl, as in sft-gsm8k data.path=my.jsonl" in said(recipe="my.jsonl")
-    assert "the recipe of the package is called quickstart" in said(recipe="quickstart.yml")
+    assert "the built-in recipe is called quickstart" in said(recipe="quickstart.yml")
     assert "RECIPE model=Qwen/Qwen3-0.6B" in said(recipe="Qwen/Qwen3-0.6B")
     assert "expected a list, got text 'wandb'; write sinks=[console,jsonl,wandb]" in said("sinks=wandb")
 

@@ -1,4 +1,4 @@
-"""The recipes of the package are read at once, and settings that would fill the memory or mean nothing are refused."""
+"""Built-in recipes load fast, and settings that would exhaust the memory or are meaningless are refused."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def read() -> dict[str, dict]:
-    """What a process that reads every recipe, and one with an unknown key, imports and takes."""
+    """Return the imports and the CPU time of a process that reads every recipe, and one with an unknown key."""
     done = subprocess.run([sys.executable, "-c", READ_ALL], capture_output=True, text=True, timeout=120, check=True)
     return json.loads(done.stdout)
 
@@ -61,7 +61,7 @@ def complaint(*overrides: str) -> str:
         ("data.grader.limits.workers=1000000", "data.grader.limits.workers: expected at least 1 and at most 1000"),
     ],
 )
-def test_what_would_fill_the_memory_is_refused_with_its_limit(override, expected):
+def test_settings_that_would_exhaust_the_memory_are_refused_with_the_limit(override, expected):
     assert expected in complaint(override)
 
 

@@ -158,7 +158,7 @@ def test_replicas_share_devices_and_cores_out(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_recipe_that_says_router_is_told_what_to_say() -> None:
-    advice = r"no type router any more: set replicas .*\{type: vllm, replicas: 2\}"
+    advice = r"the type router was removed: set replicas .*\{type: vllm, replicas: 2\}"
     with pytest.raises(ConfigError, match=advice):
         load(Recipe, "quickstart", ["generator={type: router, replicas: 2, replica: vllm}"])
 

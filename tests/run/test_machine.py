@@ -73,7 +73,7 @@ def test_a_run_that_samples_nothing_has_no_dtype(folder, tmp_path, monkeypatch):
     }
     recipe, decision = machine.decide(read_settings(settings))
     assert (recipe.learner.precision, decision.generator) == ("bfloat16", None)
-    assert not recipe.unread(), "the run's recipe is read again when it is resumed"
+    assert not recipe.unused(), "the run's recipe is read again when it is resumed"
 
 
 def test_bfloat16_that_is_emulated_is_warned_about_with_its_factor_and_what_to_set(folder, monkeypatch, caplog):

@@ -25,7 +25,7 @@ from tests.toy import read_settings, toy_recipe, toy_settings
 from tests.weights.test_engine import parts
 from tests.weights.test_in_process import learn_something
 from whet.base.errors import ConfigError, RefitError, WhetError
-from whet.config.problems import RecipeError
+from whet.config.issues import RecipeError
 from whet.learner.worker import LearnerWorker
 from whet.run.build import build_sync
 from whet.weights import buffers, receiver, shared_memory

@@ -1,4 +1,4 @@
-"""The base class of everything that can be configured."""
+"""The base class of all settings."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -8,7 +8,7 @@ from pydantic_core import to_json
 
 
 def within(value: object) -> "Iterator[Config]":
-    """Return the configs in a value, itself and those at any depth."""
+    """Yield the value itself, if it is a config, and all nested configs."""
     parts: Iterable[object] = ()
     if isinstance(value, Config):
         yield value
@@ -22,7 +22,7 @@ def within(value: object) -> "Iterator[Config]":
 
 
 class Config(BaseModel):
-    """Frozen, typed, without unknown keys; numbers must be finite. A component is a Config with one verb.
+    """Typed, frozen settings without unknown keys; numbers must be finite.
 
     A string below a field documents it: ``whet show --explain`` prints it.
     """
@@ -37,31 +37,31 @@ class Config(BaseModel):
     )
 
     bare: ClassVar[str | None] = None
-    """The setting that a text or number in the place of the whole stands for."""
+    """The field that is set by a plain string or number in place of a mapping."""
 
-    _preset: str = PrivateAttr("")  # the name of the preset that a recipe chose it by
+    _preset: str = PrivateAttr("")  # the name of the preset in the recipe, if any
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Build from values of YAML or JSON, in which tuples and sets are lists, and paths and choices are texts."""
-        # The defaults are written out, because pydantic would check a ``Path`` among them as if it came from JSON.
+        """Build from YAML or JSON values, in which tuples and sets are lists, and paths and choices are strings."""
+        # Defaults are passed explicitly, because pydantic would validate a default ``Path`` as if it came from JSON.
         return cls.model_validate_json(to_json({**cls.defaults(), **values}, inf_nan_mode="constants"))
 
     @classmethod
     def defaults(cls) -> dict[str, Any]:
-        """Return the settings that need not be given, in JSON values."""
+        """Return the defaults of optional settings as JSON values."""
         return cls.model_construct().model_dump(mode="json", warnings=False)
 
     @classmethod
     def other_name(cls, key: str) -> str | None:
-        """Return where an unknown key, which other libraries have, is set here."""
+        """Return the name of the setting here that corresponds to a key of another library."""
         return None
 
-    def unread(self) -> dict[str, str]:
-        """Return the settings, by dotted key, that differ from their defaults and that nothing reads, and why."""
+    def unused(self) -> dict[str, str]:
+        """Return changed settings that no part of a run reads: dotted key -> reason."""
         return {}
 
-    def completed(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
-        """Return it with the settings that follow from others where they are not ``written``; and these, by dotted key,
-        with the setting that each follows from."""
+    def with_implied(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
+        """Return a copy with implied settings filled in, and these settings by dotted key with the setting that implies
+        each. ``written(key)`` tells whether the recipe sets a key, which then stays."""
         return self, {}

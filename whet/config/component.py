@@ -1,7 +1,7 @@
-"""Fields whose class is chosen by ``type:``, a built-in name or the dotted path of a user's own class.
+"""Fields whose class is chosen by ``type:``, a built-in name or the dotted path of a user-defined class.
 
-A mapping such as ``{type: gsm8k, limit: 10}`` or a bare name comes in; an instance of the named ``Config`` comes out.
-Only the chosen class is imported. Knows no YAML and no files.
+A mapping such as ``{type: gsm8k, limit: 10}`` or a bare name is converted to an instance of the named ``Config``. Only
+the chosen class is imported. Independent of YAML and files.
 
     data: Annotated[TaskSet, Component({"gsm8k": "whet.tasks.math.gsm8k:GSM8K"})]
 """
@@ -27,62 +27,64 @@ from whet.config.nearest import did_you_mean
 from whet.processes.user_code import own_frames
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst")
-"""What the names of files of rows end in."""
+"""Suffixes of data files."""
 
 
 class ComponentError(ValueError):
-    """The name given as ``type`` does not lead to a usable class."""
+    """The name given as ``type`` does not resolve to a usable class."""
 
 
 @dataclass(frozen=True, eq=False)
 class Component:
     """Marks a field, by ``Annotated[Base, Component(registry)]``, as chosen by ``type``.
 
-    The field accepts an instance of ``Config``, a mapping with ``type``, or a bare name, and is written back as a
-    mapping with ``type``. A field's default may be any of the three; a name (``Field(default="ppo")``) is imported only
-    when it is used. A name may also lead to a ready-made value, a preset: its settings are then the defaults.
+    The field accepts an instance of ``Config``, a mapping with ``type``, or a bare name, and is serialised as a mapping
+    with ``type``. The default may be any of the three; a name (``Field(default="ppo")``) is imported only when it is
+    used. A name may also refer to a preset, an instance whose settings are then the defaults.
     """
 
-    registry: Mapping[str, str]  # built-in name -> "module:Class", or "module:VALUE" of a preset
-    gone: Mapping[str, str] = field(default_factory=dict)  # a name that there was -> what to write instead
+    registry: Mapping[str, str]  # built-in name -> "module:Class", or "module:VALUE" for a preset
+    removed_names: Mapping[str, str] = field(default_factory=dict)  # former name -> what to write instead
 
     @property
     def names(self) -> str:
         return ", ".join(self.registry) or "none"
 
     def resolve(self, name: str, base: object = Config) -> tuple[type[Config], Config | None]:
-        """Return the class called ``name``, and the value if it names a preset. Raises ComponentError where it doesn't
-        lead to a class derived from ``base``."""
-        if name in self.gone:
-            raise ComponentError(f"there is no type {name} any more: {self.gone[name]}")
+        """Return the class called ``name``, and the instance if it names a preset. Raises ComponentError if the name
+        does not resolve to a class derived from ``base``."""
+        if name in self.removed_names:
+            raise ComponentError(f"the type {name} was removed: {self.removed_names[name]}")
         dotted = self.registry.get(name, name)
         if dotted == name and name.lower().endswith(DATA_FILES):
-            readers = self.having("path")
-            how = f"; name the type that reads it, as in {{type: {readers[-1]}, path: {name}}}" if readers else ""
-            raise ComponentError(f"{name!r} is a file, not a type{how}. With a path: {', '.join(readers) or 'none'}")
+            readers = self.alternatives_with("path")
+            how = f"; name a type that reads files, as in {{type: {readers[-1]}, path: {name}}}" if readers else ""
+            raise ComponentError(
+                f"{name!r} is a file, not a type{how}. Types with a path: {', '.join(readers) or 'none'}"
+            )
         if dotted == name and "." not in name and ":" not in name:
             raise ComponentError(
                 f"unknown type {name!r}.{did_you_mean(name, self.registry)} Known: {self.names}; "
                 "or the dotted path of a class, as in my_module:MyClass"
             )
-        found = import_path(dotted)
-        preset, found = (found, type(found)) if isinstance(found, Config) else (None, found)
-        if not (isinstance(found, type) and issubclass(found, Config)):
+        target = import_path(dotted)
+        preset, cls = (target, type(target)) if isinstance(target, Config) else (None, target)
+        if not (isinstance(cls, type) and issubclass(cls, Config)):
             raise ComponentError(f"{dotted} is not a class derived from whet.config.Config")
-        if "type" in found.model_fields:
+        if "type" in cls.model_fields:
             raise ComponentError(f"{dotted} has a field called 'type', which names the class in a recipe; rename it")
-        _check_base(found, base)
-        if inspect.isabstract(found):
-            raise ComponentError(f"{component_path(found)} must define {', '.join(sorted(found.__abstractmethods__))}")
-        return found, preset
+        _check_base(cls, base)
+        if inspect.isabstract(cls):
+            raise ComponentError(f"{component_path(cls)} must define {', '.join(sorted(cls.__abstractmethods__))}")
+        return cls, preset
 
-    def having(self, key: str) -> list[str]:
+    def alternatives_with(self, key: str) -> list[str]:
         """Return the names of the types that have a setting ``key``."""
-        found = []
+        alternatives = []
         for name in self.registry:
             with suppress(ComponentError):
-                found += [name] if key in self.resolve(name)[0].model_fields else []
-        return found
+                alternatives += [name] if key in self.resolve(name)[0].model_fields else []
+        return alternatives
 
     def name_of(self, cls: type) -> str:
         """Return the ``type`` of a class: its built-in name, or its path."""
@@ -127,8 +129,8 @@ class Component:
 
 
 def component_path(cls: type) -> str:
-    """Return ``"module:Class"``, from which the class can be imported again; of a class of the script that runs,
-    ``"/path/to/script.py:Class"``."""
+    """Return ``"module:Class"``, from which the class can be imported again, or ``"/path/to/script.py:Class"`` for a
+    class in the running script."""
     module = cls.__module__
     if module == "__main__":
         script = getattr(sys.modules[module], "__file__", None)
@@ -137,7 +139,7 @@ def component_path(cls: type) -> str:
 
 
 def cannot_be_found(cls: type) -> bool:
-    """Return whether no other process can import the class: it stands in a notebook, or inside of a function."""
+    """Return whether no other process can import the class, because it is defined in a notebook or a function."""
     path = component_path(cls)
     return path.startswith("__main__:") or "<locals>" in path
 
@@ -145,16 +147,16 @@ def cannot_be_found(cls: type) -> bool:
 def import_path(path: str) -> Any:
     """Import ``"module:name"`` or ``"module.name"`` from installed packages or the current folder.
 
-    Raises ComponentError with the file and line when the module itself fails.
+    Raises ComponentError with file and line if the module itself fails.
     """
     if ".py:" in path:
-        return _found(*_import_file(path.rpartition(":")[0]), path.rpartition(":")[2])
+        return _attribute(*_import_file(path.rpartition(":")[0]), path.rpartition(":")[2])
     module_name, _, attribute = path.partition(":") if ":" in path else path.rpartition(".")
     if not module_name or not attribute or module_name.startswith("."):
         raise ComponentError(f"{path!r} is not a dotted path such as my_module:MyClass")
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
-        # At the end: a file called random.py in the current folder must not hide a library.
+        # At the end: a file called random.py in the current folder must not shadow a library.
         sys.path.append(here)
         importlib.invalidate_caches()
     try:
@@ -163,29 +165,29 @@ def import_path(path: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and module_name in MOVED:
             raise ComponentError(f"{path} has moved: write {MOVED[module_name]}:{attribute}") from error
         raise ComponentError(_failure(module_name, error)) from error
-    return _found(f"{module_name} ({getattr(module, '__file__', None)})", module, attribute)
+    return _attribute(f"{module_name} ({getattr(module, '__file__', None)})", module, attribute)
 
 
 _importing = list[str]()
 
 
 def importing() -> bool:
-    """Return whether a script is being imported for what it defines."""
+    """Return whether a script is being imported for its definitions."""
     return bool(_importing)
 
 
-def _found(where: str, module: ModuleType, attribute: str) -> Any:
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            public = [name for name in vars(found) if not name.startswith("_")]
-            raise ComponentError(f"{where} has no {part!r}.{did_you_mean(part, public)}")
-        found = getattr(found, part)
-    return found
+def _attribute(where: str, module: ModuleType, path: str) -> Any:
+    value: Any = module
+    for name in path.split("."):
+        if not hasattr(value, name):
+            public = [other for other in vars(value) if not other.startswith("_")]
+            raise ComponentError(f"{where} has no {name!r}.{did_you_mean(name, public)}")
+        value = getattr(value, name)
+    return value
 
 
 def _import_file(file: str) -> tuple[str, ModuleType]:
-    """Import a file as a module of that name, or return the script that runs, if it is that."""
+    """Import a file as a module named by its path, or return ``__main__`` if it is the running script."""
     full = os.path.abspath(os.path.expanduser(file))
     main = sys.modules.get("__main__")
     if main is not None and os.path.abspath(getattr(main, "__file__", None) or os.sep) == full:
@@ -197,7 +199,7 @@ def _import_file(file: str) -> tuple[str, ModuleType]:
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[full] = importlib.util.module_from_spec(spec)
-        sys.path.append(os.path.dirname(full))  # where a script finds the modules beside it
+        sys.path.append(os.path.dirname(full))  # a script can import modules in its folder
         _importing.append(full)
         try:
             spec.loader.exec_module(module)
@@ -210,7 +212,7 @@ def _import_file(file: str) -> tuple[str, ModuleType]:
 
 
 def _failure(module: str, error: BaseException) -> str:
-    """Say why a module can't be imported, and where: in the last frame outside the import machinery and this file."""
+    """Return why a module can't be imported, and where: the last frame outside the import system and this file."""
     frames = [(frame.filename, frame.lineno) for frame in own_frames(error)]
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
@@ -218,7 +220,7 @@ def _failure(module: str, error: BaseException) -> str:
     where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
     missing = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if missing and f"{module}.".startswith(f"{missing}."):
-        return f"there is no module {missing!r}: looked in {os.getcwd()} and in the installed packages"
+        return f"there is no module {missing!r}: searched {os.getcwd()} and the installed packages"
     if missing:
         return f"module {module!r} needs {missing!r}, which is not installed{where}"
     return f"module {module!r} can't be imported: {reason}{where}"
@@ -228,9 +230,9 @@ def _check_base(cls: type[Config], base: object) -> None:
     if not isinstance(base, type):
         return
     if getattr(base, "_is_protocol", False):
-        wanted = {*vars(base), *inspect.get_annotations(base)}
-        has = {name for parent in cls.__mro__ for name in vars(parent)} | set(cls.model_fields)
-        missing = sorted(name for name in wanted - has if name == "__call__" or not name.startswith("_"))
+        required = {*vars(base), *inspect.get_annotations(base)}
+        members = {name for parent in cls.__mro__ for name in vars(parent)} | set(cls.model_fields)
+        missing = sorted(name for name in required - members if name == "__call__" or not name.startswith("_"))
         if missing:
             raise ComponentError(f"{component_path(cls)} is not a {base.__name__}: it lacks {', '.join(missing)}")
     elif not issubclass(cls, base):

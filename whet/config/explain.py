@@ -1,23 +1,22 @@
-"""The text of ``whet show``: a recipe's YAML with the origin of each value, or everything known about one key."""
+"""The text of ``whet show``: a recipe's YAML with the origin of each value, or a description of one key."""
 
 import textwrap
 from collections.abc import Mapping
 
 from whet.config.base import Config
+from whet.config.issues import ConfigIssue, RecipeError
 from whet.config.loading import Loaded
-from whet.config.problems import Problem, RecipeError
 from whet.config.schema import find_place
 from whet.config.tree import Node, dotted, from_plain
 from whet.config.validation import unknown_key
 from whet.config.words import describe, limits
 from whet.config.yaml_text import dump_yaml, parse_yaml
 
-_COLUMN = 44  # where the origin comments start, unless a line is longer
+_COLUMN = 44  # column of the origin comments, unless a line is longer
 
 
 def annotated_yaml(loaded: Loaded[Config], notes: Mapping[str, str] | None = None) -> str:
-    """Return the resolved recipe as YAML with the origin of each leaf, and its note, as a comment. It loads to the same
-    recipe."""
+    """Return the resolved recipe as YAML with each leaf's origin and note as a comment. It loads to the same recipe."""
     notes = notes or {}
     text = dump_yaml(loaded.value)
     lines, tree = text.splitlines(), parse_yaml(text, "line", [])
@@ -31,7 +30,7 @@ def annotated_yaml(loaded: Loaded[Config], notes: Mapping[str, str] | None = Non
 
 
 def explain(loaded: Loaded[Config], key: str) -> str:
-    """Return everything known about one key. Raises RecipeError for an unknown key."""
+    """Return type, limits, default, value, origin and documentation of a key. Raises RecipeError if it is unknown."""
     root, tree = type(loaded.value), from_plain(loaded.value.model_dump(mode="json"))
     path = tuple(key.split("."))
     keys = {dotted(leaf[:depth]): leaf[:depth] for leaf in tree.leaves() for depth in range(1, len(leaf) + 1)}
@@ -40,14 +39,14 @@ def explain(loaded: Loaded[Config], key: str) -> str:
     if place is None:
         while path[:-1] and find_place(root, tree, path[:-1]) is None:
             path = path[:-1]
-        raise RecipeError([Problem(dotted(path), "--explain", unknown_key(root, tree, path))])
+        raise RecipeError([ConfigIssue(dotted(path), "--explain", unknown_key(root, tree, path))])
     node = tree.find(path)[0]
     origins = {where for name, where in loaded.origins.items() if f"{name}.".startswith(f"{key}.")}
     required = place.field is not None and place.field.is_required()
     rows = {
         "type": describe(place.annotation),
         "must be": " and ".join(limits(place.annotation)),
-        "default": _inline(place.default) if place.default else "none: it must be given" if required else "none",
+        "default": _inline(place.default) if place.default else "none (required)" if required else "none",
         "value": _inline(node),
         "from": ", ".join(sorted(origins)) or "default",
         "about": " ".join(((place.field and place.field.description) or "").split()),

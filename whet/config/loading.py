@@ -1,7 +1,7 @@
-"""Loading a recipe: its name or path and dotted overrides become one checked value that knows each setting's origin.
+"""Loading a recipe: a name or path and dotted overrides become one validated value with the origin of each setting.
 
-Parents named by ``extends`` are read first, then the recipe, then the overrides; each layer is merged over the last.
-Everything wrong is collected and raised together. It knows nothing about what the settings mean.
+Parents named by ``extends`` are read first, then the recipe, then the overrides; each layer is merged over the previous
+one. All mistakes are collected and raised together. Independent of what the settings mean.
 """
 
 import os
@@ -17,12 +17,12 @@ from pydantic_core import PydanticSerializationError
 import whet
 from whet.config.base import Config
 from whet.config.component import DATA_FILES
+from whet.config.issues import ConfigIssue, RecipeError
 from whet.config.nearest import did_you_mean
-from whet.config.problems import Problem, RecipeError
-from whet.config.schema import UNRULED, Place, lay
+from whet.config.schema import UNTYPED, Place, merge
 from whet.config.tree import DEFAULT, Node, dotted, from_plain
 from whet.config.tree import Path as TreePath
-from whet.config.validation import problems_of
+from whet.config.validation import issues_of
 from whet.config.yaml_text import parse_yaml
 
 C = TypeVar("C", bound=Config)
@@ -31,13 +31,13 @@ C_co = TypeVar("C_co", bound=Config, covariant=True)
 RECIPES = Path(whet.__file__).parent / "recipes"
 """The folder of the recipes that come with the package."""
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # as of the Hugging Face Hub
+_MODEL_ID = re.compile(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+(?<!\.yaml)(?<!\.yml)")  # of the Hugging Face Hub
 _MOST_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded(Generic[C_co]):
-    """A checked recipe."""
+    """A validated recipe."""
 
     value: C_co
     origins: dict[str, str]  # dotted key of every leaf of the dump -> "quickstart.yaml:12", "override" or "default"
@@ -45,57 +45,57 @@ class Loaded(Generic[C_co]):
 
 
 def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), search: Path = RECIPES) -> Loaded[C]:
-    """Read, merge and check a recipe.
+    """Read, merge and validate a recipe.
 
     ``source`` is a YAML file, a run folder (its ``recipe.yaml``) or the name of a recipe in ``search``; ``overrides``
-    are ``key.path=value`` with a value in YAML. Raises RecipeError with everything that is wrong.
+    are ``key.path=value`` with a value in YAML. Raises RecipeError with all mistakes.
     """
-    problems: list[Problem] = []
+    issues: list[ConfigIssue] = []
     path = find_recipe(source, search)
     tree: Node | None = None
-    for layer in [*_read_with_parents(path, search, problems, []), _read_overrides(overrides, problems)]:
-        tree = lay(Place(root), tree, layer, problems)
+    for layer in [*_read_with_parents(path, search, issues, []), _read_overrides(overrides, issues)]:
+        tree = merge(Place(root), tree, layer, issues)
     assert tree is not None
     try:
         value = root.from_values(tree.plain())
-        if inherited := _unread(value, tree, _shown(path, search), problems):
+        if inherited := _unused_inherited(value, tree, _display_path(path, search), issues):
             tree = tree.without(inherited)
             value = root.from_values(tree.plain())
     except ValidationError as error:
-        raise RecipeError([*problems, *problems_of(error, root, tree)]) from None
+        raise RecipeError([*issues, *issues_of(error, root, tree)]) from None
     except PydanticSerializationError:
-        problems.append(Problem("", str(path), "a text holds half a character, such as \\ud800; write whole ones"))
-    if problems:
-        raise RecipeError(problems)
-    laid = tree
+        issues.append(ConfigIssue("", str(path), "a text contains a lone surrogate such as \\ud800; remove it"))
+    if issues:
+        raise RecipeError(issues)
+    merged = tree
 
     def written(key: str) -> bool:
-        node, rest = laid.find(tuple(key.split(".")))
+        node, rest = merged.find(tuple(key.split(".")))
         return not rest and node.where != DEFAULT
 
-    value, implied = value.completed(written)
+    value, implied = value.with_implied(written)
     origins = _origins(value, tree)
     for key, reason in implied.items():
         origins |= {leaf: reason for leaf in origins if f"{leaf}.".startswith(f"{key}.")}
     return Loaded(value, origins, path)
 
 
-def _unread(value: Config, tree: Node, file: str, problems: list[Problem]) -> list[TreePath]:
-    """Return what nobody reads and a parent set: a recipe that extends another one doesn't choose all it gets. What the
-    named file or an override sets is a problem."""
+def _unused_inherited(value: Config, tree: Node, file: str, issues: list[ConfigIssue]) -> list[TreePath]:
+    """Return unused settings from parents, which are dropped, because a recipe does not choose all settings of its
+    parents. Unused settings in the recipe itself or in an override are added to ``issues``."""
     inherited = []
-    for key, why in value.unread().items():
+    for key, why in value.unused().items():
         path = tuple(key.split("."))
         where = tree.find(path)[0].where
         if where.startswith(("override ", f"{file}:")):
-            problems.append(Problem(key, where, why))
+            issues.append(ConfigIssue(key, where, why))
         else:
             inherited.append(path)
     return inherited
 
 
 def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
-    """Return the file that ``source`` names. Raises RecipeError naming the nearest recipe."""
+    """Return the file that ``source`` names. Raises RecipeError with the most similar recipe name."""
     path = Path(source).expanduser()
     if path.is_dir() and (path / "recipe.yaml").is_file():
         return path / "recipe.yaml"
@@ -105,26 +105,26 @@ def find_recipe(source: str | Path, search: Path = RECIPES) -> Path:
         near = [file.name for file in path.parent.glob("*.y*ml") if file.is_file()] if path.parent.is_dir() else []
         near += runs_in(path.parent)
         if path.stem in recipe_names(search) and not path.is_dir() and str(path.parent) == ".":
-            message = f"there is no such file; the recipe of the package is called {path.stem}, without an ending"
-            raise RecipeError([Problem("", str(source), message)])
+            message = f"there is no such file; the built-in recipe is called {path.stem}, without .yaml"
+            raise RecipeError([ConfigIssue("", str(source), message)])
         if _MODEL_ID.fullmatch(str(source)) and not path.parent.is_dir():
             message = f"there is no such file or run folder. A model is a setting of a recipe: RECIPE model={source}"
-            raise RecipeError([Problem("", str(source), message)])
+            raise RecipeError([ConfigIssue("", str(source), message)])
         what = "is a folder without a recipe.yaml" if path.is_dir() else "there is no such file or run folder"
-        raise RecipeError([Problem("", str(source), f"{what}.{did_you_mean(path.name, near)}")])
+        raise RecipeError([ConfigIssue("", str(source), f"{what}.{did_you_mean(path.name, near)}")])
     names = recipe_names(search)
     if str(source) in names:
         return search / f"{source}.yaml"
     if str(source).lower().endswith(DATA_FILES):
         message = (
-            "is not a recipe, whose name ends in .yaml. Rows are a setting of a recipe that reads them: "
+            "is a data file, not a recipe (.yaml). Set it as the data of a recipe that reads rows: "
             f"RECIPE data.path={source}, as in sft-gsm8k data.path={source} data.test_path=null data.columns={{}}"
         )
-        raise RecipeError([Problem("", repr(str(source)), message)])
+        raise RecipeError([ConfigIssue("", repr(str(source)), message)])
     near = [*names, *runs_in(Path()), *(f"runs/{name}" for name in runs_in(Path("runs")))]
-    hint = did_you_mean(str(source), near) or " whet recipes lists the recipes."
-    message = f"there is no recipe or run folder of this name.{hint} A file's name ends in .yaml."
-    raise RecipeError([Problem("", repr(str(source)), message)])
+    hint = did_you_mean(str(source), near) or " List the recipes with: whet recipes."
+    message = f"there is no recipe or run folder of this name.{hint} The path of a recipe file ends in .yaml."
+    raise RecipeError([ConfigIssue("", repr(str(source)), message)])
 
 
 def runs_in(folder: Path) -> list[str]:
@@ -138,13 +138,13 @@ def recipe_names(search: Path = RECIPES) -> list[str]:
 
 
 def list_recipes(search: Path = RECIPES) -> dict[str, str]:
-    """Return each recipe's name and its one-line ``description`` (empty when it has none), without checking them."""
-    found = {}
+    """Return the ``description`` of each recipe as one line ("" without one), without validating the recipes."""
+    descriptions = {}
     for name in recipe_names(search):
         node = parse_yaml(_read_text(search / f"{name}.yaml", search), name, [])
         about = node.children().get("description") if node else None
-        found[name] = " ".join(str(about.value).split()) if about else ""
-    return found
+        descriptions[name] = " ".join(str(about.value).split()) if about else ""
+    return descriptions
 
 
 def _looks_like_path(source: str | Path) -> bool:
@@ -152,8 +152,9 @@ def _looks_like_path(source: str | Path) -> bool:
     return isinstance(source, Path) or text.endswith((".yaml", ".yml")) or os.sep in text or text in (".", "..")
 
 
-def _shown(path: Path, search: Path) -> str:
-    """Return a recipe's path for people: of the package its file name, otherwise relative to the current folder."""
+def _display_path(path: Path, search: Path) -> str:
+    """Return a recipe's path for messages: the file name of a built-in recipe, otherwise a path relative to the current
+    folder if it is below it."""
     full = path.resolve()
     if full.parent == search.resolve():
         return full.name
@@ -163,65 +164,65 @@ def _shown(path: Path, search: Path) -> str:
 def _read_text(path: Path, search: Path) -> str:
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise RecipeError([Problem("", _shown(path, search), "the file has more than 1 MB, so it is not a recipe")])
+            raise RecipeError(
+                [ConfigIssue("", _display_path(path, search), "the file has more than 1 MB, so it is not a recipe")]
+            )
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         message = f"not UTF-8 text (byte 0x{error.object[error.start]:02x}); save the file as UTF-8"
-        raise RecipeError([Problem("", f"{_shown(path, search)}:{line}", message)]) from None
+        raise RecipeError([ConfigIssue("", f"{_display_path(path, search)}:{line}", message)]) from None
     except OSError as error:
-        raise RecipeError([Problem("", _shown(path, search), f"can't be read: {error.strerror}")]) from None
+        raise RecipeError([ConfigIssue("", _display_path(path, search), f"can't be read: {error.strerror}")]) from None
 
 
-def _read_with_parents(path: Path, search: Path, problems: list[Problem], below: list[Path]) -> list[Node]:
-    """Return the layers from the oldest parent to the file itself."""
-    shown = _shown(path, search)
-    node = parse_yaml(_read_text(path, search), shown, problems)
+def _read_with_parents(path: Path, search: Path, issues: list[ConfigIssue], below: list[Path]) -> list[Node]:
+    """Return the layers, from the outermost parent to the file itself."""
+    shown = _display_path(path, search)
+    node = parse_yaml(_read_text(path, search), shown, issues)
     if node is None or not isinstance(node.value, dict):
-        kind = (
-            "is empty" if node is None else "holds a list" if isinstance(node.value, list) else "holds a single value"
-        )
-        raise RecipeError([*problems, Problem("", shown, f"the file {kind}; a recipe is lines of 'key: value'")])
+        kind = "is empty" if node is None else "is a list" if isinstance(node.value, list) else "is a single value"
+        raise RecipeError([*issues, ConfigIssue("", shown, f"the file {kind}; a recipe is a mapping, 'key: value'")])
     parent = node.value.pop("extends", None)
     if parent is None:
         return [node]
     if not isinstance(parent.value, str) or not parent.value:
         message = "expected the name of a recipe or a relative path"
-        raise RecipeError([*problems, Problem("extends", parent.where, message)])
+        raise RecipeError([*issues, ConfigIssue("extends", parent.where, message)])
     try:
         near = path.parent / parent.value
         target = find_recipe(near if _looks_like_path(parent.value) else parent.value, search)
     except RecipeError as error:
-        wrong = [Problem("extends", parent.where, f"{p.where}: {p.message}") for p in error.problems]
-        raise RecipeError([*problems, *wrong]) from None
+        wrong = [ConfigIssue("extends", parent.where, f"{p.where}: {p.message}") for p in error.issues]
+        raise RecipeError([*issues, *wrong]) from None
     chain = [*below, path.resolve()]
     if target.resolve() in chain:
-        names = " -> ".join(_shown(file, search) for file in [*chain, target])
-        raise RecipeError([*problems, Problem("extends", parent.where, f"goes round in a circle: {names}")])
-    return [*_read_with_parents(target, search, problems, chain), node]
+        names = " -> ".join(_display_path(file, search) for file in [*chain, target])
+        raise RecipeError([*issues, ConfigIssue("extends", parent.where, f"the parents form a cycle: {names}")])
+    return [*_read_with_parents(target, search, issues, chain), node]
 
 
-def _read_overrides(overrides: Sequence[str], problems: list[Problem]) -> Node:
+def _read_overrides(overrides: Sequence[str], issues: list[ConfigIssue]) -> Node:
     layer = Node({}, "override")
     for number, text in enumerate(overrides, 1):
         where = f"override {number} ({text})"
         key, equals, written = text.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            problems.append(Problem("", where, "expected key.path=value, as in optimizer.lr=1e-6"))
+            issues.append(ConfigIssue("", where, "expected key.path=value, as in optimizer.lr=1e-6"))
             continue
         try:
-            node = parse_yaml(written, where, problems, numbered=False)
+            node = parse_yaml(written, where, issues, numbered=False)
         except RecipeError as error:
-            problems += [Problem(key, where, problem.message) for problem in error.problems]
+            issues += [ConfigIssue(key, where, issue.message) for issue in error.issues]
             continue
         if node is None:
-            message = f"there is no value; write {key}=null, or {key}='\"\"' for an empty text"
-            problems.append(Problem(key, where, message))
+            message = f"the value is missing; write {key}=null, or {key}='\"\"' for an empty text"
+            issues.append(ConfigIssue(key, where, message))
             continue
         for part in reversed(path):
             node = Node({part: node}, where)
-        layer = lay(UNRULED, layer, node, problems)
+        layer = merge(UNTYPED, layer, node, issues)
     return layer
 
 
@@ -230,7 +231,7 @@ def _origins(value: Config, tree: Node) -> dict[str, str]:
     origins = {}
     for path in plain.leaves():
         node, rest = tree.find(path)
-        # A component given as a bare name stands where its type does.
+        # A component given as a bare name is the origin of its type.
         written = not rest or (rest == ("type",) and node.value == plain.find(path)[0].value)
         where = "override" if node.where.startswith("override ") else node.where
         origins[dotted(path)] = where if written else DEFAULT

@@ -1,4 +1,4 @@
-"""Modules that stood elsewhere in earlier versions. Recipes and run folders may still name a class by such a path."""
+"""Old paths of modules. Recipes and run folders of earlier versions may name a class by its old path."""
 
 # New package: the old modules, below ``whet``, each with its new name where the name changed.
 _MOVED = {

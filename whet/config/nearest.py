@@ -4,9 +4,9 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name most like ``name`` whatever its case, dashes or underscores; None when nothing is alike."""
-    plain = {_plain(candidate): candidate for candidate in sorted(known, reverse=True)}
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """Return the most similar candidate, ignoring case, dashes and underscores; None if no candidate is similar."""
+    plain = {_plain(candidate): candidate for candidate in sorted(candidates, reverse=True)}
     matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6)
     if matches:
         return plain[matches[0]]
@@ -17,9 +17,9 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return longer[0] if longer else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``" Did you mean 'lr'?"`` or an empty text."""
-    match = nearest(name, known)
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return ``" Did you mean 'lr'?"`` or an empty string."""
+    match = nearest(name, candidates)
     return f" Did you mean {match!r}?" if match else ""
 
 

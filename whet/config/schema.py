@@ -1,7 +1,7 @@
-"""Settings and ``Config`` classes side by side: the class, field and default that belong to each key.
+"""Maps keys of a settings tree to the class, field and default that declare them.
 
-``lay`` puts one layer of settings over another, with the defaults of newly named classes underneath. Checking is left
-to pydantic.
+``merge`` merges one layer of settings over another, on top of the defaults of newly named classes. pydantic validates
+the result.
 """
 
 import types
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from whet.config.base import Config
 from whet.config.component import Component, ComponentError
-from whet.config.problems import Problem
+from whet.config.issues import ConfigIssue
 from whet.config.tree import DEFAULT, Node, from_plain
 
 
@@ -31,20 +31,21 @@ class Place:
         return any(isinstance(member, Component) for member in _members(self.annotation))
 
     def models(self, node: Node) -> dict[type[Config], Node]:
-        """Return the classes whose fields are the keys of ``node``, each with its defaults; a component's class is the
-        one that it names."""
-        found: dict[type[Config], Node] = {}
+        """Return the classes whose fields are the keys of ``node``, each with its defaults; for a component, the class
+        that ``node`` names."""
+        classes: dict[type[Config], Node] = {}
         for member in _members(self.annotation):
             preset = None
             if isinstance(member, Component) and node.kind is not None:
                 with suppress(ComponentError):
                     member, preset = member.resolve(node.kind)
             if isinstance(member, type) and issubclass(member, Config):
-                found[member] = from_plain(preset.model_dump(mode="json") if preset is not None else member.defaults())
-        return found
+                defaults = preset.model_dump(mode="json") if preset is not None else member.defaults()
+                classes[member] = from_plain(defaults)
+        return classes
 
     def child(self, node: Node, key: str) -> "Place | None":
-        """Return the declaration of the value under ``key`` of ``node``, None for an unknown key."""
+        """Return the declaration of the value under ``key`` of ``node``, or None for an unknown key."""
         default = self.default if self.default and _same_class(self.default, node) else None
         for model, defaults in self.models(node).items():
             if (field := model.model_fields.get(key)) is not None:
@@ -63,56 +64,56 @@ class Place:
                 return Place(args[0])
         return None
 
-    def opened(self, node: Node) -> Node:
-        """Return the mapping that a text or number stands for, where the class has a setting for it."""
+    def expand(self, node: Node) -> Node:
+        """Return the mapping that a plain string or number abbreviates, if the class has a ``bare`` field."""
         if isinstance(node.value, str | int | float) and not isinstance(node.value, bool):
             for model in self.models(node):
                 if model.bare is not None:
                     return Node({model.bare: node}, node.where)
         return node
 
-    def having(self, key: str) -> list[str]:
+    def alternatives_with(self, key: str) -> list[str]:
         """Return the names of the component's types that have a setting ``key``."""
         components = (member for member in _members(self.annotation) if isinstance(member, Component))
-        return [name for component in components for name in component.having(key)]
+        return [name for component in components for name in component.alternatives_with(key)]
 
     def known_keys(self, node: Node) -> list[str]:
         return ["type"] * self.is_component + [name for model in self.models(node) for name in model.model_fields]
 
 
-UNRULED = Place(Any)
-NOTHING = from_plain({})
+UNTYPED = Place(Any)
+EMPTY = from_plain({})
 
 
 def find_place(root: type[Config], tree: Node, path: tuple[str, ...]) -> Place | None:
-    """Return the declaration of the value at ``path``, None where a key is unknown."""
+    """Return the declaration of the value at ``path``, or None if a key is unknown."""
     place: Place | None = Place(root)
     for depth, key in enumerate(path):
         around, rest = tree.find(path[:depth])
-        place = place.child(NOTHING if rest else around, key) if place else None
+        place = place.child(EMPTY if rest else around, key) if place else None
     return place
 
 
-def lay(place: Place, below: Node | None, above: Node, problems: list[Problem]) -> Node:
-    """Return ``above`` laid over ``below``. Mappings merge key by key, everything else replaces.
+def merge(place: Place, below: Node | None, above: Node, issues: list[ConfigIssue]) -> Node:
+    """Return ``above`` merged over ``below``. Mappings merge key by key, everything else replaces.
 
-    Under a mapping that is new lies the default: with ``optimizer = AdamW(lr=1e-6)`` by default, the recipe
-    ``optimizer: {beta1: 0.8}`` keeps that learning rate, and a component whose ``type`` isn't named is the default one.
-    A mapping with another ``type`` replaces the whole, because the keys below belong to another class. Keys 0, 1, ...
-    over a list change its items.
+    A new mapping is merged over the default: with ``optimizer = AdamW(lr=1e-6)`` by default, the recipe
+    ``optimizer: {beta1: 0.8}`` keeps that learning rate, and a component without ``type`` is the default one. A mapping
+    with another ``type`` replaces the whole, because the keys below belong to another class. Keys 0, 1, ... over a list
+    change its items.
     """
 
-    above = place.opened(above)
+    above = place.expand(above)
 
     def child(around: Node, key: str, old: Node | None, item: Node) -> Node:
-        return lay(place.child(around, key) or UNRULED, old, item, problems)
+        return merge(place.child(around, key) or UNTYPED, old, item, issues)
 
     if isinstance(above.value, list):
         return Node([child(above, str(index), None, item) for index, item in enumerate(above.value)], above.where)
     if not isinstance(above.value, dict):
         return above
     usual = place.models(above).values()
-    under = next((node for node in (below, place.default, *usual) if node and _same_class(node, above)), NOTHING)
+    under = next((node for node in (below, place.default, *usual) if node and _same_class(node, above)), EMPTY)
     where = above.where if under.where == DEFAULT else under.where
     items = dict(under.children())
     if isinstance(under.value, list):
@@ -120,24 +121,26 @@ def lay(place: Place, below: Node | None, above: Node, problems: list[Problem]) 
             if key in items:
                 items[key] = child(under, key, items[key], item)
             else:
-                message = f"there is no item {key}: the list has {len(items)}, counted from 0"
-                problems.append(Problem("", item.where, message))
+                message = (
+                    f"there is no item {key}: the list has {len(items)} item{'s' * (len(items) != 1)}, counted from 0"
+                )
+                issues.append(ConfigIssue("", item.where, message))
         return Node(list(items.values()), where)
     if isinstance(under.value, str):
         items = {"type": under}
-    together = Node({**items, **above.value}, where)  # which names the class
-    return Node(items | {key: child(together, key, items.get(key), item) for key, item in above.value.items()}, where)
+    merged = Node({**items, **above.value}, where)  # its ``type`` names the class
+    return Node(items | {key: child(merged, key, items.get(key), item) for key, item in above.value.items()}, where)
 
 
 def _same_class(below: Node, above: Node) -> bool:
-    """Return whether the keys of ``above`` change parts of ``below``."""
+    """Return whether ``above`` changes parts of ``below`` instead of replacing it."""
     if isinstance(below.value, list):
         return bool(above.value) and isinstance(above.value, dict) and all(key.isdecimal() for key in above.value)
     return isinstance(below.value, dict | str) and above.kind in (None, below.kind or above.kind)
 
 
 def _members(annotation: Any) -> list[Any]:
-    """Return the members of a union; one that is marked as a component is its marker."""
+    """Return the members of a union; a member marked as a component is represented by its marker."""
     if get_origin(annotation) is Annotated:
         inner, *metadata = get_args(annotation)
         return [item for item in metadata if isinstance(item, Component)] or _members(inner)

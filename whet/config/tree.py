@@ -1,10 +1,10 @@
-"""Unchecked settings: a tree of plain values, each with the file and line, or the override, that it came from."""
+"""Settings before validation: a tree of plain values, each with its origin (file and line, or override)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-Path = tuple[str, ...]  # where a value stands: ("logging", "0", "project")
+Path = tuple[str, ...]  # the keys that lead to a value: ("logging", "0", "project")
 DEFAULT = "default"
 
 
@@ -17,7 +17,7 @@ class Node:
 
     @property
     def kind(self) -> str | None:
-        """The component that it names: a bare name, or the ``type`` of a mapping."""
+        """The name of the component: a bare name, or the ``type`` of a mapping."""
         if isinstance(self.value, dict) and "type" in self.value:
             return str(self.value["type"].value)
         return self.value if isinstance(self.value, str) else None
@@ -29,7 +29,7 @@ class Node:
         return self.value if isinstance(self.value, dict) else {}
 
     def find(self, path: Path) -> tuple["Node", Path]:
-        """Return the node at ``path`` or else its closest ancestor, and the rest of the path."""
+        """Return the node at ``path``, or its closest ancestor, and the rest of the path."""
         node = self
         for depth, key in enumerate(path):
             below = node.children().get(key)
@@ -39,13 +39,13 @@ class Node:
         return node, ()
 
     def plain(self) -> Any:
-        """Return the values alone."""
+        """Return the values without origins."""
         if isinstance(self.value, dict):
             return {key: item.plain() for key, item in self.value.items()}
         return [item.plain() for item in self.value] if isinstance(self.value, list) else self.value
 
     def without(self, paths: Iterable[Path]) -> "Node":
-        """Return the tree without the values at some paths."""
+        """Return the tree without the values at ``paths``."""
         children = dict(self.children())
         for key, *rest in paths:
             if rest and key in children:
@@ -63,7 +63,7 @@ class Node:
 
 
 def from_plain(value: Any, where: str = DEFAULT) -> Node:
-    """Return a tree of JSON-like values that all have one origin."""
+    """Return a tree of JSON-like values with a common origin."""
     if isinstance(value, dict):
         return Node({str(key): from_plain(item, where) for key, item in value.items()}, where)
     return Node([from_plain(item, where) for item in value] if isinstance(value, list | tuple) else value, where)

@@ -1,4 +1,4 @@
-"""Messages about a wrong recipe: pydantic's errors, reworded with the key, the line and the likely cure."""
+"""Messages about mistakes in a recipe: pydantic's errors, reworded with key, line and the likely fix."""
 
 import re
 from typing import Any
@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from whet.config.base import Config
+from whet.config.issues import ConfigIssue
 from whet.config.nearest import did_you_mean
-from whet.config.problems import Problem
 from whet.config.schema import Place, find_place
 from whet.config.tree import Node, Path, dotted
 from whet.config.words import choices, describe, limits
@@ -21,26 +21,27 @@ _LIMIT = re.compile(
 _BOOLEANS = dict.fromkeys(("yes", "on", "y", "true"), "true") | dict.fromkeys(("no", "off", "n", "false"), "false")
 
 
-def problems_of(error: ValidationError, root: type[Config], tree: Node) -> list[Problem]:
-    """Return one problem for each key that is wrong, in the order of the recipe's fields."""
+def issues_of(error: ValidationError, root: type[Config], tree: Node) -> list[ConfigIssue]:
+    """Return one issue for each key that is wrong, in the order of the recipe's fields."""
     by_path: dict[Path, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
         path: Path = ()
         for part in map(str, detail["loc"]):
-            if not tree.find((*path, part))[1]:  # otherwise it names a member of a union, which the recipe doesn't
+            if not tree.find((*path, part))[1]:  # other parts name a member of a union and are not in the recipe
                 path = (*path, part)
         if detail["type"] == "missing":
             path = (*path, str(detail["loc"][-1]))
         by_path.setdefault(path, []).append(detail)
-    found = []
+    issues = []
     for path, details in by_path.items():
         for line in _message(path, details, root, tree).splitlines():
-            found.append(Problem(dotted(path), tree.find(path if path else _named(line, tree))[0].where, line))
-    return found
+            where = tree.find(path if path else _first_word_as_path(line, tree))[0].where
+            issues.append(ConfigIssue(dotted(path), where, line))
+    return issues
 
 
-def _named(message: str, tree: Node) -> Path:
-    """Return the written setting that a message about a whole recipe begins with, to tell its line."""
+def _first_word_as_path(message: str, tree: Node) -> Path:
+    """Return the setting at the start of a message about the whole recipe, to find its line."""
     path = tuple(message.partition(" ")[0].split("."))
     return path[: len(path) - len(tree.find(path)[1])]
 
@@ -48,34 +49,38 @@ def _named(message: str, tree: Node) -> Path:
 def unknown_key(root: type[Config], tree: Node, path: Path) -> str:
     """Return the message about an unknown key."""
     around = find_place(root, tree, path[:-1])
-    known = around.known_keys(tree.find(path[:-1])[0]) if around else []
+    keys = around.known_keys(tree.find(path[:-1])[0]) if around else []
     below = (dotted(leaf) for leaf in tree.leaves() if leaf[-1] == path[-1] and leaf != path)
     elsewhere = _elsewhere(root, tree, path)
-    if elsewhere and (len(path) == 1 or not did_you_mean(path[-1], known)):
-        return f"unknown key. Here that is {elsewhere}"
-    hint = did_you_mean(path[-1], known) or _of_another_type(around, tree, path, known)
+    if elsewhere and (len(path) == 1 or not did_you_mean(path[-1], keys)):
+        return f"unknown key. The setting here is {elsewhere}"
+    hint = did_you_mean(path[-1], keys) or _of_another_type(around, tree, path, keys)
     hint = hint or next((f" Did you mean {name!r}?" for name in below), "")
     if path[-1] == "extends":
-        hint = " 'extends' stands only at the top of a file."
-    return f"unknown key.{hint} Known: {', '.join(known) or 'none'}"
+        hint = " 'extends' is allowed only at the top level of a file."
+    return f"unknown key.{hint} Known: {', '.join(keys) or 'none'}"
 
 
 def _elsewhere(root: type[Config], tree: Node, path: Path) -> str:
-    """Return what the settings of other libraries, at the path or below it, are called here."""
+    """Return the names here of other libraries' settings at or below the path."""
     node, rest = tree.find(path)
     leaves = [(*path, *leaf) for leaf in ([()] if rest else node.leaves())]
     return "; ".join(dict.fromkeys(answer for leaf in leaves if (answer := root.other_name(dotted(leaf)))))
 
 
-def _of_another_type(around: Place | None, tree: Node, path: Path, known: list[str]) -> str:
-    """Return which type of this component, or of one right below, has the key, where the chosen one hasn't."""
+def _of_another_type(around: Place | None, tree: Node, path: Path, keys: list[str]) -> str:
+    """Return a hint to another type of this component, or of a component directly below, that has the key."""
     node = tree.find(path[:-1])[0]
-    if around is not None and path[:-1] and (types := around.having(path[-1])):
+    if around is not None and path[:-1] and (types := around.alternatives_with(path[-1])):
         more = f" (also of {', '.join(types[1:])})" if types[1:] else ""
         section = dotted(path[:-1])
-        return f" {section} = {node.kind} has none; it is a setting of {section} = {types[0]}{more}."
-    for name in (name for name in known if name != "type"):
-        if around is not None and (below := around.child(node, name)) is not None and (types := below.having(path[-1])):
+        return f" {section} = {node.kind} does not have it; it is a setting of {section} = {types[0]}{more}."
+    for name in (name for name in keys if name != "type"):
+        if (
+            around is not None
+            and (below := around.child(node, name)) is not None
+            and (types := below.alternatives_with(path[-1]))
+        ):
             chosen = f"{{type: {types[0]}, {path[-1]}: ...}}"
             others = f" (also of {', '.join(types[1:])})" if types[1:] else ""
             return f" It is a setting of {name} = {types[0]}{others}: write {name}: {chosen}."
@@ -97,19 +102,19 @@ def _message(path: Path, details: list[ErrorDetails], root: type[Config], tree: 
         return str(details[0]["ctx"]["error"])
     if place is not None and all(_WRONG_TYPE.search(detail["type"]) for detail in details):
         if isinstance(node.value, str) and details[0]["type"] in ("tuple_type", "list_type"):
-            usual = [one.kind for one in place.default.children().values()] if place.default else []
+            usual = [item.kind for item in place.default.children().values()] if place.default else []
             items = ",".join(dict.fromkeys([*filter(None, usual), node.value]))
             return f"expected a list, got {_got(node.value)}; write {path[-1]}=[{items}]"
         return f"expected {describe(place.annotation)}, got {_got(node.value)}{_cure(node.value, place.annotation)}"
     if place is not None and any(_LIMIT.search(detail["type"]) for detail in details):
-        wanted = " and ".join(limits(place.annotation)) or describe(place.annotation)
-        wanted = "a finite number" if any(detail["type"] == "finite_number" for detail in details) else wanted
-        return f"expected {wanted}, got {_got(node.value)}"
+        expected = " and ".join(limits(place.annotation)) or describe(place.annotation)
+        expected = "a finite number" if any(detail["type"] == "finite_number" for detail in details) else expected
+        return f"expected {expected}, got {_got(node.value)}"
     return str(details[0]["msg"])
 
 
 def _got(value: Any) -> str:
-    """Describe the value as it was written."""
+    """Describe the value in the recipe."""
     if isinstance(value, dict | list):
         return f"a list of {len(value)}" if isinstance(value, list) else "a mapping"
     shown = str(value) if len(str(value)) <= 60 else str(value)[:57] + "..."
@@ -121,19 +126,21 @@ def _got(value: Any) -> str:
 
 
 def _cure(value: Any, annotation: Any) -> str:
-    """Return the cure of a common mistake, or an empty text."""
-    wanted = describe(annotation)
+    """Return the fix for a common mistake, or an empty string."""
+    expected = describe(annotation)
     if isinstance(value, str):
         number = _number(value)
-        if ("a number" in wanted and number is not None) or ("a whole number" in wanted and isinstance(number, int)):
+        if ("a number" in expected and number is not None) or (
+            "a whole number" in expected and isinstance(number, int)
+        ):
             return "; remove the quotes"
-        if "true or false" in wanted and value.lower() in _BOOLEANS:
+        if "true or false" in expected and value.lower() in _BOOLEANS:
             meant = _BOOLEANS[value.lower()]
             return f"; write {meant} (only true and false are booleans)" if meant != value else "; remove the quotes"
         return did_you_mean(value, choices(annotation)).replace(" Did", ". Did")
-    if isinstance(value, float) and value.is_integer() and "a whole number" in wanted:
+    if isinstance(value, float) and value.is_integer() and "a whole number" in expected:
         return f"; write {int(value)}"
-    return "; put it in quotes" if isinstance(value, bool | int | float) and "text" in wanted else ""
+    return "; put it in quotes" if isinstance(value, bool | int | float) and "text" in expected else ""
 
 
 def _number(text: str) -> float | None:

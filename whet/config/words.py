@@ -42,7 +42,7 @@ def limits(annotation: Any) -> list[str]:
 
 
 def choices(annotation: Any) -> list[str]:
-    """Return the texts that are the only values of a type."""
+    """Return the strings that are allowed, if a type allows only some."""
     values = [value for part in _alternatives(*_schema(annotation)) for value in _choices(part)]
     return [value for value in values if isinstance(value, str)]
 
@@ -52,21 +52,21 @@ def _schema(annotation: Any) -> tuple[Schema, dict[str, Schema]]:
     return schema, schema.get("$defs", {})
 
 
-def _alternatives(schema: Schema, known: dict[str, Schema]) -> list[Schema]:
-    schema = known.get(schema.get("$ref", ""), schema)
-    return [one for part in schema.get("anyOf", ()) for one in _alternatives(part, known)] or [schema]
+def _alternatives(schema: Schema, definitions: dict[str, Schema]) -> list[Schema]:
+    schema = definitions.get(schema.get("$ref", ""), schema)
+    return [each for part in schema.get("anyOf", ()) for each in _alternatives(part, definitions)] or [schema]
 
 
 def _choices(schema: Schema) -> list[Any]:
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
 
 
-def _describe(schema: Schema, known: dict[str, Schema]) -> str:
-    words = dict.fromkeys(_describe_one(part, known) for part in _alternatives(schema, known))
+def _describe(schema: Schema, definitions: dict[str, Schema]) -> str:
+    words = dict.fromkeys(_describe_one(part, definitions) for part in _alternatives(schema, definitions))
     return " or ".join(sorted(words, key=lambda word: word == "null"))
 
 
-def _describe_one(schema: Schema, known: dict[str, Schema]) -> str:
+def _describe_one(schema: Schema, definitions: dict[str, Schema]) -> str:
     kind = _TYPES.get(schema.get("type", ""), "anything")
     values = schema.get("additionalProperties")
     if "component" in schema:
@@ -76,10 +76,10 @@ def _describe_one(schema: Schema, known: dict[str, Schema]) -> str:
     if "properties" in schema:
         return f"{kind} ({', '.join(schema['properties'])})"
     if isinstance(values, dict):
-        return f"{kind} whose values are {_describe(values, known)}"
+        return f"{kind} whose values are {_describe(values, definitions)}"
     if "prefixItems" in schema:
-        items = [_describe(item, known) for item in schema["prefixItems"]]
+        items = [_describe(item, definitions) for item in schema["prefixItems"]]
         return f"{kind} of {len(items)}: {', '.join(items)}"
     if schema.get("items"):
-        return f"{kind}, each item {_describe(schema['items'], known)}"
+        return f"{kind}, each item {_describe(schema['items'], definitions)}"
     return "a path" if schema.get("format") == "path" else kind

@@ -1,7 +1,7 @@
-"""Reading YAML 1.2 into trees that know their lines, and writing it. Knows nothing about recipes.
+"""Reading YAML 1.2 into trees with line numbers, and writing it. Independent of recipes.
 
-ruamel.yaml reads and writes. Which unquoted words are numbers is decided here, by the core schema of YAML 1.2: ``1e-5``
-is a number, while ``no``, ``12:30`` and ``2024-01-01`` are texts.
+ruamel.yaml parses and writes; unquoted scalars are resolved here, by the core schema of YAML 1.2: ``1e-5`` is a number,
+while ``no``, ``12:30`` and ``2024-01-01`` are strings.
 """
 
 import math
@@ -19,10 +19,10 @@ from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
 from whet.config.base import Config
-from whet.config.problems import Problem, RecipeError
+from whet.config.issues import ConfigIssue, RecipeError
 from whet.config.tree import Node, Path, dotted
 
-_MOST_VALUES = 100_000  # each use of an alias counts
+_MOST_VALUES = 100_000  # counting each use of an alias
 _DEEPEST = 50
 _INT = re.compile(r"[-+]?[0-9]{1,400}|0o[0-7]{1,400}|0x[0-9a-fA-F]{1,300}")
 _FLOAT = re.compile(r"(?![-+]?[0-9]+$)[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -39,7 +39,7 @@ _CURES = {
 
 
 def plain_value(text: str) -> str | int | float | bool | None:
-    """Return the value of a scalar that is written without quotes."""
+    """Return the value of an unquoted scalar."""
     lower = text.lower()
     if lower in _WORDS and text in (lower, lower.title(), lower.upper()):
         return _WORDS[lower]
@@ -48,62 +48,62 @@ def plain_value(text: str) -> str | int | float | bool | None:
     return float(text) if _FLOAT.fullmatch(text) else text
 
 
-def parse_yaml(text: str, source: str, problems: list[Problem], *, numbered: bool = True) -> Node | None:
-    """Return the tree of a YAML text, or None when it is empty.
+def parse_yaml(text: str, source: str, issues: list[ConfigIssue], *, numbered: bool = True) -> Node | None:
+    """Return the tree of a YAML text, or None if it is empty.
 
-    Each node stands at ``source:line``, or at ``source`` where lines are not ``numbered``. Duplicate keys, tags and odd
-    keys go to ``problems``. Raises RecipeError when the text can't be parsed, or holds more than 100,000 values.
+    The origin of each node is ``source:line``, or ``source`` if not ``numbered``. Duplicate keys, tags and invalid keys
+    are added to ``issues``. Raises RecipeError if the text can't be parsed or has more than 100,000 values.
     """
     yaml = YAML(typ="safe", pure=True)
     yaml.Resolver, yaml.max_depth = _Unresolved, _DEEPEST
-    reading = _Reading(source, problems, numbered)
+    reading = _Reading(source, issues, numbered)
     try:
         root = yaml.compose(text)
     except ReaderError as error:
         where = reading.place(text.count("\n", 0, error.position))
-        raise RecipeError([Problem("", where, f"the character {chr(error.character)!r} is not allowed")]) from None
+        raise RecipeError([ConfigIssue("", where, f"the character {chr(error.character)!r} is not allowed")]) from None
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise RecipeError([Problem("", reading.place(mark.line), f"not valid YAML: {_cure(error)}")]) from None
+        raise RecipeError([ConfigIssue("", reading.place(mark.line), f"not valid YAML: {_cure(error)}")]) from None
     return None if root is None else reading.convert(root, (), source)
 
 
 def parse_mapping(text: str, source: str) -> dict[str, Any]:
-    """Return the plain values of a YAML text, none when it isn't a mapping. Raises RecipeError for invalid YAML."""
+    """Return the plain values of a YAML mapping, {} for another text. Raises RecipeError for invalid YAML."""
     tree = parse_yaml(text, source, [])
     return tree.plain() if tree is not None and isinstance(tree.value, dict) else {}
 
 
 class _Unresolved(VersionedResolver):
-    """A resolver that leaves scalars as written; the tag tells whether one stood in quotes."""
+    """A resolver that leaves scalars unconverted; the tag is "plain" for unquoted ones."""
 
     def resolve(self, kind: type[YamlNode], value: str | None, implicit: tuple[bool, bool]) -> Tag:
         return Tag(suffix="plain" if kind is ScalarNode and implicit[0] else "")
 
 
 class _Reading:
-    """The conversion of ruamel's nodes into ours."""
+    """Converts ruamel's nodes to ``Node``."""
 
-    def __init__(self, source: str, problems: list[Problem], numbered: bool) -> None:
-        self.source, self.problems, self.numbered = source, problems, numbered
+    def __init__(self, source: str, issues: list[ConfigIssue], numbered: bool) -> None:
+        self.source, self.issues, self.numbered = source, issues, numbered
         self.values = 0
 
     def place(self, line: int) -> str:
         return f"{self.source}:{line + 1}" if self.numbered else self.source
 
     def complain(self, path: Path, node: YamlNode, message: str) -> None:
-        self.problems.append(Problem(dotted(path), self.place(node.start_mark.line), message))
+        self.issues.append(ConfigIssue(dotted(path), self.place(node.start_mark.line), message))
 
     def convert(self, node: YamlNode, path: Path, where: str) -> Node:
         self.values += 1
         if self.values > _MOST_VALUES:
-            raise RecipeError([Problem("", self.source, f"more than {_MOST_VALUES:,} values, counting aliases")])
+            raise RecipeError([ConfigIssue("", self.source, f"more than {_MOST_VALUES:,} values, counting aliases")])
         if node.tag not in ("", "plain"):
             self.complain(path, node, f"the tag {node.tag!r} is not allowed in a recipe; remove it")
         if isinstance(node, ScalarNode):
             return Node(plain_value(node.value) if node.tag == "plain" else node.value, where)
-        if len(path) > _DEEPEST:  # what was written is less deep
-            raise RecipeError([Problem(dotted(path[:1]), where, "an alias that contains itself")])
+        if len(path) > _DEEPEST:  # the text itself is less deep
+            raise RecipeError([ConfigIssue(dotted(path[:1]), where, "an alias that contains itself")])
         if isinstance(node, MappingNode):
             return Node(self.mapping(node, path), where)
         items = enumerate(node.value)
@@ -114,7 +114,7 @@ class _Reading:
         for key, value in node.value:
             where = self.place(key.start_mark.line)
             if not isinstance(key, ScalarNode):
-                self.complain(path, key, "a key must be a plain word")
+                self.complain(path, key, "a key must be a single word")
             elif key.value in result:
                 line = result[key.value].where.removeprefix(f"{self.source}:")
                 first = f" (first on line {line})" if self.numbered else ""
@@ -125,13 +125,13 @@ class _Reading:
 
 
 def _cure(error: MarkedYAMLError) -> str:
-    problem, mark, context = error.problem or "can't be read", error.problem_mark, error.context_mark
+    issue, mark, context = error.problem or "can't be read", error.problem_mark, error.context_mark
     more = f", {error.context} on line {context.line + 1}" if mark and context and mark.line != context.line else ""
-    return next((cure.format(problem) for known, cure in _CURES.items() if known in problem), problem + more)
+    return next((cure.format(issue) for part, cure in _CURES.items() if part in issue), issue + more)
 
 
 class _Representer(SafeRepresenter):
-    """A representer that quotes texts which a reader of YAML 1.1 or 1.2 might take for something else."""
+    """A representer that quotes strings which YAML 1.1 or 1.2 could parse as another type."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -147,7 +147,7 @@ _Representer.add_representer(str, _Representer.represent_str)
 
 
 def dump_yaml(value: Config | dict[str, Any]) -> str:
-    """Return the resolved recipe as YAML. Loading it gives an equal value; floats keep every bit (``1e-06``)."""
+    """Return the resolved recipe as YAML. Loading it gives an equal value; floats are exact (``1e-06``)."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer, yaml.width = _Representer, 2**30
     yaml.default_flow_style = False

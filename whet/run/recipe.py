@@ -209,7 +209,7 @@ class Recipe(Config):
     def other_name(cls, key: str) -> str | None:
         return here(key)
 
-    def unread(self) -> dict[str, str]:
+    def unused(self) -> dict[str, str]:
         alone = {key: f"it is read only where {when}; leave it out" for key, when in idle(self)}
         why = "no part of the run reads it: this run learns from rows and samples nothing; leave it out"
         return alone | dict.fromkeys(unread(self), why)
@@ -234,7 +234,7 @@ class Recipe(Config):
         narrow = self.generator.narrow if isinstance(self.algorithm, OnlineAlgorithm) else None
         return narrow and f"generator.{narrow}"
 
-    def completed(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
+    def with_implied(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:
         """Correct for rollouts of stale or quantized weights by truncated importance sampling, unless a correction, or
         ``null``, is written."""
         main = self.algorithm.main
