@@ -17,6 +17,7 @@ import json
 import operator
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from types import ModuleType
 from typing import Any, NoReturn
@@ -64,7 +65,7 @@ def run_tests(link: int, file: int) -> None:
     exec(compile(given["source"], "tests.py", "exec"), tests.module.__dict__)
 
 
-class _End:
+class _End(ABC):
     """One end of the link."""
 
     def __init__(self, link: int, module: ModuleType) -> None:
@@ -94,14 +95,17 @@ class _End:
             raise ProgramError(reply["error"])
         return Unpacker(reply["nodes"], self._find).get(reply["value"])
 
+    @abstractmethod
     def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return the reply to a question of the other side."""
 
+    @abstractmethod
     def _special(self, value: Any) -> Node:
-        raise NotImplementedError
+        """Return the node of a value that is not plain data."""
 
+    @abstractmethod
     def _find(self, kind: str, content: Any) -> Any:
-        raise NotImplementedError
+        """Return the object that a node of a special kind stands for."""
 
     def _keep(self, value: Any) -> int:
         self._kept.append(value)
