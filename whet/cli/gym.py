@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from whet.base.extras import extra
 from whet.cli.arguments import Overrides
 
 
@@ -26,7 +27,9 @@ def gym(
 ) -> None:
     """Serve a task set's grader as a NeMo Gym resources server, or write its tasks as Gym rows."""
     from whet.cli.targets import recipe_of
-    from whet.endpoint.gym import check_single_turn, serve
+
+    with extra("serve", "whet gym"):
+        from whet.endpoint.gym import check_single_turn, serve
     from whet.tasks.gym.rows import write_rows
 
     tasks = recipe_of(target, overrides or []).taskset

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from whet.base.extras import require
 from whet.cli.arguments import Overrides
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model with OpenAI's API. For example: whet serve runs/quickstart-20260131-120000"""
+    require("serve", "whet serve", "starlette", "uvicorn")
     from whet.algorithms.base import OnlineAlgorithm
     from whet.cli.evaluate import run_of, with_model_of
     from whet.config import load

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from whet.base.errors import WhetError
+from whet.base.extras import missing
 from whet.processes.environment import environment
 
 _users = 0  # of the connection, which is the process's
@@ -40,7 +41,7 @@ def connect(address: str | None) -> None:
         else:
             _ours |= _init(address)
     except ImportError as error:
-        raise WhetError(f"cluster.type=ray needs Ray ({error}); install it with: pip install 'whet[ray]'") from None
+        raise missing("ray", "cluster.type=ray", error) from None
     _users += 1
 
 

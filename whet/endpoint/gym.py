@@ -26,7 +26,8 @@ from whet.base.strict_json import STRICT
 from whet.chat.calls import checked_arguments, why
 from whet.core.types import Task
 from whet.endpoint.body import read_body
-from whet.endpoint.connections import Connections, Server
+from whet.endpoint.connections import Connections
+from whet.endpoint.http_server import Server
 from whet.endpoint.request import ApiError
 from whet.processes.loop_thread import described
 from whet.tasks.base import Step, TaskSet, checked_score

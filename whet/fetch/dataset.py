@@ -3,6 +3,7 @@
 from typing import Any
 
 from whet.base.errors import DataError
+from whet.base.extras import extra
 
 
 def fetch_rows(path: str) -> list[tuple[str, dict[str, Any]]]:
@@ -13,7 +14,8 @@ def fetch_rows(path: str) -> list[tuple[str, dict[str, Any]]]:
         raise DataError(
             f"{path!r} does not name a data set: write hf:name:config:split, as in hf:openai/gsm8k:main:train"
         )
-    from datasets import load_dataset
+    with extra("data", f"the data set {path}"):
+        from datasets import load_dataset
 
     name, config, split = parts
     try:

@@ -8,19 +8,19 @@ from urllib.request import urlopen
 
 from whet.base.errors import DataError
 from whet.base.files import replacing
-from whet.fetch.smollm2 import cache_folder
+from whet.fetch.cache import cache_folder
 
 _CHUNK = 1 << 20
 _SILENCE = 30.0  # seconds without a byte
 
 
-def fetch_file(url: str, deadline: float = 1800.0) -> Path:
+def fetch_file(url: str, suffix: str = ".jsonl", deadline: float = 1800.0) -> Path:
     """Return the local copy of ``https://.../rows.jsonl#sha256=...``, below ``data`` in the cache. Raises ``DataError``
     for an address without a hash, one that can't be reached, and a file that has another hash."""
     address, _, digest = url.partition("#sha256=")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
         raise DataError(f"{url!r} must end in #sha256= and the hash of the file, as sha256sum prints it: 64 digits")
-    kept = cache_folder().parent / "data" / f"{digest}.jsonl"
+    kept = cache_folder().parent / "data" / f"{digest}{suffix}"
     if kept.is_file():
         return kept
     found, ends = hashlib.sha256(), time.monotonic() + deadline

@@ -34,7 +34,7 @@ def check_model(path: str) -> None:
     """Raise ``WhetError`` where the model can't be had, as far as that is known without a network."""
     folder = Path(path).expanduser()
     if path == smollm2.NAME:
-        smollm2.check_installed()
+        smollm2.check_available()
     elif folder.is_dir():
         if not (folder / "config.json").is_file():
             raise WhetError(f"model folder {folder} has no config.json; name the folder that holds the model's files")

@@ -1,13 +1,15 @@
 """Requests to servers of others: their answers are bounded, and repeated requests spread out."""
 
 import random
-
-import httpx
+from typing import TYPE_CHECKING
 
 from whet.base.seeds import derive_seed
 
+if TYPE_CHECKING:
+    import httpx
 
-async def bounded(response: httpx.Response, most: int) -> bytes:
+
+async def bounded(response: "httpx.Response", most: int) -> bytes:
     """Return the content of a streamed answer. Raises ``ValueError`` for one of more than ``most`` bytes."""
     content = b""
     async for piece in response.aiter_bytes():

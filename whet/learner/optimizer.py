@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.learner.config import OptimizerConfig
 from whet.parallel.parameters import local
 
@@ -40,10 +40,8 @@ def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> 
     decaying = [{"params": members, "weight_decay": decay[matrix]} for (matrix, _), members in groups.items()]
     if config.moments == "float32":
         return torch.optim.AdamW(decaying, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    try:
+    with extra("torchao", "optimizer.moments=8bit"):
         from torchao.optim import AdamW8bit
-    except ImportError as error:
-        raise ConfigError("optimizer.moments = 8bit: torchao is not installed: pip install 'whet[torchao]'") from error
     eight: torch.optim.Optimizer = AdamW8bit(decaying, lr=config.lr, betas=config.betas, eps=config.eps)
     return eight
 

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from whet.base.extras import require
 from whet.config import Config
 from whet.config.base import within
 from whet.fetch import smollm2
@@ -63,4 +64,6 @@ def check_models(config: Config) -> None:
     """Raise ``WhetError`` where a model that is named anywhere in it is missing here and can't be downloaded."""
     for part in within(config):
         if isinstance(part, ModelConfig):
+            if part.lora is not None:
+                require("lora", "model.lora", "peft")
             check_model(part.path)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whet.base.errors import WhetError
+from whet.base.extras import extra
 from whet.base.seeds import derive_seed
 from whet.fetch.model import fetch_model
 from whet.models.config import LoraSettings, ModelConfig
@@ -134,7 +135,8 @@ def _empty(config: ModelConfig, dtype: torch.dtype) -> Any:
 
 
 def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "PeftModel":
-    from peft import LoraConfig, get_peft_model
+    with extra("lora", "model.lora"):
+        from peft import LoraConfig, get_peft_model
 
     settings: dict[str, Any] = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
     targets = lora_targets(model, lora)

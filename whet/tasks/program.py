@@ -13,6 +13,7 @@ from typing import Any, cast
 from pydantic import Field, field_validator
 
 from whet.base.errors import DataError
+from whet.base.extras import require
 from whet.config.component import import_path
 from whet.core.types import Group, Task
 from whet.processes.threads import JobThread
@@ -43,6 +44,7 @@ class AgentTasks(OverTaskSet):
         return self.taskset.cases()
 
     def open(self) -> "AgentEnvironments":
+        require("serve", "data.type=agent", "starlette", "uvicorn")
         return AgentEnvironments(self)
 
 

@@ -6,7 +6,6 @@ hangs or writes what is not the protocol is a lost connection, and never the mod
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, ValidationError
 
-from whet.base.errors import ConfigError
+from whet.base.extras import require
 from whet.tools.source import ToolSource
 from whet.tools.tool import Tool, ToolError, bounded
 
@@ -37,8 +36,7 @@ class MCPServer(ToolSource):
     """Longest time until it has started, or says that it is still there."""
 
     def open(self) -> "MCPConnection":
-        if importlib.util.find_spec("mcp") is None:
-            raise ConfigError("data.tools: mcp is not installed: pip install 'whet[tools]'")
+        require("tools", "data.tools of type mcp", "mcp")
         return MCPConnection(self)
 
 

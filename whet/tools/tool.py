@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
-from docstring_parser import parse
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.processes.blocking import on_own_thread
 
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # as the OpenAI API has it
@@ -141,6 +141,9 @@ class _Interface:
 
 @lru_cache(maxsize=1024)
 def _interface(function: Callable[..., Any], bound: bool) -> _Interface:
+    with extra("tools", "a tool"):
+        from docstring_parser import parse
+
     name, doc = function.__name__, parse(inspect.getdoc(function) or "")
     description = (doc.description or "").strip()
     parameters = list(inspect.signature(function).parameters.values())[int(bound) :]

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from whet.base.dtype import FileDtype
 from whet.base.errors import ConfigError
+from whet.base.extras import MissingExtraError
 from whet.config import Component
 from whet.core.types import Distribution
 from whet.engines.config import Deployment, GeneratorConfig
@@ -144,9 +145,9 @@ class VllmGeneratorConfig(GeneratorConfig):
         """Return an engine that starts when it is first needed. Raises ``ConfigError`` where vLLM is not installed, its
         ranks can't share the model, or there are GPUs and ``devices`` does not say which."""
         if importlib.util.find_spec("vllm") is None:
-            raise ConfigError(
-                "generator.type=vllm needs vLLM, which is not installed here. Run make install-vllm (docs/vllm.md says "
-                "what that does), or sample with generator=torch"
+            raise MissingExtraError(
+                "generator.type=vllm needs 'vllm', which is not installed: pip install 'whet[vllm]' on a machine "
+                "with GPUs, make install-vllm elsewhere (docs/vllm.md); or sample with generator=torch"
             )
         problem = self.cannot_run(model)
         if problem is not None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whet.base.errors import WhetError
+from whet.base.extras import extra
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 
@@ -13,12 +13,8 @@ class TensorBoardSink(SinkConfig):
     """Every number as a scalar. Look at them with ``tensorboard --logdir FOLDER``."""
 
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
-        try:
+        with extra("tensorboard", "the sink tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise WhetError(
-                "the tensorboard sink needs TensorBoard, which isn't installed: pip install 'whet[tensorboard]'"
-            ) from error
         # purge_step hides what an earlier attempt wrote about the steps that are done again.
         purge = None if resume_step is None else resume_step + 1
         writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge)

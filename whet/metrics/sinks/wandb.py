@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from whet.base.errors import WhetError
+from whet.base.extras import extra
 from whet.base.files import write_atomically
 from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
@@ -21,12 +22,8 @@ class WandbSink(SinkConfig):
     mode: Literal["offline", "online", "disabled"] = "offline"
 
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
-        try:
+        with extra("wandb", "the sink wandb"):
             import wandb
-        except ImportError as error:
-            raise WhetError(
-                "the wandb sink needs Weights & Biases, which isn't installed: pip install 'whet[wandb]'"
-            ) from error
         folder.mkdir(parents=True, exist_ok=True)
         memory = folder / "wandb-run-id"  # so that a resumed run continues the same curve
         if resume_step is None or not memory.exists():

@@ -9,16 +9,19 @@ import json
 from typing import Any
 
 from pydantic import Field, field_validator
-from websockets.asyncio.client import ClientConnection, connect  # the extra `openenv`
-from websockets.exceptions import WebSocketException
 
 from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import STRICT
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Observation, Step, finite
 from whet.tasks.few_shot import messages
 from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split
+
+with extra("tasks", "data.type=openenv"):
+    from websockets.asyncio.client import ClientConnection, connect
+    from websockets.exceptions import WebSocketException
 
 
 class OpenEnvError(Exception):

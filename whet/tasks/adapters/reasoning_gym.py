@@ -17,6 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from whet.base.errors import ConfigError, DataError
+from whet.base.extras import extra
 from whet.base.seeds import derive_seed
 from whet.config.nearest import did_you_mean
 from whet.core.types import Task
@@ -245,8 +246,6 @@ def _dataset(name: str, settings: dict[str, Any]) -> Any:
 
 
 def _generators() -> dict[str, tuple[type, Any]]:
-    try:
+    with extra("tasks", "data.type=reasoning_gym"):
         import reasoning_gym  # registers the generators
-    except ImportError as problem:
-        raise ConfigError(f"reasoning_gym is not installed ({problem}): pip install 'whet[quickstart]'") from None
     return dict(reasoning_gym.factory.DATASETS)

@@ -9,10 +9,12 @@ import string
 from collections.abc import Mapping
 from typing import Literal
 
-import regex
-
 from whet.base.errors import DataError
+from whet.base.extras import extra
 from whet.tasks.math.grader import last_boxed
+
+with extra("tasks", "data.type=multiple_choice"):
+    import regex
 
 Mode = Literal["boxed", "lenient", "line", "regex"]
 

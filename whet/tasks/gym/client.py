@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 from ruamel.yaml import YAML
 
 from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.fetch.post import bounded, pause
+
+with extra("tasks", "data.type=nemo_gym"):
+    import httpx
 
 _MOST_BYTES = 16_000_000
 _LOOKS = 30.0  # seconds that a head server may take

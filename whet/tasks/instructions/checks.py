@@ -10,7 +10,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
-from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.config.nearest import did_you_mean
 
 NEEDS_MODELS = ("ratio:stop_words", "words:start_verb")  # of nltk, which would be downloaded
@@ -21,7 +21,7 @@ _TEXT = re.compile(r"\w+(?:[-'’]\w+)*")
 @cache
 def registry() -> dict[str, Any]:
     """Return the class that checks each kind of instruction. Raises ``ConfigError`` where the package is missing."""
-    try:
+    with extra("tasks", "data.type=instruction_following"):
         import nltk
 
         download, nltk.download = nltk.download, lambda *_, **__: False  # the import of the package would ask for it
@@ -32,10 +32,6 @@ def registry() -> dict[str, Any]:
             from if_verifiable.ifeval import instructions_registry as ifeval
         finally:
             nltk.download = download
-    except ImportError as error:
-        raise ConfigError(
-            f"instructions are checked by a package that is missing: {error}; pip install 'whet[ifeval]'"
-        ) from None
     words = SimpleNamespace(tokenize=nltk.tokenize, word_tokenize=_WORD.findall)
     instructions_util.nltk = ifbench_texts.nltk = words
     instructions_util.count_sentences = lambda text: len(instructions_util.split_into_sentences(text))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from whet.base.errors import DataError
+from whet.base.extras import require
 from whet.core.types import Message, Task
 from whet.data.row import Text, read_rows
 from whet.data.split import Tally
@@ -105,6 +106,7 @@ class InstructionFollowing(SourcedTasks):
     limits: WorkerLimits = WorkerLimits()
 
     def open(self) -> "InstructionGrading":
+        require("tasks", "data.type=instruction_following", "if_verifiable")
         return InstructionGrading(self)
 
     def read(self, path: str) -> list[Task]:

@@ -10,14 +10,17 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import httpx
 from pydantic import Field
 
 from whet.base.errors import ConfigError
+from whet.base.extras import extra
 from whet.base.seeds import derive_seed
 from whet.config import Config
 from whet.core.types import Message
 from whet.fetch.post import bounded, pause
+
+with extra("tasks", "a judge"):
+    import httpx
 
 T = TypeVar("T")
 

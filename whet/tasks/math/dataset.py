@@ -7,8 +7,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.base.errors import DataError
+from whet.base.extras import require
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
+from whet.tasks.base import Environments
 from whet.tasks.math.answers import is_prose
 from whet.tasks.math.notation import last_boxed
 from whet.tasks.problems import BoxedProblems, Problem
@@ -89,6 +91,10 @@ class Math(FileTasks, BoxedProblems):
     """The most test problems to use."""
     min_difficulty: float | None = None
     max_difficulty: float | None = None
+
+    def open(self) -> Environments:
+        require("tasks", "data.type=math", "math_verify")
+        return super().open()
 
     @model_validator(mode="after")
     def _ordered(self) -> "Math":

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from whet.base.extras import extra
 from whet.tasks.math.answers import How, same
 from whet.tasks.math.notation import same_text, squeezed, tidy
 from whet.tasks.math.written_numbers import Number, read_number
@@ -71,7 +72,8 @@ def formula(given: str, known: str, how: How) -> bool:
         return False
     if how != "finished":
         return False  # two sides of an equation are terms
-    from math_verify import verify
+    with extra("tasks", "grading a formula"):
+        from math_verify import verify
 
     return bool(verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True))
 
@@ -79,7 +81,8 @@ def formula(given: str, known: str, how: How) -> bool:
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
     """Return what math-verify reads, a sympy object that nothing has been computed in; None where it reads nothing."""
-    from math_verify import LatexExtractionConfig, parse
+    with extra("tasks", "grading a formula"):
+        from math_verify import LatexExtractionConfig, parse
 
     text = re.sub(r"(?<=[0-9})])\s*i(?![A-Za-z])", " i", text)
     found = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)

@@ -4,8 +4,11 @@ import json
 from typing import Any
 from urllib.parse import unquote
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
+from whet.base.extras import extra
+
+with extra("tasks", "data.type=structured_output"):
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
 
 _CLOSED = ("items", "prefixItems", "additionalProperties", "unevaluatedItems", "contains")
 _CLOSED_BY_NAME = ("properties", "patternProperties")

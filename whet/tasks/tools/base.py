@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+from whet.base.extras import require
 from whet.chat.calls import checked_call
 from whet.config import Component
 from whet.core.types import Message, Task
@@ -48,6 +49,7 @@ class ToolTasks(TaskSet, ABC):
         return ToolEpisode(self, task)
 
     def open(self) -> Environments:
+        require("tools", "a task set with tools", "docstring_parser")
         return ToolEnvironments(self) if self.tools else self
 
     def cases(self) -> Sequence[Case]:

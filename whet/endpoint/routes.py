@@ -1,0 +1,140 @@
+"""The HTTP routes of an endpoint: requests are read, given to whoever answers, and errors become answers."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from whet.base.errors import DataError, WhetError
+from whet.core.types import Message
+from whet.endpoint.body import read_body
+from whet.endpoint.chat import ChatMessage, ChatRequest, Tool
+from whet.endpoint.request import ApiError, Request, read
+from whet.endpoint.responses import ResponsesRequest
+
+if TYPE_CHECKING:
+    from whet.endpoint.server import Endpoint
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class Tokenize(BaseModel):
+    """A text or a conversation to be counted, as vLLM's route of this name takes it."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] = []
+    tools: list[Tool] = []
+
+
+class Routes:
+    """The routes of one endpoint, as an ASGI application: ``Routes(endpoint).application()``."""
+
+    def __init__(self, endpoint: "Endpoint") -> None:
+        self._endpoint = endpoint
+
+    def application(self) -> Starlette:
+        routes = [
+            Route("/v1/chat/completions", _guarded(partial(self._ask, ChatRequest)), methods=["POST"]),
+            Route("/v1/responses", _guarded(partial(self._ask, ResponsesRequest)), methods=["POST"]),
+            Route("/v1/models", _guarded(self._models)),
+            Route("/v1/models/{name:path}", _guarded(self._models)),
+            Route("/tokenize", _guarded(self._tokenize), methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+
+    async def _ask(self, kind: type[Request], request: HttpRequest) -> Response:
+        answers = self._endpoint.answers_of(request)
+        asked = read(kind, await read_body(request))
+        if self._endpoint.model is not None and asked.model != self._endpoint.model:
+            raise self._endpoint.unknown(asked.model)
+        repeated = request.headers.get("x-stainless-retry-count", "0") != "0"
+        answer = await _while_connected(request, answers.answer(asked.question(), repeated))
+        body = asked.body(answer, self._endpoint.renderer.decode)
+        if not asked.stream:
+            return JSONResponse(body)
+        return StreamingResponse(asked.stream_of(body), media_type="text/event-stream")
+
+    async def _models(self, request: HttpRequest) -> Response:
+        self._endpoint.answers_of(request)
+        wanted = request.path_params.get("name")
+        if self._endpoint.model is not None and wanted not in (None, self._endpoint.model):
+            raise self._endpoint.unknown(wanted)
+        model = {"id": self._endpoint.model or wanted or "policy", "object": "model", "created": 0, "owned_by": "whet"}
+        if wanted is not None:
+            return JSONResponse(model)
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def _tokenize(self, request: HttpRequest) -> Response:
+        longest = self._endpoint.answers_of(request).longest
+        asked = read(Tokenize, await read_body(request))
+        tools = [tool.function.schema_for_template() for tool in asked.tools]
+        text: Message = {"role": "user", "content": asked.prompt or ""}
+        messages = [one.message() for one in asked.messages] if asked.prompt is None else [text]
+        if self._endpoint.renderer.longer_than(longest, messages, tools):
+            raise ApiError(400, f"that has more than {longest} tokens, the most that the model can be shown")
+        if asked.prompt is not None:
+            tokens = self._endpoint.renderer.encode_text(asked.prompt)
+        else:
+            tokens = self._endpoint.renderer.render_prompt(messages, tools or None)
+        return JSONResponse({"count": len(tokens), "tokens": tokens})
+
+
+async def _while_connected(request: HttpRequest, answering: Coroutine[Any, Any, T]) -> T:
+    """Return the answer; cancel it where the client has gone. Raises ``ClientDisconnect``."""
+    answer, gone = asyncio.create_task(answering), asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            raise ClientDisconnect
+        return answer.result()
+    finally:
+        answer.cancel()
+        gone.cancel()
+        await asyncio.gather(answer, gone, return_exceptions=True)
+
+
+async def _disconnected(request: HttpRequest) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _guarded(route: Callable[[HttpRequest], Awaitable[Response]]) -> Callable[[HttpRequest], Awaitable[Response]]:
+    """Turn errors into answers."""
+
+    async def answer(request: HttpRequest) -> Response:
+        try:
+            return await route(request)
+        except ApiError as error:
+            return _refused(error)
+        except DataError as error:
+            return _refused(ApiError(400, str(error)))
+        except ClientDisconnect:
+            return Response(status_code=499)  # which nobody reads
+        except Exception as error:
+            log.exception("a call of the endpoint failed")
+            return _refused(ApiError(500, str(error) if isinstance(error, WhetError) else type(error).__name__))
+
+    return answer
+
+
+def _refused(error: ApiError) -> Response:
+    headers = {"x-should-retry": "false"}  # which OpenAI's libraries obey
+    if error.status == 413:
+        headers["connection"] = "close"  # the rest of the body is not read
+    return JSONResponse(error.body, error.status, headers)
+
+
+async def _no_route(request: HttpRequest, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    return _refused(ApiError(status, f"{request.method} {request.url.path} is not served here"))
