@@ -52,7 +52,7 @@ SWAPPED_OPERATORS: dict[type, list[type]] = {
     ast.In: [ast.NotIn],
     ast.NotIn: [ast.In],
 }
-CHOOSING = {"Algorithm", "OnlineAlgorithm", "Taught", "ModelConfig"}
+CHOOSING = {"Algorithm", "OnlineAlgorithm", "TeacherAlgorithm", "ModelConfig"}
 """Classes derived from these compute nothing; runs test what they choose."""
 DROPPED_METHODS = {"detach", "clamp", "double", "masked_fill", "abs", "sqrt", "square", "cumsum"}
 DROPPED_FUNCTIONS = {"at_trained": 1, "bounded_exp": 0, "relu": 0, "log1mexp": 0, "reversed": 0}

@@ -60,9 +60,8 @@ TESTED = {
     "whet/losses/implicit_reward.py": [*_ALL, "tests/losses/test_implicit_reward.py", "-k", "implicit"],
     "whet/losses/supervised.py": _TEXT,
     "whet/losses/distillation.py": _TEXT,
-    "whet/losses/registry.py": ["tests/losses/test_policy.py", "-k", "registered"],
-    "whet/algorithms/kto.py": ["tests/algorithms/test_kto.py"],
-    "whet/algorithms/kto_pairs.py": ["tests/algorithms/test_kto.py"],
+    "whet/losses/base.py": ["tests/losses/test_policy.py", "-k", "registered"],
+    "whet/algorithms/preference.py": ["tests/algorithms/test_kto.py"],
     **{
         f"whet/algorithms/{name}.py": _ADVANTAGES
         for name in ("advantage", "grpo", "reinforce_plus_plus", "gdpo", "ppo")
@@ -97,14 +96,14 @@ EQUIVALENT: dict[str, str] = {
     "whet/algorithms/advantage.py: 1 -> 2  in  steps = max([1, *self.length.tolist()])": (
         "another row of zeros before the first tokens"
     ),
-    "whet/algorithms/kto_pairs.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
+    "whet/algorithms/preference.py: 2 -> 3  in  halves.sort(key=lambda half: half[:2])": (
         "no two have the same second part"
     ),
-    "whet/algorithms/kto_pairs.py: 0 -> 1  in  "
+    "whet/algorithms/preference.py: 0 -> 1  in  "
     "room = max((len(prompt) + len(reply) for _, _, prompt, reply in halves), default=0)": (
         "where nothing trains, there is no reply to cut"
     ),
-    "whet/algorithms/kto_pairs.py: False -> True  in  "
+    "whet/algorithms/preference.py: False -> True  in  "
     "return Batch.from_groups(groups, share_prompts=False, distribution=batch.distribution)": (
         "what sequences share is computed once, with the same result"
     ),

@@ -1,4 +1,4 @@
-"""Tiny workers that stand for the models of an algorithm."""
+"""Tiny workers that are the models of an algorithm."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.tiny import tiny_llama
 
 @pytest.fixture(scope="session")
 def workers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The model that learns, with either head, and another one that stands for the reference and the old policy."""
+    """The model that learns, with either head, and another model that serves as the reference and the old policy."""
     folder = tmp_path_factory.mktemp("models")
     (folder / "own").mkdir()
     (folder / "other").mkdir()

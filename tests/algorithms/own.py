@@ -1,5 +1,4 @@
-"""What somebody outside of the package might write: a loss that reads a column of its own, an algorithm that fills it,
-a preset."""
+"""Extensions as users write them: a loss that reads a new column, an algorithm that fills it, a preset."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
 from whet.algorithms.grpo import GRPO, GroupAdvantage
-from whet.algorithms.parts import AnyLoss
+from whet.algorithms.registry import AnyLoss
 from whet.core.batch import Batch, ModelOutput
 from whet.core.types import Group
 from whet.losses.weighted import WeightedLoss, at_trained, token_metrics
@@ -16,7 +15,7 @@ from whet.metrics import Metrics
 
 
 class Surprising(WeightedLoss):
-    """REINFORCE whose advantage is a column of one's own, [S]."""
+    """REINFORCE whose advantage is a column that the algorithm fills, [S]."""
 
     reads: ClassVar = frozenset({"surprise"})
 

@@ -1,4 +1,4 @@
-"""Advantage estimators against slow oracles, and what must hold whatever the rewards."""
+"""Advantage estimators against slow oracles, and their invariants for any rewards."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests.groups import episode
 from tests.losses.batches import fill, random_groups, refilled, without
 from tests.reference import advantages as slow
-from tests.reference.plain import Plain, Said, plain
+from tests.reference.plain import Plain, PlainOutput, plain
 from tests.reference.policy import kl as slow_kl
 from whet.algorithms.distillation import TeacherAdvantage
 from whet.algorithms.gdpo import GDPOAdvantage
@@ -34,8 +34,8 @@ COMPONENTS = {"correct": 1.0, "format": 0.25, "constant": 2.0}
 
 
 def penalty(b: Plain, **settings: Any) -> list[float]:
-    said = Said(b.old_logprobs, None, None, None)
-    return slow_kl(b, said, said, **settings)
+    old = PlainOutput(b.old_logprobs, None, None, None)
+    return slow_kl(b, old, old, **settings)
 
 
 ESTIMATORS: list[tuple[Any, Any]] = [
@@ -153,7 +153,7 @@ def test_a_step_without_trained_tokens_has_no_credit(estimator: Any) -> None:
 def test_order_of_groups_does_not_matter(estimator: Any) -> None:
     groups = random_groups(1)
     forward, backward = (fill(gs, 7)[0] for gs in (groups, groups[::-1]))
-    # The same random columns on both: those of each sequence in its new place.
+    # Both batches have the same random columns; each sequence's are moved with it.
     place = {}
     for row in plain(backward).rows:
         place.setdefault(backward.group_uids[row.group], []).append(row.tokens)

@@ -1,4 +1,4 @@
-"""Episodes of several branches and turns: one answer, however many sequences and rewards it has."""
+"""Episodes of several branches and turns: an episode is one answer, however many sequences and rewards it has."""
 
 import math
 import random
@@ -103,7 +103,7 @@ def turns_of(branch: Trajectory) -> list[Span]:
 
 
 def earned(one: Episode, branch: Trajectory) -> list[float]:
-    """What each reply of a branch earned; its last one also earns what no reply did."""
+    """Return what each reply of a branch earned; the last one also gets the part of the reward that no reply earned."""
     rest = one.reward - math.fsum(span.reward for span in one.spans)
     rewards = [span.reward for span in turns_of(branch)]
     return [*rewards[:-1], rewards[-1] + rest]
@@ -173,7 +173,7 @@ def test_the_reward_of_a_single_reply_is_no_column() -> None:
 
 
 def cut(reward: float = 0.0) -> Episode:
-    """An episode that used up its time before its first reply."""
+    """Return an episode whose time ran out before its first reply."""
     return Episode([], reward=reward, status=Status.TRUNCATED, limit="seconds")
 
 

@@ -1,4 +1,4 @@
-"""GRPO's relatives: advantages, loss and weights are those of their papers, as the slow oracles compute them."""
+"""The relatives of GRPO: advantages, loss and weights equal the papers' formulas, computed by slow oracles."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from tests.losses.batches import fill, random_groups
 from tests.reference import advantages as slow_advantages
 from tests.reference import policy as slow
-from tests.reference.plain import Plain, Said, plain, said
+from tests.reference.plain import Plain, PlainOutput, plain, plain_output
 from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.grpo import GRPO
 from whet.algorithms.ppo import PPO
@@ -19,7 +19,7 @@ from whet.core.batch import Batch
 from whet.learner.config import OptimizerConfig
 from whet.rollouts.filters import DynamicSampling
 
-Surrogate = Callable[[Plain, Said, Said], list[float]]
+Surrogate = Callable[[Plain, PlainOutput, PlainOutput], list[float]]
 Slow = Callable[[Plain], list[float]]
 LONGEST = 7
 
@@ -64,7 +64,7 @@ def test_a_relative_of_grpo_is_what_its_paper_says(name: str, seed: int) -> None
     assert batch.advantages.tolist() == pytest.approx(expected, abs=1e-9)
 
     batch = batch.weigh(algorithm.weighting, LONGEST)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     weights = [0.0] * b.length
     for row in b.rows:
         for t in row.tokens:
@@ -90,13 +90,13 @@ def test_the_critic_is_trained_alone_while_it_warms_up() -> None:
     ppo = PPO(critic_warmup=2, critic_lr=1e-3, epochs=2, minibatches=3)
     assert [set(ppo.losses_at(step)) for step in (0, 1, 2)] == [{"critic"}, {"critic"}, {"policy", "critic"}]
     rates = {name: role.optimizer(OptimizerConfig(lr=1e-5)) for name, role in ppo.roles.items()}
-    assert {name: own and own.lr for name, own in rates.items()} == {"policy": 1e-5, "critic": 1e-3}
+    assert {name: optimizer and optimizer.lr for name, optimizer in rates.items()} == {"policy": 1e-5, "critic": 1e-3}
     assert {name: role.starts_at for name, role in ppo.roles.items()} == {"policy": 2, "critic": 0}
     assert {"values", "returns", "old_logprobs", "advantages"} <= ppo.reads
 
 
-class AsTheCriticSays(Advantage):
-    """Everything goes as the critic expected."""
+class CriticAdvantage(Advantage):
+    """Every return equals the critic's value."""
 
     reads: ClassVar = frozenset({"values"})
     fills: ClassVar = frozenset({"advantages", "returns"})
@@ -109,5 +109,5 @@ def test_explained_variance_is_reported_for_the_whole_step() -> None:
     batch, _ = fill(random_groups(0), 0)
     assert batch.values is not None
     batch.values = torch.where(batch.trained, batch.values, 0.0)
-    metrics = asyncio.run(PPO(advantage=AsTheCriticSays()).prepare(batch, [], {}))
+    metrics = asyncio.run(PPO(advantage=CriticAdvantage()).prepare(batch, [], {}))
     assert metrics.result() == {"value/explained_variance": pytest.approx(1.0)}

@@ -1,4 +1,4 @@
-"""What of an algorithm's settings fits together: refused, warned about or completed before anything is loaded."""
+"""Consistency of an algorithm's settings: refused, warned about or completed before anything is loaded."""
 
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from tests.toy import read_settings, toy_settings
 from whet import api
 from whet.algorithms.distillation import OnPolicyDistillation
 from whet.algorithms.grpo import GRPO
-from whet.algorithms.online_dpo import OnlineDPO
 from whet.algorithms.ppo import PPO
+from whet.algorithms.preference import OnlineDPO
 from whet.algorithms.prime import PRIME
 from whet.base.errors import ConfigError
 from whet.config import dump_yaml, load
@@ -33,22 +33,22 @@ def recipe(algorithm: dict[str, Any], **changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("algorithm", "loss", "why"),
     [
-        ("sft", "policy", "loss = policy reads advantages, which nothing fills"),
-        ("sft", "dpo", "loss = dpo learns from pairs of replies, and .* has single tokens or single replies"),
-        ("dpo", "policy", "loss = policy learns from single tokens, and"),
-        ("dpo", "kto", "loss = kto learns from single replies, and .* has pairs"),
-        ("dpo", "sft", "loss = sft learns from single tokens, and .* has pairs"),
-        ("dpo", "bradley_terry", "bradley_terry learns from a model's values, and this model has a language head"),
-        ("kto", "policy", "loss = policy learns from single tokens, and"),
-        ("kto", "dpo", "loss = dpo learns from pairs of replies, and .* has single replies"),
-        ("online_dpo", "policy", "loss = policy learns from single tokens, and"),
-        ("online_dpo", "kto", "loss = kto learns from single replies, and .* has pairs"),
-        ("grpo", "dpo", "loss = dpo learns from pairs"),
-        ("grpo", "simpo", "loss = simpo learns from pairs of replies, and .* has single tokens or single replies"),
-        ("rloo", "orpo", "loss = orpo learns from pairs"),
-        ("prime", "simpo", "loss = simpo learns from pairs"),
-        ("reward_model", "policy", "policy learns from a model's logprobs, and this model has a value head"),
-        ("reward_model", "simpo", "simpo learns from a model's logprobs, and this model has a value head"),
+        ("sft", "policy", "loss = policy reads advantages, which no part of this algorithm fills"),
+        ("sft", "dpo", "loss = dpo trains on pairs of replies, but .* provides single tokens or single replies"),
+        ("dpo", "policy", "loss = policy trains on single tokens, but"),
+        ("dpo", "kto", "loss = kto trains on single replies, but .* provides pairs"),
+        ("dpo", "sft", "loss = sft trains on single tokens, but .* provides pairs"),
+        ("dpo", "bradley_terry", "bradley_terry needs the model's values, but this model has a language head"),
+        ("kto", "policy", "loss = policy trains on single tokens, but"),
+        ("kto", "dpo", "loss = dpo trains on pairs of replies, but .* provides single replies"),
+        ("online_dpo", "policy", "loss = policy trains on single tokens, but"),
+        ("online_dpo", "kto", "loss = kto trains on single replies, but .* provides pairs"),
+        ("grpo", "dpo", "loss = dpo trains on pairs"),
+        ("grpo", "simpo", "loss = simpo trains on pairs of replies, but .* provides single tokens or single replies"),
+        ("rloo", "orpo", "loss = orpo trains on pairs"),
+        ("prime", "simpo", "loss = simpo trains on pairs"),
+        ("reward_model", "policy", "policy needs the model's logprobs, but this model has a value head"),
+        ("reward_model", "simpo", "simpo needs the model's logprobs, but this model has a value head"),
     ],
 )
 def test_a_loss_of_another_kind_of_data_is_refused(tmp_path: Path, algorithm: str, loss: str, why: str) -> None:
@@ -60,7 +60,7 @@ def test_a_loss_of_another_kind_of_data_is_refused(tmp_path: Path, algorithm: st
 
 @pytest.mark.parametrize("advantage", ["group", "reinforce_plus_plus", {"type": "teacher", "reward": "group"}])
 def test_a_critic_needs_an_advantage_that_has_returns(advantage: Any) -> None:
-    with pytest.raises(ConfigError, match=r"value_loss = value reads returns, which nothing fills"):
+    with pytest.raises(ConfigError, match=r"value_loss = value reads returns, which no part of this algorithm fills"):
         recipe({"type": "ppo", "group_size": 2, "minibatches": 1, "advantage": advantage})
     assert "returns" in recipe({"type": "ppo", "minibatches": 1, "advantage": "gae"}).algorithm.reads
 
@@ -112,24 +112,24 @@ def test_a_reward_model_takes_the_losses_of_its_head(tmp_path: Path, loss: str) 
 
 def test_old_logprobs_are_computed_only_where_a_policy_loss_reads_them() -> None:
     losing = OnPolicyDistillation(teachers=TEACHERS, loss="on_policy_distillation", epochs=2)
-    for unread in (OnlineDPO(epochs=2), losing, GRPO()):
-        assert "old_logprobs" not in unread.reads
+    for without_ratio in (OnlineDPO(epochs=2), losing, GRPO()):
+        assert "old_logprobs" not in without_ratio.reads
     judging = OnPolicyDistillation(teachers=TEACHERS, loss="policy", advantage="teacher")
     for read in (GRPO(epochs=2), GRPO(minibatches=2), PPO(), judging):
         assert "old_logprobs" in read.reads
 
 
 def test_distillation_without_a_ratio_is_warned_about_off_policy() -> None:
-    def said(algorithm: dict[str, Any], **rollouts: Any) -> list[str]:
+    def warnings(algorithm: dict[str, Any], **rollouts: Any) -> list[str]:
         settings = {"type": "on_policy_distillation", "teachers": TEACHERS, **algorithm}
         return [line for line in recipe(settings, rollouts=rollouts).warnings() if "has no ratio" in line]
 
     plain = {"loss": "on_policy_distillation"}
-    assert not said(plain)
+    assert not warnings(plain)
     for several in ({"epochs": 2}, {"minibatches": 3}):
-        assert "algorithm.advantage=teacher" in said(plain | several)[0]
-    assert said(plain, max_staleness=1)
-    assert not said({"loss": "policy", "advantage": "teacher", "epochs": 2})
+        assert "algorithm.advantage=teacher" in warnings(plain | several)[0]
+    assert warnings(plain, max_staleness=1)
+    assert not warnings({"loss": "policy", "advantage": "teacher", "epochs": 2})
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "dapo", "ppo", "prime"])
@@ -205,6 +205,6 @@ def test_another_reward_model_is_adapted_as_the_policy_is(
     (tmp_path / "recipe.yaml").write_text(dump_yaml(made))
     again = load(Recipe, tmp_path).value  # as a resumed run reads it
     for one in (made, again):
-        model = one.algorithm.roles["implicit_reward"].model_beside(one.model)
+        model = one.algorithm.roles["implicit_reward"].model_config(one.model)
         assert (model.path, model.lora and model.lora.rank) == ("other", rank)
-    assert PRIME().roles["implicit_reward"].model_beside(made.model).lora == LoraSettings(rank=4)
+    assert PRIME().roles["implicit_reward"].model_config(made.model).lora == LoraSettings(rank=4)

@@ -13,8 +13,7 @@ from tests.groups import group
 from tests.learner.parts import SMALL, VOCABULARY, cut, whole
 from tests.rows import rows_recipe
 from tests.tiny import tiny_llama
-from whet.algorithms.kto import KTO
-from whet.algorithms.kto_pairs import mismatched
+from whet.algorithms.preference import KTO, mismatched
 from whet.base.seeds import derive_seed
 from whet.core.batch import Batch
 from whet.core.types import Group, Span

@@ -1,4 +1,4 @@
-"""The gradient of every algorithm's objective is that of the step, however the step is laid out and cut up."""
+"""The gradient of every algorithm's objective is the step's gradient, however the step is laid out and split."""
 
 import asyncio
 import random

@@ -30,11 +30,9 @@ def test_a_loss_of_ones_own_reads_a_column_that_an_algorithm_of_ones_own_fills(
 
 
 def test_its_column_must_be_read_and_its_loss_needs_the_column(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"own:Surprise fills surprise, which nothing reads here; leave it out"):
+    with pytest.raises(ConfigError, match=r"own:Surprise fills surprise, which .* reads; leave it out"):
         toy_recipe(tiny_model, algorithm={"type": f"{OWN}:Surprise", "loss": "sft"})
-    with pytest.raises(
-        ConfigError, match=r"loss = tests.algorithms.own:Surprising reads surprise, which nothing fills"
-    ):
+    with pytest.raises(ConfigError, match=r"loss = tests.algorithms.own:Surprising reads surprise, which .* fills"):
         toy_recipe(tiny_model, algorithm={"type": "grpo", "loss": f"{OWN}:Surprising"})
 
 

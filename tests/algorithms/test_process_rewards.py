@@ -1,4 +1,4 @@
-"""PRIME's advantages by hand, and the algorithm that is made of them."""
+"""PRIME's advantages, computed by hand, and the algorithm."""
 
 import math
 from pathlib import Path
@@ -22,7 +22,7 @@ from whet.models.config import ModelConfig
 
 
 def judged(groups: list[Group], ratios: list[float]) -> Batch:
-    """With the reward model's log-ratio of each trained token, in order; nan elsewhere."""
+    """Return a batch with the reward model's log-ratio at each trained token, in order, and nan elsewhere."""
     batch = Batch.from_groups(groups)
     start = torch.where(batch.trained, -2.0, math.nan).double()
     now = start.clone()
@@ -95,8 +95,8 @@ def test_prime_trains_a_reward_model_beside_the_policy() -> None:
     assert [[own and own.lr for own in each] for each in rates] == [[0.1, 0.5], [0.1, 0.1]]
     own, model = ModelConfig(path="own"), ModelConfig(path="shared")
     other = PRIME(reward_model=RewardStart(path="own")).roles
-    assert [other[name].model_beside(model) for name in roles] == [model, own]
-    assert [roles[name].model_beside(model) for name in roles] == [model, model]
+    assert [other[name].model_config(model) for name in roles] == [model, own]
+    assert [roles[name].model_config(model) for name in roles] == [model, model]
 
 
 def test_a_reward_model_with_another_tokenizer_is_refused(tmp_path: Path, tiny_model: Path) -> None:

@@ -15,7 +15,7 @@ from tests.groups import episode
 from tests.other_tokenizers import bpe_tokenizer, save_with
 from tests.reference import alignment, mixture
 from tests.tiny import tiny_llama, tiny_tokenizer
-from whet.algorithms.distillation import Distillation, OnPolicyDistillation, Taught
+from whet.algorithms.distillation import Distillation, OnPolicyDistillation, TeacherAlgorithm
 from whet.base.errors import ConfigError, DataError
 from whet.chat.renderer import Renderer
 from whet.cluster.local import LocalCluster
@@ -76,14 +76,16 @@ def some_groups() -> list[Group]:
     return groups
 
 
-def asked(algorithm: Taught, models: dict[str, WorkerLearner], groups: list[Group], share: bool = True) -> Batch:
+def asked(
+    algorithm: TeacherAlgorithm, models: dict[str, WorkerLearner], groups: list[Group], share: bool = True
+) -> Batch:
     learners = {"policy": models["student"]} | {f"teacher/{name}": models[name] for name in algorithm.teachers}
     batch = Batch.from_groups(groups, share_prompts=share, distribution=TEMPERATE)
     asyncio.run(algorithm.prepare(batch, groups, learners))
     return batch
 
 
-def taught(kind: type[Taught], folders: dict[str, Path], *names: str, **settings: Any) -> Any:
+def taught(kind: type[TeacherAlgorithm], folders: dict[str, Path], *names: str, **settings: Any) -> Any:
     teachers = {name: {"path": str(folders[name]), "weight": 1.0 + 2 * (name == "blue")} for name in names}
     return kind.model_validate({"teachers": teachers, **settings})
 
@@ -164,7 +166,7 @@ def test_a_task_that_names_no_teacher_is_refused(models: dict[str, WorkerLearner
     groups = some_groups()
     groups[1].task.data["judge"] = "green"
     algorithm = taught(OnPolicyDistillation, folders, "red", "blue", route_by="judge")
-    with pytest.raises(DataError, match=r"task 't1': its field 'judge' .* not 'green'; known: red, blue"):
+    with pytest.raises(DataError, match=r"task 't1': its field 'judge' .* not 'green'; teachers: red, blue"):
         asked(algorithm, models, groups)
 
 
@@ -267,7 +269,10 @@ def test_one_id_that_differs_makes_other_tokens(folders: dict[str, Path], tmp_pa
 def test_a_teacher_that_is_not_there_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
     student = ModelConfig(path=str(folders["student"]))
     (tmp_path / "recipe.yaml").write_text("steps: 1\n")
-    for path, why in (("no/where/at-all", "there is no such folder"), (str(tmp_path), "it is a run: export it first")):
+    for path, why in (
+        ("no/where/at-all", "there is no such folder"),
+        (str(tmp_path), "this is a run folder, so export its model first"),
+    ):
         algorithm = Distillation.model_validate({"teachers": {"tutor": {"path": path}}})
         with pytest.raises(ConfigError, match=f"(?s)algorithm.teachers.tutor: .*{why}"):
             algorithm.check_models(student)
@@ -303,17 +308,19 @@ def test_a_teacher_with_other_tokens_needs_a_chat_template(folders: dict[str, Pa
         (
             Distillation,
             {"loss": "sft"},
-            r"which nothing reads here; choose .*loss=distillation or .*advantage=teacher",
+            r"which no part of this algorithm reads; choose .*loss=distillation or .*advantage=teacher",
         ),
         (
             OnPolicyDistillation,
             {"loss": "policy", "advantage": "group", "group_size": 2},
-            "fills teacher_.*, which nothing reads here",
+            "fills teacher_.*, which no part of this algorithm reads",
         ),
         (OnPolicyDistillation, {"group_size": 0}, "greater than 0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(kind: type[Taught], settings: dict[str, Any], why: str) -> None:
+def test_settings_that_make_no_sense_are_refused(
+    kind: type[TeacherAlgorithm], settings: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ValidationError, match=why):
         kind.model_validate({"teachers": {"a": {"path": "x"}}, **settings})
 

@@ -122,7 +122,7 @@ def test_teachers_are_not_saved(tiny_model: Path, teacher: Path, tmp_path: Path)
 
 
 def test_a_run_that_was_not_exported_can_not_teach(tiny_model: Path, teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="it is a run: export it first"):
+    with pytest.raises(ConfigError, match="this is a run folder, so export its model first"):
         run.start(on_policy(tiny_model, teacher.parent / "run", 1, {}), tmp_path / "run")
 
 
@@ -140,16 +140,16 @@ def test_a_killed_run_with_a_teacher_resumes_to_the_same_bits(tiny_model: Path, 
     ("algorithm", "changes", "why"),
     [
         ({}, {"sampling": {"top_p": 0.9}}, "sampling.top_k, top_p and min_p would cut some off"),
-        ({"loss": "policy"}, {}, "loss = policy reads advantages, which nothing fills here"),
+        ({"loss": "policy"}, {}, "loss = policy reads advantages, which no part of this algorithm fills"),
         (
             {"advantage": "teacher"},
             {},
-            "advantage = teacher fills advantages, which nothing reads here; choose algorithm.loss=policy",
+            "advantage = teacher fills advantages, which no part of this algorithm reads; choose algorithm.loss=policy",
         ),
         (
             {"loss": "policy", "advantage": {"type": "teacher", "reward": "gae"}},
             {},
-            "advantage = teacher reads values, which nothing fills here",
+            "advantage = teacher reads values, which no part of this algorithm fills",
         ),
     ],
 )

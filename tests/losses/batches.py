@@ -1,5 +1,5 @@
-"""Random batches for tests of losses and advantages. At untrained tokens every column holds nan or an infinity: a loss
-that looks there fails."""
+"""Random batches for tests of losses and advantages. At untrained tokens every column is nan or infinite, so a loss
+that reads them fails."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,8 @@ K = 4
 
 
 def random_groups(seed: int, sizes: tuple[int, ...] = (3, 1, 4, 2)) -> list[Group]:
-    """Ragged answers to shared prompts: some of two turns, one untrained, one that is nothing but the prompt."""
+    """Return ragged answers to shared prompts: some of two turns, one untrained, one that consists of the prompt
+    alone."""
     dice = random.Random(seed)
     groups = []
     for index, size in enumerate(sizes):
@@ -41,7 +42,7 @@ def _row(dice: random.Random, prompt: list[int], kind: int) -> Episode:
 
 
 def pair_groups(seed: int, pairs: int = 4) -> list[Group]:
-    """Preference pairs, the chosen one first or second; one pair's rejected answer trains nothing."""
+    """Return preference pairs, the chosen answer first or second; one pair's rejected answer trains nothing."""
     dice = random.Random(seed)
     groups = []
     for index in range(pairs):
@@ -58,16 +59,16 @@ def pair_groups(seed: int, pairs: int = 4) -> list[Group]:
 
 def unpaired_groups(seed: int, rows: int = 6) -> list[Group]:
     dice = random.Random(seed)
-    found = []
+    groups = []
     for index in range(rows):
         row = _row(dice, [1, 2], kind=dice.choice([0, 4, 3]))
         row.reward = float(index % 2)
-        found.append(Group(f"row-{index}", Task(f"row-{index}", []), [row]))
-    return found
+        groups.append(Group(f"row-{index}", Task(f"row-{index}", []), [row]))
+    return groups
 
 
 def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float = 0.4) -> tuple[Batch, ModelOutput]:
-    """The batch with all columns filled, and what a model says about it, in float64 and with gradients."""
+    """Return the batch with all columns filled, and a model's output for it, in float64 and with gradients."""
     batch = Batch.from_groups(groups).weigh(weighting, 7)
     generator = torch.Generator().manual_seed(seed)
     garbage = torch.tensor([float("nan"), float("inf"), -float("inf")], dtype=torch.float64)
@@ -106,7 +107,7 @@ def fill(groups: list[Group], seed: int, weighting: str = "token", noise: float 
 
 
 def refilled(batch: Batch, axis: Axis = "token", **columns: Tensor) -> Batch:
-    """The batch with other values in some columns."""
+    """Return the batch with other values in some columns."""
     changed = replace(batch)
     for name, values in columns.items():
         changed.fill(name, values, axis)
@@ -114,12 +115,12 @@ def refilled(batch: Batch, axis: Axis = "token", **columns: Tensor) -> Batch:
 
 
 def without(batch: Batch, *names: str) -> Batch:
-    """The batch, in which these columns are not filled."""
+    """Return the batch without some columns."""
     open_columns = {name: column for name, column in batch.columns.items() if name not in names}
     return replace(batch, **dict.fromkeys(set(names) - batch.columns.keys()), columns=open_columns)
 
 
 def part(output: ModelOutput, tokens: Tensor) -> ModelOutput:
-    """What the model says about the tokens of a ``select``-ed batch."""
+    """Return the model's output for the tokens of a ``select``-ed batch."""
     columns = (output.logprobs, output.entropy, output.values, output.topk)
     return ModelOutput(*(None if column is None else column[tokens] for column in columns))

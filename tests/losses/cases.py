@@ -1,4 +1,4 @@
-"""Every loss with its oracle: one table that the tests of equality, gradients, additivity and extremes walk over."""
+"""Every loss with its oracle: a table for the tests of equality, gradients, additivity and extremes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from tests.losses.batches import fill, pair_groups, random_groups, unpaired_grou
 from tests.reference import distillation as distill
 from tests.reference import policy as slow
 from tests.reference import preference as prefer
-from tests.reference.plain import Plain, Said
+from tests.reference.plain import Plain, PlainOutput
 from whet.core.batch import Batch, ModelOutput
 from whet.losses.composite import PolicyLoss
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
@@ -22,7 +22,7 @@ from whet.losses.reward_model import BradleyTerry, ScoreRegression
 from whet.losses.supervised import SFTLoss
 from whet.losses.value import ValueLoss
 
-Oracle = Callable[[Plain, Said, Said], list[float]]
+Oracle = Callable[[Plain, PlainOutput, PlainOutput], list[float]]
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ class Case:
 
 
 def using(oracle: Callable[..., list[float]], **settings: Any) -> Oracle:
-    return lambda b, said, frozen: oracle(b, said, frozen, **settings)
+    return lambda b, output, frozen: oracle(b, output, frozen, **settings)
 
 
-def _all_terms(b: Plain, said: Said, frozen: Said) -> list[float]:
-    surrogate = slow.ppo(b, said, frozen, high=0.28)
-    kl_term = slow.kl(b, said, frozen, coefficient=0.05)
-    return slow.composite(b, said, frozen, surrogate, slow.tis(b, frozen, 1.05), kl_term, 0.3, 0.2, 0.5)
+def _all_terms(b: Plain, output: PlainOutput, frozen: PlainOutput) -> list[float]:
+    surrogate = slow.ppo(b, output, frozen, high=0.28)
+    kl_term = slow.kl(b, output, frozen, coefficient=0.05)
+    return slow.composite(b, output, frozen, surrogate, slow.tis(b, frozen, 1.05), kl_term, 0.3, 0.2, 0.5)
 
 
 def _corrected(correction: Callable[..., list[float]], **settings: Any) -> Oracle:
-    return lambda b, said, frozen: slow.composite(
-        b, said, frozen, slow.reinforce(b, said, frozen), correction(b, frozen, **settings)
+    return lambda b, output, frozen: slow.composite(
+        b, output, frozen, slow.reinforce(b, output, frozen), correction(b, frozen, **settings)
     )
 
 

@@ -1,4 +1,4 @@
-"""What holds for every loss: it is what its oracle says, and it is additive."""
+"""Properties of every loss: it equals its oracle, and it is additive."""
 
 import math
 import pickle
@@ -10,7 +10,7 @@ import torch
 
 from tests.losses.batches import part, without
 from tests.losses.cases import CASES, Case
-from tests.reference.plain import Said, plain, said
+from tests.reference.plain import PlainOutput, plain, plain_output
 from whet.base.errors import DataError
 from whet.core.batch import Batch, ModelOutput
 
@@ -18,7 +18,7 @@ every_loss = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 SEEDS = (0, 1, 2)
 
 
-def weighted(case: Case, batch: Batch, now: Said, frozen: Said) -> float:
+def weighted(case: Case, batch: Batch, now: PlainOutput, frozen: PlainOutput) -> float:
     b = plain(batch)
     values = case.oracle(b, now, frozen)
     return math.fsum(b.weight[t] * values[t] for t in b.trained)
@@ -29,7 +29,7 @@ def weighted(case: Case, batch: Batch, now: Said, frozen: Said) -> float:
 def test_loss_is_what_the_oracle_says(case: Case, seed: int) -> None:
     batch, output = case.make(seed)
     loss, metrics = case.loss(output, batch)
-    expected = weighted(case, batch, said(output), said(output))
+    expected = weighted(case, batch, plain_output(output), plain_output(output))
     assert loss.item() == pytest.approx(expected, rel=1e-10, abs=1e-10)
     assert batch.weight is not None
     assert metrics.result()["loss"] == pytest.approx(expected / batch.weight.sum().item(), rel=1e-10, abs=1e-10)
@@ -43,7 +43,7 @@ def test_gradient_is_the_finite_difference_of_the_oracle_and_none_reaches_untrai
     batch, output = case.make(seed)
     loss, _ = case.loss(output, batch)
     loss.backward()
-    now, moved, h = said(output), said(output), 1e-6
+    now, moved, h = plain_output(output), plain_output(output), 1e-6
     for name in ("logprobs", "entropy", "values", "topk"):
         leaf, column = getattr(output, name), getattr(moved, name)
         gradient = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad

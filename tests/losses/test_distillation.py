@@ -1,4 +1,4 @@
-"""Supervised and distillation losses: what is particular to them."""
+"""Supervised and distillation losses."""
 
 import math
 from dataclasses import replace
@@ -10,12 +10,12 @@ from pydantic import ValidationError
 
 from tests.losses.batches import fill, random_groups, refilled
 from tests.reference import distillation as slow
-from tests.reference.plain import plain, said
+from tests.reference.plain import plain, plain_output
 from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
+from whet.losses.base import DIVERGENCES
 from whet.losses.distillation import DistillationLoss, OnPolicyDistillationLoss
 from whet.losses.divergences import JSD, Divergence, Forward, Mixed, Reverse
-from whet.losses.registry import DIVERGENCES
 from whet.losses.supervised import SFTLoss
 
 FORMS = [
@@ -74,7 +74,7 @@ def test_top_k_that_holds_all_the_mass_leaves_a_finite_rest(loss: DistillationLo
     assert topk.grad is not None
     assert topk.grad.isfinite().all()
     if dtype == torch.float64:
-        b, now = plain(batch), said(ModelOutput(output.logprobs, topk=topk))
+        b, now = plain(batch), plain_output(ModelOutput(output.logprobs, topk=topk))
         values = slow.distillation(b, now, now, Component(DIVERGENCES).name_of(type(loss.divergence)), loss.tail)
         assert value.item() == pytest.approx(sum(b.weight[t] * values[t] for t in b.trained), rel=0, abs=1e-10)
     renormalised = loss.model_copy(update={"tail": "renormalise"})
@@ -106,7 +106,7 @@ def test_mixing_swaps_the_roles_in_jsd() -> None:
 
 def test_distillation_reports_both_directions() -> None:
     batch, output = make(2)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     for tail in ("renormalise", "bucket"):
         metrics = DistillationLoss(tail=tail)(output, batch)[1].result()
         for name, form in (("forward_kl", "forward"), ("reverse_kl", "reverse")):
@@ -117,7 +117,7 @@ def test_distillation_reports_both_directions() -> None:
 
 def test_on_policy_distillation_reports_the_reverse_divergence_unclamped() -> None:
     batch, output = make(2)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     metrics = OnPolicyDistillationLoss(clamp=0.1)(output, batch)[1].result()
     expected = sum(now.logprobs[t] - b.teacher_token_logprobs[t] for t in b.trained) / len(b.trained)
     assert metrics["distillation/reverse_kl"] == pytest.approx(expected)
@@ -134,7 +134,7 @@ def test_on_policy_distillation_of_a_teachers_impossible_token_is_bounded() -> N
 
 def test_sft_reports_the_mean_over_tokens_whatever_the_weights() -> None:
     batch, output = fill(random_groups(1), 1, "sequence")
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     metrics = SFTLoss()(output, batch)[1].result()
     assert metrics["nll"] == pytest.approx(-sum(now.logprobs[t] for t in b.trained) / len(b.trained))
     assert metrics["entropy"] == pytest.approx(sum(now.entropy[t] for t in b.trained) / len(b.trained))

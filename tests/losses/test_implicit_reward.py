@@ -1,4 +1,4 @@
-"""What is particular about the loss of an implicit reward model: labels, hostile answers, what it reports."""
+"""The loss of an implicit reward model: labels, extreme answers and metrics."""
 
 import math
 from dataclasses import replace
@@ -10,11 +10,11 @@ from pydantic import ValidationError
 
 from tests.losses.batches import fill, random_groups, unpaired_groups
 from tests.reference import preference as slow
-from tests.reference.plain import plain, said
+from tests.reference.plain import plain, plain_output
 from whet.base.errors import DataError
 from whet.core.batch import Batch, ModelOutput
+from whet.losses.base import LOSSES
 from whet.losses.implicit_reward import ImplicitReward
-from whet.losses.registry import LOSSES
 
 
 def rows(seed: int = 0) -> tuple[Batch, ModelOutput]:
@@ -83,7 +83,7 @@ def test_an_implicit_reward_reports_how_well_it_tells_right_from_wrong(seed: int
     batch, output = fill(random_groups(seed), seed, "sequence")
     loss = ImplicitReward(beta=0.3, outcome="format")
     metrics = loss(output, batch)[1].result()
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     judged = [
         (slow.implicit(now, b, row, 0.3), b.scores["format"][i] > 0.5) for i, row in enumerate(b.rows) if row.tokens
     ]

@@ -1,4 +1,4 @@
-"""Policy losses: what is particular to them, their metrics and their extremes."""
+"""Policy losses, their metrics and their extremes."""
 
 import math
 from dataclasses import replace
@@ -9,14 +9,14 @@ from pydantic import ValidationError
 
 from tests.losses.batches import fill, random_groups
 from tests.reference import policy as slow
-from tests.reference.plain import plain, said
+from tests.reference.plain import plain, plain_output
 from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
+from whet.losses.base import CORRECTIONS, LOSSES, SURROGATES
 from whet.losses.composite import PolicyLoss, PositiveNLL
 from whet.losses.kl import KL
 from whet.losses.off_policy import TIS, IcePop, SequenceMask, mismatch_metrics
 from whet.losses.policy_gradient import CISPOClip, GSPOClip, PPOClip, Reinforce
-from whet.losses.registry import CORRECTIONS, LOSSES, SURROGATES
 
 SURROGATE_EXAMPLES = [PPOClip(), PPOClip(dual_clip=3.0), GSPOClip(), CISPOClip(), Reinforce()]
 every_surrogate = pytest.mark.parametrize("loss", SURROGATE_EXAMPLES, ids=repr)
@@ -89,7 +89,7 @@ def test_a_trained_token_of_probability_zero_is_not_hidden() -> None:
 )
 def test_policy_metrics_are_those_of_a_loop(loss: object) -> None:
     batch, output = fill(random_groups(0), 0)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     if isinstance(loss, GSPOClip):
         ratio = {}
         for row in b.rows:
@@ -165,7 +165,7 @@ def test_policy_loss_reports_its_terms_and_its_correction() -> None:
         correction=TIS(cap=1.05), kl=KL(coefficient=0.5), entropy_coefficient=0.2, positive_nll=PositiveNLL()
     )
     metrics = loss(output, batch)[1].result()
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     corrected = slow.tis(b, now, 1.05)
     terms = {
         "surrogate": [x * y for x, y in zip(slow.ppo(b, now, now), corrected, strict=True)],
@@ -192,7 +192,7 @@ def test_policy_loss_reports_its_terms_and_its_correction() -> None:
 def test_mismatch_metrics_are_those_of_a_loop(seed: int) -> None:
     batch, output = fill(random_groups(seed), seed)
     metrics = mismatch_metrics(batch).result()
-    assert metrics == pytest.approx(slow.mismatch(plain(batch), said(output)), rel=1e-10)
+    assert metrics == pytest.approx(slow.mismatch(plain(batch), plain_output(output)), rel=1e-10)
 
 
 @pytest.mark.parametrize("column", ["old_logprobs", "rollout_logprobs"])
@@ -326,17 +326,17 @@ def test_settings_at_the_edge_of_their_range_are_allowed() -> None:
 
 
 def test_registered_names_lead_to_their_classes() -> None:
-    def found(registry: dict[str, str]) -> dict[str, str]:
+    def class_names(registry: dict[str, str]) -> dict[str, str]:
         return {name: Component(registry).resolve(name)[0].__name__ for name in registry}
 
-    assert found(SURROGATES) == {
+    assert class_names(SURROGATES) == {
         "ppo_clip": "PPOClip",
         "gspo": "GSPOClip",
         "cispo": "CISPOClip",
         "reinforce": "Reinforce",
     }
-    assert found(CORRECTIONS) == {"tis": "TIS", "icepop": "IcePop", "sequence_mask": "SequenceMask"}
-    assert found(LOSSES) == {
+    assert class_names(CORRECTIONS) == {"tis": "TIS", "icepop": "IcePop", "sequence_mask": "SequenceMask"}
+    assert class_names(LOSSES) == {
         "policy": "PolicyLoss",
         "value": "ValueLoss",
         "sft": "SFTLoss",

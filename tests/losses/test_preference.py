@@ -1,4 +1,4 @@
-"""Preference, reward-model and value losses: what is particular to them, their metrics and their errors."""
+"""Preference, reward-model and value losses, their metrics and their errors."""
 
 import math
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests.groups import episode
 from tests.losses.batches import fill, pair_groups, random_groups, unpaired_groups
 from tests.reference import preference as slow
-from tests.reference.plain import plain, said
+from tests.reference.plain import plain, plain_output
 from whet.base.errors import DataError
 from whet.core.batch import Batch, ModelOutput
 from whet.core.types import Group, Span, Task
@@ -87,7 +87,7 @@ def test_a_group_that_is_no_pair_is_named(loss: Any, bad: str) -> None:
         for row in groups[2].episodes:
             row.reward = 0.5 if bad == "tie" else math.nan
     batch, output = fill(groups, 0, "group")
-    with pytest.raises(DataError, match=r"'pair-2' is no preference pair"):
+    with pytest.raises(DataError, match=r"'pair-2' is not a preference pair"):
         loss(output, batch)
 
 
@@ -121,7 +121,7 @@ def test_a_certain_answer_has_finite_odds() -> None:
 )
 def test_dpo_reports_accuracy_margin_and_implicit_rewards_with_beta(loss: DPOLoss) -> None:
     batch, output = pairs(3)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     measure = slow.total if not loss.length_average and loss.form == Sigmoid() else slow.mean
     chosen, rejected = [], []
     for first, second in b.groups():
@@ -133,7 +133,7 @@ def test_dpo_reports_accuracy_margin_and_implicit_rewards_with_beta(loss: DPOLos
 
 def test_simpo_orpo_and_bradley_terry_report_the_same_four_numbers() -> None:
     batch, output = pairs(3)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     couples = [(f, s) if f.reward > s.reward else (s, f) for f, s in b.groups()]
     chosen, rejected = ([slow.mean(now.logprobs, couple[i]) for couple in couples] for i in (0, 1))
     check_pair_metrics(SimPOLoss()(output, batch)[1].result(), [2 * x for x in chosen], [2 * x for x in rejected])
@@ -156,7 +156,8 @@ def check_pair_metrics(metrics: dict[str, float], chosen: list[float], rejected:
 
 
 def test_a_tie_is_half_a_success() -> None:
-    """A model that prefers nothing, as DPO's before its first step, is right by half: else each change is progress."""
+    """A model without a preference, as DPO's before its first step, has accuracy 0.5; else any change looks like
+    progress."""
     batch, output = pairs()
     equal = replace(output, logprobs=batch.reference_logprobs)
     metrics = DPOLoss()(equal, batch)[1].result()
@@ -203,7 +204,7 @@ def test_extreme_rows_leave_kto_finite(gap: float) -> None:
 
 def test_kto_reports_the_implicit_rewards_of_trained_rows() -> None:
     batch, output = rows(6)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     assert {0, 1} <= {len(row.tokens) for row in b.rows}
     for name, reward in (("desirable", 1.0), ("undesirable", 0.0)):
         gains = [
@@ -219,7 +220,7 @@ def test_kto_is_right_where_the_implicit_reward_has_the_sign_of_the_label() -> N
     shares = []
     for seed in range(6):
         batch, output = rows(seed)
-        b, now = plain(batch), said(output)
+        b, now = plain(batch), plain_output(output)
         right = []
         for row in b.rows:
             gain = slow.total(now.logprobs, row) - slow.total(b.reference_logprobs, row)
@@ -254,7 +255,7 @@ def test_the_score_of_a_sequence_is_the_value_at_its_last_trained_token() -> Non
 
 def test_score_regression_reports_trained_sequences_only() -> None:
     batch, output = fill(random_groups(0), 0, "sequence")
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     trained = [row for row in b.rows if row.tokens]
     assert len(trained) < len(b.rows)
     metrics = ScoreRegression()(output, batch)[1].result()
@@ -266,7 +267,7 @@ def test_score_regression_reports_trained_sequences_only() -> None:
 
 def test_value_loss_reports_what_a_loop_finds() -> None:
     batch, output = fill(random_groups(1), 1)
-    b, now = plain(batch), said(output)
+    b, now = plain(batch), plain_output(output)
     assert now.values is not None
     errors = {t: (now.values[t] - b.returns[t]) ** 2 for t in b.trained}
     worst = slow.value(b, now, now, clip=0.8)

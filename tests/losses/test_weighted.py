@@ -1,4 +1,4 @@
-"""What all losses share."""
+"""Helpers shared by all losses."""
 
 import math
 
@@ -17,9 +17,9 @@ def test_metrics_of_columns_see_trained_tokens_only_and_keep_float64() -> None:
     one[trained] = 1.0
     one[trained[0]] = 2.0**24  # in float32, adding 1 to this changes nothing
     ramp = torch.where(batch.trained, torch.arange(len(batch)) - 5.0, math.nan).requires_grad_()
-    found = token_metrics(batch, {"big": one, "flag": batch.trained}, {"ramp": ramp, "one": one}).result()
+    metrics = token_metrics(batch, {"big": one, "flag": batch.trained}, {"ramp": ramp, "one": one}).result()
     count = trained.numel()
-    assert found == {
+    assert metrics == {
         "big": (2.0**24 + count - 1) / count,
         "flag": 1.0,
         "ramp/min": trained[0].item() - 5.0,
@@ -38,8 +38,8 @@ def test_means_of_sequences_are_zero_where_nothing_is_trained() -> None:
 
 
 def test_exponent_is_bounded_on_both_sides() -> None:
-    found = bounded_exp(torch.tensor([-1e4, -20.5, 0.0, 20.5, 1e4]).double()).tolist()
-    assert found == pytest.approx([math.exp(-20), math.exp(-20), 1.0, math.exp(20), math.exp(20)], rel=1e-12)
+    values = bounded_exp(torch.tensor([-1e4, -20.5, 0.0, 20.5, 1e4]).double()).tolist()
+    assert values == pytest.approx([math.exp(-20), math.exp(-20), 1.0, math.exp(20), math.exp(20)], rel=1e-12)
 
 
 def test_log_of_one_minus_exp_is_accurate_near_zero() -> None:

@@ -141,8 +141,8 @@ def process_rewards(b: Plain, beta: float = 0.05, gamma: float = 1.0) -> Values:
 
 
 def turns(b: Plain, gamma: float = 1.0, divide: bool = True, std: str = "sample", eps: float = 1e-6) -> Values:
-    """Each run of trained tokens is a reply; a row without any counts as one. Without rewards of its own, all that a
-    reply earns comes at the end."""
+    """Each run of trained tokens is a reply; a row without any counts as one. If its replies earned nothing, the whole
+    reward comes at the end."""
     out, replies = [0.0] * b.length, [split(row.tokens, b) or [[]] for row in b.rows]
     for i, row in enumerate(b.rows):
         for k, reply in enumerate(replies[i]):

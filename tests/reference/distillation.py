@@ -2,23 +2,23 @@
 
 import math
 
-from tests.reference.plain import Plain, Said
+from tests.reference.plain import Plain, PlainOutput
 
 Values = list[float]
 
 
-def sft(b: Plain, said: Said, frozen: Said) -> Values:
+def sft(b: Plain, output: PlainOutput, frozen: PlainOutput) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
-        out[t] = -said.logprobs[t]
+        out[t] = -output.logprobs[t]
     return out
 
 
-def on_policy(b: Plain, said: Said, frozen: Said, clamp: float = 10.0) -> Values:
+def on_policy(b: Plain, output: PlainOutput, frozen: PlainOutput, clamp: float = 10.0) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
         advantage = max(-clamp, min(clamp, b.teacher_token_logprobs[t] - frozen.logprobs[t]))
-        out[t] = -advantage * said.logprobs[t]
+        out[t] = -advantage * output.logprobs[t]
     return out
 
 
@@ -35,12 +35,17 @@ def divergence(p: list[float], q: list[float]) -> float:
 
 
 def distillation(
-    b: Plain, said: Said, frozen: Said, form: str = "forward", tail: str = "renormalise", mix: float = 0.5
+    b: Plain,
+    output: PlainOutput,
+    frozen: PlainOutput,
+    form: str = "forward",
+    tail: str = "renormalise",
+    mix: float = 0.5,
 ) -> Values:
     out = [0.0] * b.length
-    assert said.topk is not None
+    assert output.topk is not None
     for t in b.trained:
-        teacher, student = whole(b.teacher_logprobs[t], tail), whole(said.topk[t], tail)
+        teacher, student = whole(b.teacher_logprobs[t], tail), whole(output.topk[t], tail)
         middle = [mix * x + (1 - mix) * y for x, y in zip(teacher, student, strict=True)]
         forward, reverse = divergence(teacher, student), divergence(student, teacher)
         out[t] = {

@@ -20,7 +20,7 @@ class Row:
 class Plain:
     rows: list[Row]
     length: int
-    columns: dict[str, Any]  # those that are filled, as lists
+    columns: dict[str, Any]  # the filled columns, as lists
     scores: dict[str, list[float]]
 
     def __getattr__(self, name: str) -> Any:
@@ -31,10 +31,10 @@ class Plain:
         return [t for row in self.rows for t in row.tokens]
 
     def groups(self) -> list[list[Row]]:
-        found: dict[int, list[Row]] = {}
+        groups: dict[int, list[Row]] = {}
         for row in self.rows:
-            found.setdefault(row.group, []).append(row)
-        return list(found.values())
+            groups.setdefault(row.group, []).append(row)
+        return list(groups.values())
 
 
 def plain(batch: Batch) -> Plain:
@@ -49,7 +49,7 @@ def plain(batch: Batch) -> Plain:
 
 
 @dataclass
-class Said:
+class PlainOutput:
     """A model's output as lists."""
 
     logprobs: list[float]
@@ -58,8 +58,8 @@ class Said:
     topk: list[list[float]] | None
 
 
-def said(output: ModelOutput) -> Said:
+def plain_output(output: ModelOutput) -> PlainOutput:
     def as_list(column: Tensor | None) -> Any:
         return None if column is None else column.detach().tolist()
 
-    return Said(as_list(output.logprobs), as_list(output.entropy), as_list(output.values), as_list(output.topk))
+    return PlainOutput(as_list(output.logprobs), as_list(output.entropy), as_list(output.values), as_list(output.topk))

@@ -1,10 +1,10 @@
-"""Policy losses, one token at a time, from the formulas. Each oracle takes (batch, said, frozen) and returns the value
-of every token, [N]; ``frozen`` is what the model said when the gradient is stopped, so that a finite difference in
-``said`` alone is the gradient."""
+"""Policy losses, one token at a time, from the formulas. Each oracle takes (batch, output, frozen) and returns the
+value of every token, [N]; ``frozen`` is the model's output without a gradient, so that a finite difference in
+``output`` alone is the gradient."""
 
 import math
 
-from tests.reference.plain import Plain, Said
+from tests.reference.plain import Plain, PlainOutput
 
 Values = list[float]
 
@@ -18,55 +18,57 @@ def clip(x: float, low: float, high: float) -> float:
     return max(low, min(high, x))
 
 
-def old(b: Plain, frozen: Said, t: int) -> float:
+def old(b: Plain, frozen: PlainOutput, t: int) -> float:
     return frozen.logprobs[t] if b.old_logprobs is None else b.old_logprobs[t]
 
 
-def ratio(b: Plain, said: Said, frozen: Said, t: int) -> float:
-    return exp(said.logprobs[t] - old(b, frozen, t))
+def ratio(b: Plain, output: PlainOutput, frozen: PlainOutput, t: int) -> float:
+    return exp(output.logprobs[t] - old(b, frozen, t))
 
 
-def ppo(b: Plain, said: Said, frozen: Said, low: float = 0.2, high: float = 0.2, dual: float | None = None) -> Values:
+def ppo(
+    b: Plain, output: PlainOutput, frozen: PlainOutput, low: float = 0.2, high: float = 0.2, dual: float | None = None
+) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
-        a, rho = b.advantages[t], ratio(b, said, frozen, t)
+        a, rho = b.advantages[t], ratio(b, output, frozen, t)
         out[t] = -min(rho * a, clip(rho, 1 - low, 1 + high) * a)
         if dual is not None and a < 0:
             out[t] = min(out[t], -dual * a)
     return out
 
 
-def gspo(b: Plain, said: Said, frozen: Said, low: float = 3e-4, high: float = 4e-4) -> Values:
+def gspo(b: Plain, output: PlainOutput, frozen: PlainOutput, low: float = 3e-4, high: float = 4e-4) -> Values:
     out = [0.0] * b.length
     for row in b.rows:
         if not row.tokens:
             continue
         s = exp(sum(frozen.logprobs[t] - old(b, frozen, t) for t in row.tokens) / len(row.tokens))
         for t in row.tokens:
-            a, s_t = b.advantages[t], s * math.exp(said.logprobs[t] - frozen.logprobs[t])
+            a, s_t = b.advantages[t], s * math.exp(output.logprobs[t] - frozen.logprobs[t])
             out[t] = -min(s_t * a, clip(s_t, 1 - low, 1 + high) * a)
     return out
 
 
-def cispo(b: Plain, said: Said, frozen: Said, high: float = 4.0) -> Values:
+def cispo(b: Plain, output: PlainOutput, frozen: PlainOutput, high: float = 4.0) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
         weight = clip(ratio(b, frozen, frozen, t), 0, 1 + high)
-        out[t] = -weight * b.advantages[t] * said.logprobs[t]
+        out[t] = -weight * b.advantages[t] * output.logprobs[t]
     return out
 
 
-def reinforce(b: Plain, said: Said, frozen: Said) -> Values:
+def reinforce(b: Plain, output: PlainOutput, frozen: PlainOutput) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
-        out[t] = -b.advantages[t] * said.logprobs[t]
+        out[t] = -b.advantages[t] * output.logprobs[t]
     return out
 
 
 def kl(
     b: Plain,
-    said: Said,
-    frozen: Said,
+    output: PlainOutput,
+    frozen: PlainOutput,
     coefficient: float = 0.01,
     estimator: str = "k3",
     log_ratio_clamp: float = 20.0,
@@ -75,23 +77,23 @@ def kl(
 ) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
-        e = clip(b.reference_logprobs[t] - said.logprobs[t], -log_ratio_clamp, log_ratio_clamp)
+        e = clip(b.reference_logprobs[t] - output.logprobs[t], -log_ratio_clamp, log_ratio_clamp)
         value = {"k1": -e, "k2": e * e / 2, "k3": math.exp(e) - 1 - e}[estimator]
         value = clip(value, -output_clamp, output_clamp)
         if unbiased:
-            value *= ratio(b, said, frozen, t)
+            value *= ratio(b, output, frozen, t)
         out[t] = coefficient * value
     return out
 
 
-def tis(b: Plain, frozen: Said, cap: float = 2.0) -> Values:
+def tis(b: Plain, frozen: PlainOutput, cap: float = 2.0) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
         out[t] = min(exp(old(b, frozen, t) - b.rollout_logprobs[t]), cap)
     return out
 
 
-def icepop(b: Plain, frozen: Said, low: float = 0.5, high: float = 5.0) -> Values:
+def icepop(b: Plain, frozen: PlainOutput, low: float = 0.5, high: float = 5.0) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
         w = exp(old(b, frozen, t) - b.rollout_logprobs[t])
@@ -99,7 +101,7 @@ def icepop(b: Plain, frozen: Said, low: float = 0.5, high: float = 5.0) -> Value
     return out
 
 
-def sequence_mask(b: Plain, frozen: Said, low: float = 0.98, high: float = 1.02) -> Values:
+def sequence_mask(b: Plain, frozen: PlainOutput, low: float = 0.98, high: float = 1.02) -> Values:
     out = [0.0] * b.length
     for row in b.rows:
         d = {t: old(b, frozen, t) - b.rollout_logprobs[t] for t in row.tokens}
@@ -111,8 +113,8 @@ def sequence_mask(b: Plain, frozen: Said, low: float = 0.98, high: float = 1.02)
 
 def composite(
     b: Plain,
-    said: Said,
-    frozen: Said,
+    output: PlainOutput,
+    frozen: PlainOutput,
     surrogate: Values,
     correction: Values | None = None,
     kl_term: Values | None = None,
@@ -127,13 +129,13 @@ def composite(
             if kl_term is not None:
                 out[t] += kl_term[t]
             if entropy:
-                out[t] -= entropy * said.entropy[t]
+                out[t] -= entropy * output.entropy[t]
             if row.reward > threshold:
-                out[t] -= nll * said.logprobs[t]
+                out[t] -= nll * output.logprobs[t]
     return out
 
 
-def mismatch(b: Plain, frozen: Said) -> dict[str, float]:
+def mismatch(b: Plain, frozen: PlainOutput) -> dict[str, float]:
     d = {t: old(b, frozen, t) - b.rollout_logprobs[t] for t in b.trained}
     per_row = [math.exp(sum(abs(d[t]) for t in r.tokens) / len(r.tokens)) for r in b.rows if r.tokens]
     return {

@@ -1,10 +1,10 @@
 """Losses of pairs, single judged rows and scalar heads, one sequence at a time, from the formulas. Same shape as the
-oracles in ``policy``: (batch, said, frozen) -> the value of every token."""
+oracles in ``policy``: (batch, output, frozen) -> the value of every token."""
 
 import math
 from collections.abc import Callable
 
-from tests.reference.plain import Plain, Row, Said
+from tests.reference.plain import Plain, PlainOutput, Row
 
 Values = list[float]
 
@@ -34,8 +34,8 @@ def mean(column: list[float], row: Row) -> float:
 
 def dpo(
     b: Plain,
-    said: Said,
-    frozen: Said,
+    output: PlainOutput,
+    frozen: PlainOutput,
     beta: float = 0.1,
     form: str = "sigmoid",
     smoothing: float = 0.0,
@@ -45,8 +45,8 @@ def dpo(
     measure = mean if average or form == "ipo" else total
 
     def of(chosen: Row, rejected: Row) -> float:
-        delta = (measure(said.logprobs, chosen) - measure(b.reference_logprobs, chosen)) - (
-            measure(said.logprobs, rejected) - measure(b.reference_logprobs, rejected)
+        delta = (measure(output.logprobs, chosen) - measure(b.reference_logprobs, chosen)) - (
+            measure(output.logprobs, rejected) - measure(b.reference_logprobs, rejected)
         )
         h = beta * delta
         loss = {
@@ -55,33 +55,35 @@ def dpo(
             "hinge": max(0.0, 1 - h),
             "ipo": (delta - 1 / (2 * beta)) ** 2,
         }[form]
-        return loss - sft * mean(said.logprobs, chosen)
+        return loss - sft * mean(output.logprobs, chosen)
 
     return over_pairs(b, of)
 
 
-def simpo(b: Plain, said: Said, frozen: Said, beta: float = 2.0, gamma: float = 0.5) -> Values:
+def simpo(b: Plain, output: PlainOutput, frozen: PlainOutput, beta: float = 2.0, gamma: float = 0.5) -> Values:
     def of(chosen: Row, rejected: Row) -> float:
-        return -log_sigmoid(beta * mean(said.logprobs, chosen) - beta * mean(said.logprobs, rejected) - gamma)
+        return -log_sigmoid(beta * mean(output.logprobs, chosen) - beta * mean(output.logprobs, rejected) - gamma)
 
     return over_pairs(b, of)
 
 
-def orpo(b: Plain, said: Said, frozen: Said, weight: float = 0.1) -> Values:
+def orpo(b: Plain, output: PlainOutput, frozen: PlainOutput, weight: float = 0.1) -> Values:
     def log_odds(row: Row) -> float:
-        logp = min(mean(said.logprobs, row), -1e-6)
+        logp = min(mean(output.logprobs, row), -1e-6)
         return logp - math.log(-math.expm1(logp))
 
     def of(chosen: Row, rejected: Row) -> float:
-        return -mean(said.logprobs, chosen) - weight * log_sigmoid(log_odds(chosen) - log_odds(rejected))
+        return -mean(output.logprobs, chosen) - weight * log_sigmoid(log_odds(chosen) - log_odds(rejected))
 
     return over_pairs(b, of)
 
 
-def kto(b: Plain, said: Said, frozen: Said, beta: float = 0.1, good: float = 1.0, bad: float = 1.0) -> Values:
+def kto(
+    b: Plain, output: PlainOutput, frozen: PlainOutput, beta: float = 0.1, good: float = 1.0, bad: float = 1.0
+) -> Values:
     out = [0.0] * b.length
     for i, row in enumerate(b.rows):
-        gain = total(said.logprobs, row) - total(b.reference_logprobs, row)
+        gain = total(output.logprobs, row) - total(b.reference_logprobs, row)
         z = b.reference_point[i]
         inner = beta * (gain - z) if row.reward == 1 else beta * (z - gain)
         value = 1 / (1 + math.exp(-inner))
@@ -90,48 +92,52 @@ def kto(b: Plain, said: Said, frozen: Said, beta: float = 0.1, good: float = 1.0
     return out
 
 
-def score(said: Said, row: Row) -> float:
-    assert said.values is not None
-    return said.values[row.tokens[-1]] if row.tokens else 0.0
+def score(output: PlainOutput, row: Row) -> float:
+    assert output.values is not None
+    return output.values[row.tokens[-1]] if row.tokens else 0.0
 
 
-def bradley_terry(b: Plain, said: Said, frozen: Said, margin: str | None = None, centre: float = 0.0) -> Values:
+def bradley_terry(
+    b: Plain, output: PlainOutput, frozen: PlainOutput, margin: str | None = None, centre: float = 0.0
+) -> Values:
     def of(chosen: Row, rejected: Row) -> float:
-        gap = score(said, chosen) - score(said, rejected)
+        gap = score(output, chosen) - score(output, rejected)
         if margin:
             gap -= b.scores[margin][b.rows.index(chosen)] - b.scores[margin][b.rows.index(rejected)]
-        return -log_sigmoid(gap) + centre * (score(said, chosen) + score(said, rejected)) ** 2
+        return -log_sigmoid(gap) + centre * (score(output, chosen) + score(output, rejected)) ** 2
 
     return over_pairs(b, of)
 
 
-def regression(b: Plain, said: Said, frozen: Said) -> Values:
+def regression(b: Plain, output: PlainOutput, frozen: PlainOutput) -> Values:
     out = [0.0] * b.length
     for row in b.rows:
         for t in row.tokens:
-            out[t] = (score(said, row) - row.reward) ** 2
+            out[t] = (score(output, row) - row.reward) ** 2
     return out
 
 
-def implicit(said: Said, b: Plain, row: Row, beta: float) -> float:
-    return beta * (total(said.logprobs, row) - total(b.reward_reference_logprobs, row))
+def implicit(output: PlainOutput, b: Plain, row: Row, beta: float) -> float:
+    return beta * (total(output.logprobs, row) - total(b.reward_reference_logprobs, row))
 
 
-def implicit_reward(b: Plain, said: Said, frozen: Said, beta: float = 0.05, outcome: str | None = None) -> Values:
+def implicit_reward(
+    b: Plain, output: PlainOutput, frozen: PlainOutput, beta: float = 0.05, outcome: str | None = None
+) -> Values:
     """Cross-entropy of the outcome under the probability sigmoid(reward)."""
     out = [0.0] * b.length
     for i, row in enumerate(b.rows):
         label = row.reward if outcome is None else b.scores[outcome][i]
-        right = 1 / (1 + math.exp(-implicit(said, b, row, beta)))
+        right = 1 / (1 + math.exp(-implicit(output, b, row, beta)))
         for t in row.tokens:
             out[t] = -(label * math.log(right) + (1 - label) * math.log(1 - right))
     return out
 
 
-def value(b: Plain, said: Said, frozen: Said, clip: float | None = 0.2) -> Values:
+def value(b: Plain, output: PlainOutput, frozen: PlainOutput, clip: float | None = 0.2) -> Values:
     out = [0.0] * b.length
     for t in b.trained:
-        v, target = said.values[t], b.returns[t]
+        v, target = output.values[t], b.returns[t]
         worst = (v - target) ** 2
         if clip is not None:
             near = max(b.values[t] - clip, min(b.values[t] + clip, v))

@@ -37,13 +37,13 @@ class Table(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **_: Any) -> SimpleNamespace:
         following = torch.cat([input_ids[:, 1:], input_ids[:, :1]], 1)
-        said = SimpleNamespace(logits=self.rows[following])
+        output = SimpleNamespace(logits=self.rows[following])
         if labels is not None:
             names = input_ids[:, 1:]
-            said.log_probs = torch.where(labels[:, 1:] != -100, self.logprobs()[names], 0.0)
-            said.entropy, said.mean_logits = self.entropy()[names], self.rows.mean(-1)[names]
-            said.is_top1 = torch.zeros_like(names, dtype=torch.bool)
-        return said
+            output.log_probs = torch.where(labels[:, 1:] != -100, self.logprobs()[names], 0.0)
+            output.entropy, output.mean_logits = self.entropy()[names], self.rows.mean(-1)[names]
+            output.is_top1 = torch.zeros_like(names, dtype=torch.bool)
+        return output
 
 
 @dataclass

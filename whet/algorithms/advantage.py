@@ -1,8 +1,8 @@
-"""From the rewards of sequences to the advantages of tokens: the interface, and the arithmetic that estimators share.
-All in float64, over the whole step.
+"""Advantage estimators, which turn the rewards of sequences into advantages of tokens: the interface and the arithmetic
+that they share. All in float64, over the whole step.
 
-Groups are known by the batch's group index. An episode counts once, however many branches it has, also where none of
-its tokens is trained. Rewards that are all equal give exactly 0, whatever the rounding of their mean.
+Groups are identified by the batch's group index. An episode counts once, however many branches it has, even if none of
+its tokens is trained. Rewards that are all equal give exactly 0, regardless of how their mean is rounded.
 
 Suffixes: N tokens, S sequences, T steps (trained tokens of a sequence, the last one first).
 """
@@ -25,18 +25,18 @@ Std = Literal["sample", "population"]
 
 @dataclass(slots=True)
 class Credit:
-    """What an estimator fills in; 0 at untrained tokens."""
+    """The columns that an estimator fills; 0 at untrained tokens."""
 
     advantages: Tensor  # [N] float64
-    returns: Tensor | None = None  # [N] float64; what a critic learns
+    returns: Tensor | None = None  # [N] float64; the critic's targets
 
 
 class Advantage(Config, ABC):
-    """Base of the estimators: a frozen config applied to the batch of the whole step, before it is cut up."""
+    """Base of the estimators: a frozen config applied to the batch of a whole step, before it is split."""
 
     @property
     def reads(self) -> frozenset[str]:
-        """The columns that must be filled before (``values``, ``reference_logprobs``, one of your own ...)."""
+        """The columns that must be filled first (``values``, ``reference_logprobs``, a column that you added)."""
         return frozenset()
 
     @property
@@ -45,11 +45,12 @@ class Advantage(Config, ABC):
 
     @property
     def compares(self) -> bool:
-        """Return whether an answer is compared with the others to its task, of which there must be some then."""
+        """True if an answer is compared with the other answers to its task, so that groups need several."""
         return False
 
     def idle(self) -> Iterator[tuple[str, str]]:
-        """Yield each setting that isn't its default and that nothing reads beside the others, and when it is read."""
+        """Yield each setting that was changed but has no effect with the other settings, and the condition under which
+        it has one."""
         yield from ()
 
     def _unused(self, names: str, when: str) -> Iterator[tuple[str, str]]:
@@ -68,8 +69,8 @@ class Advantage(Config, ABC):
 
 class Steps:
     """The trained tokens of each sequence as columns of a [T, S] matrix, the last token first: row 0 holds each
-    sequence's last trained token, and going down the rows is going back in time. Rows past a sequence's first token
-    hold 0."""
+    sequence's last trained token, and each further row is one token earlier. Rows before a sequence's first token hold
+    0."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -80,37 +81,37 @@ class Steps:
         self.back = last - torch.arange(self.token.numel())
 
     def of(self, column: Tensor) -> Tensor:
-        """[N] -> [T, S]"""
+        """Return the column as a matrix. [N] -> [T, S]"""
         steps = max([1, *self.length.tolist()])
         matrix = column.new_zeros(steps, self.batch.sequences)
         matrix[self.back, self.sequence] = column[self.token]
         return matrix
 
     def tokens(self, matrix: Tensor) -> Tensor:
-        """[T, S] -> [N], 0 at untrained tokens"""
+        """Return the matrix as a column, 0 at untrained tokens. [T, S] -> [N]"""
         column = matrix.new_zeros(len(self.batch))
         column[self.token] = matrix[self.back, self.sequence]
         return column
 
     def rewards(self, rewards: Tensor, penalty: KL | None) -> Tensor:
-        """Reward at each step: what a reply earned at its last token, the rest of the episode's at the last step of
-        each branch, minus the penalty of each token. [S] -> [T, S]"""
+        """Return the reward at each step: what a reply earned is placed at its last token, the rest of the episode's
+        reward at the last step of each branch, and each token's penalty is subtracted. [S] -> [T, S]"""
         batch = self.batch
         if penalty is None:
-            paid = torch.zeros(len(batch), dtype=torch.float64)
+            cost = torch.zeros(len(batch), dtype=torch.float64)
         else:
             old = batch.column("old_logprobs").double()
-            paid = penalty.coefficient * penalty.estimate(old, batch.column("reference_logprobs"))
+            cost = penalty.coefficient * penalty.estimate(old, batch.column("reference_logprobs"))
         if batch.turn_rewards is not None:
-            paid = paid - batch.turn_rewards
+            cost = cost - batch.turn_rewards
             rewards = rewards - batch.per_episode(batch.per_sequence(batch.turn_rewards))
-        matrix = -self.of(paid)
+        matrix = -self.of(cost)
         matrix[0] += rewards
         return matrix
 
     @staticmethod
     def scan(matrix: Tensor, decay: Tensor) -> Tensor:
-        """x_k = m_k + decay * x_(k-1) down the rows. [T, S], [S] -> [T, S]"""
+        """Return x_k = m_k + decay * x_(k-1) down the rows. [T, S], [S] -> [T, S]"""
         result, running = torch.empty_like(matrix), torch.zeros_like(decay)
         for step, row in enumerate(matrix):
             running = row + decay * running
@@ -119,30 +120,32 @@ class Steps:
 
 
 def reads_of(penalty: KL | None) -> frozenset[str]:
-    """Return what ``Steps.rewards`` reads for a penalty."""
+    """Return the columns that ``Steps.rewards`` reads for a penalty."""
     return frozenset() if penalty is None else penalty.reads | {"old_logprobs"}
 
 
-def finite_rewards(batch: Batch, rewards: Tensor, what: str = "reward") -> Tensor:
-    """Return the rewards, [S]. Raises ``DataError`` that names the group of one that is not finite."""
+def finite_rewards(batch: Batch, rewards: Tensor, name: str = "reward") -> Tensor:
+    """Return the rewards, [S]. Raises ``DataError``, naming the group, if a reward is not finite."""
     bad = (~rewards.isfinite()).nonzero().squeeze(1).tolist()
     if bad:
         uid = batch.group_uids[int(batch.group[bad[0]])]
         raise DataError(
-            f"group {uid!r}: the {what} is {rewards[bad[0]].item()} ({len(bad)} such sequences in this step); "
-            "rewards must be finite numbers: fix the grader, or let failed episodes be dropped instead of scored"
+            f"group {uid!r}: the {name} is {rewards[bad[0]].item()} ({len(bad)} such sequences in this step); "
+            "rewards must be finite numbers: fix the grader, or drop failed episodes instead of scoring them"
         )
     return rewards
 
 
 def group_sums(batch: Batch, values: Tensor) -> Tensor:
-    """Sums over the episodes of each sequence's group; ``values`` are the same in all branches of one. [S] -> [S]"""
+    """Return the sum over the episodes of each sequence's group; ``values`` are equal in all branches of an episode.
+    [S] -> [S]"""
     first = batch.first_branch
     return values.new_zeros(len(batch.group_uids)).index_add(0, batch.group[first], values[first])[batch.group]
 
 
 def group_centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
-    """Reward minus the group's mean, exactly 0 where all are equal; and the number of its episodes. [S] each"""
+    """Return the reward minus the group's mean, exactly 0 if all are equal, and the group's number of episodes. [S]
+    each"""
     members = group_sums(batch, torch.ones_like(rewards))
     groups = rewards.new_zeros(len(batch.group_uids))
     high = groups.scatter_reduce(0, batch.group, rewards, "amax", include_self=False)
@@ -152,30 +155,31 @@ def group_centred(batch: Batch, rewards: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def group_std(batch: Batch, centred: Tensor, members: Tensor, std: Std) -> Tensor:
-    """Spread of each sequence's group, from rewards minus their mean; nan for a sample of one. [S] -> [S]"""
+    """Return the standard deviation in each sequence's group, from centred rewards; nan for a sample of one. [S] ->
+    [S]"""
     return (group_sums(batch, centred.square()) / (members - int(std == "sample"))).sqrt()
 
 
 def divided(values: Tensor, spread: Tensor) -> Tensor:
-    """values / spread, and 0 where the value is 0 whatever the spread."""
+    """Return values / spread, and 0 where the value is 0, even if the spread is 0 or nan."""
     return torch.where(values == 0, 0.0, values / spread)
 
 
 def whitened(values: Tensor, std: Std, eps: float) -> Tensor:
-    """(x - mean) / (std + eps), exactly 0 where all are equal. [n] -> [n]"""
+    """Return (x - mean) / (std + eps), exactly 0 if all are equal. [n] -> [n]"""
     if values.numel() == 0 or values.max() == values.min():
         return torch.zeros_like(values)
     return (values - values.mean()) / (values.std(correction=int(std == "sample")) + eps)
 
 
 def whitened_episodes(batch: Batch, values: Tensor, std: Std, eps: float) -> Tensor:
-    """The same for values of episodes, each of which counts once. [S] -> [S]"""
+    """Whiten values of episodes, each of which counts once. [S] -> [S]"""
     first = batch.first_branch
     return whitened(values[first], std, eps)[first.cumsum(0) - 1]
 
 
 def whitened_tokens(batch: Batch, advantages: Tensor, std: Std, eps: float) -> Tensor:
-    """The same over trained tokens only. [N] -> [N]"""
+    """Whiten over the trained tokens only. [N] -> [N]"""
     result = torch.zeros_like(advantages)
     result[batch.trained] = whitened(advantages[batch.trained], std, eps)
     return result

@@ -1,7 +1,7 @@
-"""What an algorithm is: its models and the loss that trains each, how rewards become advantages, how a step is cut up
-and weighed. A frozen value without a loop: there is one loop, in ``train.py``.
+"""The interface of algorithms: the models and the loss that trains each of them, how rewards become advantages, and how
+a step is split and weighted. An algorithm is a frozen value and has no loop; the only loop is in ``run/train.py``.
 
-What is computed in a step follows from what its losses and its estimator read; see also ``dataflow.py``.
+The columns that a step computes follow from what its losses and its estimator read; see also ``dataflow.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from whet.algorithms.advantage import Advantage
-from whet.algorithms.parts import AnyFilter
+from whet.algorithms.registry import AnyFilter
 from whet.config import Config
 from whet.core.batch import Batch, Output
 from whet.core.types import Group, Weighting
@@ -33,44 +33,46 @@ if TYPE_CHECKING:
 Scored = Output | Literal["reference_logprobs"]
 
 POLICY: Mapping[str, Scored] = {"old_logprobs": "logprobs", "reference_logprobs": "reference_logprobs"}
-"""What a policy fills: its log-probs at the start of the step, and those of the model that the run started from."""
+"""The columns that a policy fills: its log-probs at the start of the step, and the reference model's. The reference
+model has the weights that the run started from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """One model of an algorithm."""
 
-    loss: Loss | None = None  # what trains it; None: it is frozen and only scores
-    key: str = "loss"  # the setting that the loss comes from
+    loss: Loss | None = None  # None: the model is frozen and only scores
+    key: str = "loss"  # the setting that names the loss
     head: Head = "language"
-    fills: Mapping[str, Scored] = field(default_factory=dict)  # column of the batch -> what its learner is asked for
-    model: ModelConfig | None = None  # what it starts from; None: the recipe's
-    inherits_lora: bool = False  # has adapters as the recipe's model has them
+    fills: Mapping[str, Scored] = field(default_factory=dict)  # column of the batch -> output of its learner
+    model: ModelConfig | None = None  # its initial weights; None: the recipe's
+    inherits_lora: bool = False  # use the LoRA settings of the recipe's model
     lr: float | None = None  # None: the recipe's
-    starts_at: int = 0  # the first step that trains it
-    caches_reference: bool = False  # its start scores all rows before the first step, and is then let go
+    starts_at: int = 0  # the first step in which it is trained
+    caches_reference: bool = False  # the reference scores all rows before the first step and is then freed
 
-    def model_beside(self, shared: ModelConfig) -> ModelConfig:
-        """Return what it starts from; ``shared`` is the recipe's model."""
-        own = self.model or shared
-        return own.model_copy(update={"lora": shared.lora}) if self.inherits_lora else own
+    def model_config(self, default: ModelConfig) -> ModelConfig:
+        """Return the settings of its model; ``default`` is the recipe's model."""
+        config = self.model or default
+        return config.model_copy(update={"lora": default.lora}) if self.inherits_lora else config
 
-    def optimizer(self, shared: OptimizerConfig) -> OptimizerConfig | None:
-        """Return the settings of its optimizer, None for a frozen one; ``shared`` are the recipe's."""
-        own = shared if self.lr is None else shared.model_copy(update={"lr": self.lr})
-        return None if self.loss is None else own
+    def optimizer(self, default: OptimizerConfig) -> OptimizerConfig | None:
+        """Return the settings of its optimizer, None for a frozen model; ``default`` are the recipe's settings."""
+        if self.loss is None:
+            return None
+        return default if self.lr is None else default.model_copy(update={"lr": self.lr})
 
 
 class Algorithm(Config, ABC):
     """Base of all algorithms."""
 
     takes: ClassVar[tuple[type[Data], ...]]
-    """What the section ``data`` may be."""
+    """The classes that the section ``data`` may have."""
     units: ClassVar[tuple[Unit, ...]] = ("token", "sequence", "group")
-    """What its losses may learn from as a whole: ``group`` for pairs, ``sequence`` for judged replies."""
+    """The units that its losses may have: ``group`` for pairs, ``sequence`` for judged replies."""
 
     epochs: int = Field(1, gt=0)
-    """How often each step's groups are learned from."""
+    """How many times each step's groups are trained on."""
     minibatches: int = Field(1, gt=0)
     """Optimizer steps per epoch; the step's groups are split among them."""
     weighting: Weighting = "token"
@@ -87,23 +89,23 @@ class Algorithm(Config, ABC):
     @property
     @abstractmethod
     def roles(self) -> dict[str, Role]:
-        """Its models. The first is the main one: its metrics carry no prefix, and a run is there for its weights."""
+        """Its models. The first is the main one: its metrics have no prefix, and its weights are the run's result."""
 
     @property
     def estimator(self) -> Advantage | None:
-        """How rewards become advantages."""
+        """The estimator that turns rewards into advantages."""
         return None
 
     @property
     def fills(self) -> frozenset[str]:
-        """The columns that its own ``prepare`` fills, beside those of its roles and its estimator."""
+        """The columns that its own ``prepare`` fills, in addition to those of its roles and its estimator."""
         return frozenset()
 
     async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
-        """Fill what losses and estimator read in the batch of a whole step, made from ``groups``: what the roles'
-        learners say, then the advantages. Return what is worth knowing about the step.
+        """Fill the columns that losses and estimator read in the batch of a whole step, made from ``groups``: first the
+        outputs of the roles' learners, then the advantages. Return the step's metrics.
 
-        An algorithm of your own fills its columns before or after, and names them in ``fills``:
+        Your own algorithm fills its columns before or after this, and names them in ``fills``:
 
             async def prepare(self, batch, groups, learners):
                 batch.fill("length", batch.trained_per_sequence.double(), axis="sequence")
@@ -111,9 +113,9 @@ class Algorithm(Config, ABC):
         """
         missing = self.reads - batch.filled
         for name, role in self.roles.items():
-            if wanted := {column: role.fills[column] for column in sorted(missing & role.fills.keys())}:
-                scored = await learners[name].score(batch, set(wanted.values()))
-                for column, output in wanted.items():
+            if outputs := {column: role.fills[column] for column in sorted(missing & role.fills.keys())}:
+                scored = await learners[name].score(batch, set(outputs.values()))
+                for column, output in outputs.items():
                     batch.fill(column, scored[output])
         if self.estimator is not None:
             credit = await compute(self.estimator.estimate, batch)
@@ -121,17 +123,17 @@ class Algorithm(Config, ABC):
         return Metrics()
 
     def check_models(self, model: ModelConfig) -> None:
-        """Raise ``ConfigError`` where its own models don't fit ``model``, the recipe's."""
+        """Raise ``ConfigError`` if its other models are not compatible with ``model``, the recipe's."""
 
-    # What follows from the above
+    # Derived from the above
 
     @property
     def losses(self) -> dict[str, Loss]:
-        """What trains each role that is trained."""
+        """The loss of each role that is trained."""
         return {name: role.loss for name, role in self.roles.items() if role.loss is not None}
 
     def losses_at(self, step: int) -> dict[str, Loss]:
-        """Return those that train in step ``step``, counted from 0."""
+        """Return the losses that train in step ``step``, counted from 0."""
         return {name: loss for name, loss in self.losses.items() if step >= self.roles[name].starts_at}
 
     @property
@@ -144,7 +146,7 @@ class Algorithm(Config, ABC):
 
     @property
     def on_policy(self) -> bool:
-        """One optimizer step per rollout: then the old log-probs are the current ones and no pass computes them."""
+        """True for one optimizer step per rollout: the old log-probs are then the current ones and need no pass."""
         return self.epochs * self.minibatches == 1
 
     @property
@@ -154,12 +156,12 @@ class Algorithm(Config, ABC):
         if self.estimator is not None:
             reads |= self.estimator.reads
         if "advantages" in reads and not self.on_policy:
-            reads |= {"old_logprobs"}  # a policy loss weighs advantages by exp(lp - lp_old)
+            reads |= {"old_logprobs"}  # a policy loss weights advantages by exp(lp - lp_old)
         return reads
 
 
 class OnlineAlgorithm(Algorithm):
-    """Base of those that learn from answers that their policy samples."""
+    """Base of the algorithms that train on answers sampled from their policy."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (TaskSet,)
     units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
@@ -167,10 +169,9 @@ class OnlineAlgorithm(Algorithm):
     group_size: int = Field(8, gt=0)
     """Answers per task."""
     filters: tuple[AnyFilter, ...] = ()
-    """What happens to groups between grading and learning."""
+    """Filters that are applied to groups between grading and training."""
 
     @property
     def pairing(self) -> tuple[Filter, ...]:
-        """What its loss needs done to every group after all other filters, which an environment of a blend can't
-        replace."""
+        """Filters that its loss needs after all others, which an environment of a blend can't replace."""
         return ()

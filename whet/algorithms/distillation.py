@@ -1,9 +1,10 @@
-"""Distillation: a teacher, a model that is not trained, says at each token what the student should have said.
+"""Distillation: the student is trained towards a teacher, a model that is not trained.
 
-On given replies (``distillation``; arXiv 1503.02531, 2306.13649) or on the student's own answers
-(``on_policy_distillation``; arXiv 2306.13649; Lu, "On-Policy Distillation", 2025). By its loss the student learns the
-teacher's distribution at each place, over its likeliest tokens, or the log-prob that the teacher gives the token which
-stands there; with ``advantage: teacher`` that is an advantage for policy losses, and for several epochs of them.
+On given replies (``distillation``; arXiv 1503.02531, 2306.13649) or on replies sampled from the student
+(``on_policy_distillation``; arXiv 2306.13649; Lu, "On-Policy Distillation", 2025). Depending on its loss, the student
+learns the teacher's distribution at each position, over the teacher's most likely tokens, or the teacher's log-prob of
+the token at that position. With ``advantage: teacher`` this log-prob is an advantage for policy losses, which allows
+several epochs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import Field, model_validator
 
 from whet.algorithms.advantage import Advantage, Credit
 from whet.algorithms.base import POLICY, Algorithm, OnlineAlgorithm, Role
-from whet.algorithms.parts import AnyAdvantage, AnyLoss
+from whet.algorithms.registry import AnyAdvantage, AnyLoss
 from whet.base.errors import ConfigError, DataError, WhetError
 from whet.core.batch import Batch
 from whet.core.types import Group
@@ -40,20 +41,20 @@ _K = 64
 
 
 class TeacherAdvantage(Advantage):
-    """A = weight x (lp_teacher - lp_old) + the advantage of the task's reward, where one is asked for (Lu, "On-Policy
-    Distillation", 2025). Each token is rated for itself; no later one counts."""
+    """A = weight x (lp_teacher - lp_old) + the advantage of the task's reward, if one is set (Lu, "On-Policy
+    Distillation", 2025). Each token is rated by itself, without the tokens after it."""
 
     weight: float = Field(1.0, gt=0)
-    """Of the teacher's part."""
+    """Weight of the teacher's part."""
     clamp: float = Field(10.0, gt=0)
-    """Bound of |lp_teacher - lp_old|."""
+    """Upper bound of |lp_teacher - lp_old|."""
     reward: AnyAdvantage | None = None
-    """How the task's rewards become the other part; None: they don't count."""
+    """The advantage of the task's rewards, which is added; None: the rewards don't count."""
 
     @property
     def reads(self) -> frozenset[str]:
-        own = frozenset({"teacher_token_logprobs", "old_logprobs"})
-        return own if self.reward is None else own | self.reward.reads
+        columns = frozenset({"teacher_token_logprobs", "old_logprobs"})
+        return columns if self.reward is None else columns | self.reward.reads
 
     @property
     def fills(self) -> frozenset[str]:
@@ -64,7 +65,7 @@ class TeacherAdvantage(Advantage):
         return self.reward is not None and self.reward.compares
 
     def estimate(self, batch: Batch) -> Credit:
-        """Returns are the reward's. Raises DataError as its advantage does."""
+        """Return the sum of both parts; the returns are those of ``reward``. Raises DataError as ``reward`` does."""
         teacher_N = at_trained(batch, batch.column("teacher_token_logprobs")).double()
         gap_N = teacher_N - at_trained(batch, batch.column("old_logprobs"))
         advantages_N = self.weight * gap_N.clamp(-self.clamp, self.clamp)
@@ -74,24 +75,24 @@ class TeacherAdvantage(Advantage):
         return Credit(advantages_N + of_reward.advantages, of_reward.returns)
 
 
-class Taught(Algorithm):
-    """Base of the algorithms that learn from teachers."""
+class TeacherAlgorithm(Algorithm):
+    """Base of the algorithms with teachers."""
 
     teachers: dict[str, Teacher] = Field(min_length=1)
-    """By name. Several are mixed by weight, unless ``route_by`` is set."""
+    """Teachers by name. Several are mixed by weight, unless ``route_by`` is set."""
     k: int | None = Field(None, gt=0)
-    """How many of its likeliest tokens a teacher names at each place, for losses over those. None: 64."""
+    """How many of its most likely tokens a teacher gives at each position, for losses that use them. None: 64."""
     route_by: str | None = None
     """The field of a task or row that names its teacher."""
     loss: AnyLoss = DistillationLoss()
-    """``distillation``, over the teacher's likeliest tokens, or ``on_policy_distillation``."""
+    """``distillation``, over the teacher's most likely tokens, or ``on_policy_distillation``."""
 
     @model_validator(mode="after")
     def _reads_k(self) -> Self:
         if self.k is not None and "topk_ids" not in self.reads:
             raise ValueError(
-                "k is set, but what is learned is the log-prob of the token that stands there, not the teacher's "
-                "likeliest tokens; leave k out, or choose loss=distillation"
+                "k is set, but the loss uses the teacher's log-prob of the given token, not its most likely tokens; "
+                "leave k out, or choose loss=distillation"
             )
         return self
 
@@ -105,7 +106,7 @@ class Taught(Algorithm):
         return COLUMNS
 
     async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:
-        """Fill also what loss and advantage read of the teachers."""
+        """Also fill the columns of the teachers that loss and advantage read."""
         from whet.distillation.ask import LoadedTeacher, ask
         from whet.learner.base import Top
 
@@ -126,13 +127,13 @@ class Taught(Algorithm):
         if not isinstance(name, str) or name not in self.teachers:
             raise DataError(
                 f"task {group.task.uid!r}: its field {self.route_by!r} (algorithm.route_by) must name a teacher, "
-                f"not {name!r}; known: {', '.join(self.teachers)}"
+                f"not {name!r}; teachers: {', '.join(self.teachers)}"
             )
         return (name,)
 
     def check_models(self, model: ModelConfig) -> None:
-        """Raise ``ConfigError`` for a teacher that is not there, or whose tokens are others than the student's where
-        its likeliest tokens are learned from."""
+        """Raise ``ConfigError`` for a teacher that does not exist, or whose tokenizer differs from the student's
+        although the loss uses the teacher's most likely tokens."""
         from whet.distillation.vocabulary import renderer_of, same_tokens
 
         for name, teacher in self.teachers.items():
@@ -141,35 +142,39 @@ class Taught(Algorithm):
                 if not same:
                     renderer_of(teacher, teacher.chat_template)
             except WhetError as error:
-                hint = "; it is a run: export it first" if (Path(teacher.path) / "recipe.yaml").exists() else ""
+                hint = (
+                    "; this is a run folder, so export its model first"
+                    if (Path(teacher.path) / "recipe.yaml").exists()
+                    else ""
+                )
                 raise ConfigError(f"algorithm.teachers.{name}: {error}{hint}") from error
-            others = f"teacher {name!r} ({teacher.path}) has other tokens than the student ({model.path})"
+            mismatch = f"teacher {name!r} ({teacher.path}) has other tokens than the student ({model.path})"
             if not same and "topk_ids" in self.reads:
                 raise ConfigError(
-                    f"{others}, so its likeliest tokens mean nothing to it. Learn from the log-probs of "
-                    "whole spans of text (algorithm on_policy_distillation with loss=on_policy_distillation, or with "
+                    f"{mismatch}, so the student can't use its most likely tokens. Use the log-probs of whole spans of "
+                    "text (algorithm on_policy_distillation with loss=on_policy_distillation, or with "
                     "advantage=teacher and loss=policy), or choose a teacher of the same family"
                 )
             if not same:
-                log.warning("%s: they are compared by the spans of text that both can write", others)
+                log.warning("%s: they are compared on spans of text whose boundaries both tokenizers share", mismatch)
 
 
-class Distillation(Taught):
-    """On rows of text; nothing is sampled."""
+class Distillation(TeacherAlgorithm):
+    """Distillation on rows of text; nothing is sampled."""
 
     takes: ClassVar[tuple[type[Data], ...]] = (SupervisedRows,)
 
 
-class OnPolicyDistillation(Taught, OnlineAlgorithm):
-    """On the student's own answers. The rewards of the task are reported; they train only where the advantage uses
-    them."""
+class OnPolicyDistillation(TeacherAlgorithm, OnlineAlgorithm):
+    """Distillation on answers sampled from the student. The task's rewards are reported; they train only if the
+    advantage uses them."""
 
     units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
     group_size: int = Field(1, gt=0)
     """Answers per task; one is enough, because no group is compared."""
     advantage: AnyAdvantage | None = None
-    """``teacher``, for losses that read one (``policy``)."""
+    """``teacher``, for losses that read advantages (``policy``)."""
 
     @property
     def estimator(self) -> Advantage | None:

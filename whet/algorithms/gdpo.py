@@ -1,5 +1,5 @@
-"""GDPO (arXiv 2601.05242): for several rewards at once. Each is normalised within its group before they are added, so
-that none drowns the others. The components are scores of the task set: list yours in ``advantage.components``."""
+"""GDPO (arXiv 2601.05242), for several rewards: each is normalised within its group before they are added, so that no
+reward dominates the others. The components are scores of the task set; list yours in ``advantage.components``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""PPO (arXiv 1707.06347) for language models: a second model, the critic, learns what a token is worth, and advantages
-are how much better it went (GAE, arXiv 1506.02438). Several epochs and minibatches per rollout, both models clipped.
+"""PPO (arXiv 1707.06347) for language models: a second model, the critic, predicts the return at each token, and the
+advantage is how much better the answer turned out (GAE, arXiv 1506.02438). It trains for several epochs and minibatches
+per rollout, with both models clipped.
 
     delta_t = r_t + gamma V_(t+1) - V_t
     A_t = delta_t + gamma lambda A_(t+1)                                GAE, over the trained tokens of an answer
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from whet.algorithms.advantage import Advantage, Credit, Std, Steps, finite_rewards, reads_of, whitened_tokens
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
-from whet.algorithms.parts import AnyAdvantage, AnyLoss
+from whet.algorithms.registry import AnyAdvantage, AnyLoss
 from whet.base.lazy import torch
 from whet.core.batch import Batch
 from whet.core.types import Group
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 
 
 class GAE(Advantage):
-    """Generalised advantage estimation (arXiv 1506.02438) over trained tokens only; what stands between them (tool
-    results, users) is skipped. What a reply earns arrives at its last token, the rest at the last one of each branch.
+    """Generalised advantage estimation (arXiv 1506.02438) over trained tokens only; tokens between them (tool results,
+    user messages) are skipped. What a reply earns is placed at its last token, the rest at the last token of each
+    branch.
 
     VAPO (arXiv 2504.05118): ``critic_lambda: 1`` decouples the critic's targets from the policy's advantages, and
     ``length_adaptive: 0.05`` makes the policy's lambda 1 - 1 / (0.05 x length).
@@ -45,9 +47,10 @@ class GAE(Advantage):
     length_adaptive: float | None = Field(None, gt=0)
     """VAPO's alpha; replaces ``policy_lambda`` by max(0, 1 - 1 / (alpha x trained tokens of the sequence))."""
     bootstrap_truncated: bool = False
-    """A truncated episode goes on with the value of its last trained token, the nearest one known, instead of 0."""
+    """Continue a truncated episode with the value of its last trained token, the nearest one available, instead of
+    0."""
     whiten: bool = False
-    """Advantages, over the tokens of the step."""
+    """Whiten the advantages over the tokens of the step."""
     kl: KL | None = None
     """A penalty inside the reward, at each token."""
     std: Std = "sample"
@@ -88,22 +91,23 @@ class GAE(Advantage):
 
 
 class PPO(OnlineAlgorithm):
-    """A policy and a critic. The critic starts from the same weights, with a scalar head of its own."""
+    """A policy and a critic. The critic starts from the same weights, with a new scalar head."""
 
     group_size: int = Field(1, gt=0)
-    """Answers per task; one is enough, because no group is compared."""
+    """Answers per task; one is enough, because answers are not compared within a group."""
     advantage: AnyAdvantage = GAE(whiten=True)
-    """How rewards become advantages."""
+    """The estimator that turns rewards into advantages."""
     loss: AnyLoss = PolicyLoss()
-    """What the policy minimises."""
+    """The loss of the policy."""
     value_loss: AnyLoss = ValueLoss()
-    """What the critic minimises."""
+    """The loss of the critic."""
     critic_lr: float | None = Field(None, ge=0)
-    """The critic's learning rate; by default that of the policy."""
+    """The critic's learning rate; by default the policy's."""
     critic_warmup: int = Field(0, ge=0)
-    """For so many steps only the critic learns: advantages of a critic that knows nothing are noise."""
+    """Number of first steps in which only the critic is trained, because the advantages of an untrained critic are
+    noise."""
     epochs: int = Field(2, gt=0)
-    """How often each step's groups are learned from."""
+    """How many times each step's groups are trained on."""
     minibatches: int = Field(4, gt=0)
     """Optimizer steps per epoch; the step's groups are split among them."""
 

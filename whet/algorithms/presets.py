@@ -1,8 +1,8 @@
-"""The family of GRPO, each a value: GRPO with other settings. A recipe names one and changes what it likes,
+"""The family of GRPO as values: GRPO with other settings. A recipe names a preset and changes its settings,
 
     algorithm: {type: dapo, group_size: 16}
 
-and your own is a value in a module of yours, named by its dotted path.
+and your own preset is a value in one of your modules, named by its dotted path.
 """
 
 from whet.algorithms.gdpo import GDPOAdvantage
@@ -15,32 +15,33 @@ from whet.rollouts.filters import DynamicSampling
 DAPO = GRPO(
     loss=PolicyLoss(surrogate=PPOClip(clip_low=0.2, clip_high=0.28)), filters=(DynamicSampling(),), minibatches=4
 )
-"""DAPO (arXiv 2503.14476): room for unlikely tokens (clip-higher), groups that teach something (dynamic sampling),
-every token weighing the same, no KL. Its soft punishment of long answers depends on the recipe's length limit: add
-``{type: overlong_shaping, limit: ..., buffer: ...}`` to ``filters``."""
+"""DAPO (arXiv 2503.14476): more room for unlikely tokens (clip-higher), only groups with different rewards (dynamic
+sampling), equal weight for every token, no KL. Its soft penalty for long answers depends on the recipe's length limit:
+add ``{type: overlong_shaping, limit: ..., buffer: ...}`` to ``filters``."""
 
 DR_GRPO = GRPO(advantage=GroupAdvantage(divide_by_std=False), weighting="constant")
-"""Dr. GRPO (arXiv 2503.20783) divides neither by a group's spread, which favours tasks that are too easy or too hard,
-nor by an answer's length, which favours long wrong answers: the constant divisor is ``sampling.max_new_tokens``."""
+"""Dr. GRPO (arXiv 2503.20783) divides neither by a group's standard deviation, which favours tasks that are too easy or
+too hard, nor by an answer's length, which favours long wrong answers: the constant divisor is
+``sampling.max_new_tokens``."""
 
 GSPO = GRPO(loss=PolicyLoss(surrogate=GSPOClip(clip_low=3e-4, clip_high=4e-4)), weighting="sequence", minibatches=4)
-"""GSPO (arXiv 2507.18071): ratio and clip belong to a whole answer instead of each token. Made for mixture-of-experts
-models, whose routing makes the ratios of single tokens noisy."""
+"""GSPO (arXiv 2507.18071): ratio and clip apply to a whole answer instead of each token. Designed for
+mixture-of-experts models, whose routing makes the ratios of single tokens noisy."""
 
 CISPO = GRPO(loss=PolicyLoss(surrogate=CISPOClip()), minibatches=4)
-"""CISPO (MiniMax-M1, arXiv 2506.13585) clips the weight of a token and never its gradient, so that rare tokens, which
-PPO's clip silences after the first update, go on learning."""
+"""CISPO (MiniMax-M1, arXiv 2506.13585) clips the weight of a token but never its gradient, so that rare tokens, which
+PPO's clip removes after the first update, are still trained."""
 
 RLOO = GRPO(
     advantage=GroupAdvantage(baseline="leave_one_out", divide_by_std=False),
     loss=PolicyLoss(surrogate=Reinforce()),
     weighting="constant",
 )
-"""RLOO (arXiv 2402.14740): plain REINFORCE; the baseline of an answer is the mean reward of the others to its task.
-With a constant divisor an answer's log-prob is a sum over its tokens."""
+"""RLOO (arXiv 2402.14740): plain REINFORCE; the baseline of an answer is the mean reward of the other answers to its
+task. With a constant divisor, an answer's log-prob is a sum over its tokens."""
 
 REINFORCE_PLUS_PLUS = GRPO(advantage=ReinforcePlusPlusAdvantage(group_baseline=True))
 """REINFORCE++ (arXiv 2501.03262): the variant for several answers per task."""
 
 GDPO = GRPO(advantage=GDPOAdvantage(components={"correct": 1.0}))
-"""GDPO (arXiv 2601.05242): name the scores of your task set in ``advantage.components``."""
+"""GDPO (arXiv 2601.05242): list the scores of your task set in ``advantage.components``."""

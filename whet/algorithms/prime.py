@@ -1,8 +1,8 @@
-"""PRIME (arXiv 2502.01456): every token gets a reward of its own, from a reward model that is learned on the way and
-only ever sees the outcomes of whole answers. A second language model tells right answers from wrong ones by its
-log-ratio to its frozen start; token by token, that ratio is the process reward.
+"""PRIME (arXiv 2502.01456): each token gets its own reward, from a reward model that is trained during the run and only
+on the outcomes of whole answers. A second language model separates right from wrong answers by its log-ratio to its
+frozen initial weights; token by token, that log-ratio is the process reward.
 
-    r_t = beta (lp_reward - lp_start)                                             of token t
+    r_t = beta (lp_reward - lp_initial)                                           of token t
     A_t = sum over s >= t of gamma^(s - t) (r_s - mean of the others' r) + R - mean of the others' R
 """
 
@@ -14,7 +14,7 @@ from pydantic import Field
 
 from whet.algorithms.advantage import Advantage, Credit, Steps, finite_rewards, group_centred, group_sums
 from whet.algorithms.base import POLICY, OnlineAlgorithm, Role
-from whet.algorithms.parts import AnyAdvantage, AnyFilter, AnyLoss
+from whet.algorithms.registry import AnyAdvantage, AnyFilter, AnyLoss
 from whet.base.errors import ConfigError
 from whet.base.lazy import torch
 from whet.core.batch import Batch
@@ -28,13 +28,13 @@ from whet.rollouts.filters import PassRate
 class ProcessRewards(Advantage):
     """sum over s >= t of gamma^(s - t) (r_s - b) + outcome reward - mean of the others' (arXiv 2502.01456, eq. 5).
 
-    r_s = beta (lp of the reward model - lp of its frozen start) is the process reward of token s, and b the mean over
-    the group's other answers of their mean r. An answer that trains nothing has no process rewards and is not among
-    them; an answer with nobody to compare it with gets nothing for its process. A group of one has advantage 0.
+    r_s = beta (lp of the reward model - lp of its frozen initial weights) is the process reward of token s, and b the
+    mean over the group's other answers of their mean r. An answer without trained tokens has no process rewards and is
+    not part of b; an answer without others to compare with has a process part of 0. A group of one has advantage 0.
     """
 
     beta: float = Field(0.05, ge=0)
-    """What a nat of log-ratio is worth beside an outcome reward of 1; 0: RLOO."""
+    """The value of one nat of log-ratio, where a right outcome has value 1; 0: RLOO."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount of later tokens' process rewards. The outcome is not discounted."""
 
@@ -65,41 +65,41 @@ class ProcessRewards(Advantage):
 
 
 class RewardStart(ModelConfig):
-    """What the implicit reward model starts from."""
+    """The initial weights of the implicit reward model."""
 
     lora: LoraSettings | Literal[False] | None = None  # type: ignore[assignment]
-    """By default adapters as the policy has them, if it has any; false: full weights."""
+    """By default the policy's LoRA settings, if it has any; false: full weights."""
 
 
 class PRIME(OnlineAlgorithm):
-    """A policy and an implicit reward model. What a step's answers earn is read before the step trains either."""
+    """A policy and an implicit reward model. The process rewards of a step are computed before either is trained."""
 
     group_size: int = Field(8, gt=1)
     """Answers per task."""
     advantage: AnyAdvantage = ProcessRewards()
-    """How rewards become advantages."""
+    """The estimator that turns rewards into advantages."""
     loss: AnyLoss = PolicyLoss()
-    """What the policy minimises."""
+    """The loss of the policy."""
     reward_loss: AnyLoss = ImplicitReward()
-    """What the reward model minimises."""
+    """The loss of the reward model."""
     reward_model: RewardStart | None = None
-    """What the reward model starts from, with the policy's tokenizer; by default what the policy starts from."""
+    """The initial weights of the reward model, which uses the policy's tokenizer; by default the policy's."""
     reward_lr: float | None = Field(None, ge=0)
-    """The reward model's learning rate; by default that of the policy."""
+    """The reward model's learning rate; by default the policy's."""
     filters: tuple[AnyFilter, ...] = (PassRate(),)
-    """What happens to groups between grading and learning."""
+    """Filters that are applied to groups between grading and training."""
     weighting: Weighting = "sequence"
     """A token's share of a step."""
 
     @property
     def roles(self) -> dict[str, Role]:
-        own = self.reward_model
+        start = self.reward_model
         reward = Role(
             loss=self.reward_loss,
             key="reward_loss",
             fills={"reward_logprobs": "logprobs", "reward_reference_logprobs": "reference_logprobs"},
-            model=own and ModelConfig(**own.model_dump(exclude={"lora"}), lora=own.lora or None),
-            inherits_lora=own is not None and own.lora is None,
+            model=start and ModelConfig(**start.model_dump(exclude={"lora"}), lora=start.lora or None),
+            inherits_lora=start is not None and start.lora is None,
             lr=self.reward_lr,
         )
         return {"policy": Role(loss=self.loss, fills=POLICY), "implicit_reward": reward}
@@ -111,9 +111,9 @@ class PRIME(OnlineAlgorithm):
     def check_models(self, model: ModelConfig) -> None:
         from whet.distillation.vocabulary import same_tokens
 
-        own = self.reward_model
-        if own is not None and not same_tokens(model, own):
+        start = self.reward_model
+        if start is not None and not same_tokens(model, start):
             raise ConfigError(
-                f"algorithm.reward_model = {own.path} has another tokenizer than the policy, {model.path}; the reward "
-                "model reads the policy's tokens, so choose a model with the same tokenizer"
+                f"algorithm.reward_model = {start.path} has another tokenizer than the policy, {model.path}; the "
+                "reward model scores the policy's tokens, so choose a model with the same tokenizer"
             )

@@ -1,4 +1,12 @@
-"""Names that a recipe may use for algorithms and advantages. Only the chosen one is imported."""
+"""The names under which a recipe chooses algorithms and advantages, and the types of an algorithm's parts. Only the
+chosen classes are imported."""
+
+from typing import Annotated
+
+from whet.algorithms.advantage import Advantage
+from whet.config import Component
+from whet.losses.base import LOSSES, Loss
+from whet.rollouts.filters import FILTERS, Filter
 
 ALGORITHMS = {
     "grpo": "whet.algorithms.grpo:GRPO",
@@ -14,10 +22,10 @@ ALGORITHMS = {
     "sft": "whet.algorithms.sft:SFT",
     "distillation": "whet.algorithms.distillation:Distillation",
     "on_policy_distillation": "whet.algorithms.distillation:OnPolicyDistillation",
-    "dpo": "whet.algorithms.dpo:DPO",
-    "online_dpo": "whet.algorithms.online_dpo:OnlineDPO",
-    "kto": "whet.algorithms.kto:KTO",
-    "reward_model": "whet.algorithms.reward_model:RewardModel",
+    "dpo": "whet.algorithms.preference:DPO",
+    "online_dpo": "whet.algorithms.preference:OnlineDPO",
+    "kto": "whet.algorithms.preference:KTO",
+    "reward_model": "whet.algorithms.preference:RewardModel",
 }
 
 ADVANTAGES = {
@@ -29,3 +37,7 @@ ADVANTAGES = {
     "process_rewards": "whet.algorithms.prime:ProcessRewards",
     "turn": "whet.algorithms.turns:TurnAdvantage",
 }
+
+AnyLoss = Annotated[Loss, Component(LOSSES)]
+AnyAdvantage = Annotated[Advantage, Component(ADVANTAGES)]
+AnyFilter = Annotated[Filter, Component(FILTERS)]

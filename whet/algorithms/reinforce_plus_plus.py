@@ -25,7 +25,7 @@ class ReinforcePlusPlusAdvantage(Advantage):
 
     group_baseline: bool = False
     kl: KL | None = None
-    """A penalty inside the reward: each token also pays for the divergence from it on to the end."""
+    """A penalty inside the reward: each token's return includes the penalties of all tokens from it to the end."""
     std: Std = "sample"
     eps: float = Field(1e-6, ge=0)
 

@@ -1,9 +1,9 @@
-"""Supervised fine-tuning: the given replies become likely. Which messages train is ``data.train_on``."""
+"""Supervised fine-tuning on given replies. ``data.train_on`` sets which messages are trained."""
 
 from typing import ClassVar
 
 from whet.algorithms.base import POLICY, Algorithm, Role
-from whet.algorithms.parts import AnyLoss
+from whet.algorithms.registry import AnyLoss
 from whet.data.base import Data
 from whet.data.rows import SupervisedRows
 from whet.losses.base import Unit
@@ -17,7 +17,7 @@ class SFT(Algorithm):
     units: ClassVar[tuple[Unit, ...]] = ("token", "sequence")
 
     loss: AnyLoss = SFTLoss()
-    """What is minimised."""
+    """The loss of the policy."""
 
     @property
     def roles(self) -> dict[str, Role]:

@@ -1,7 +1,7 @@
-"""Credit for each turn of an episode: what comes of a reply, compared with what came of the replies of the same number
-in the group's other episodes (turn-level advantages, arXiv 2505.11821). What was earned before is nobody's merit.
+"""Credit for each turn of an episode: the return from a reply on is compared with the returns from the same turn in the
+group's other episodes (turn-level advantages, arXiv 2505.11821). Rewards earned before the reply don't count.
 
-    G_k = sum over j >= k of gamma^(j - k) r_j                    r_j: what reply j earned; the last one, the rest too
+    G_k = sum over j >= k of gamma^(j - k) r_j         r_j: the reward of reply j; the last one also gets the rest
     A_k = (G_k - mean of the group's G_k) / (std of the group's G_k + eps)
 """
 
@@ -17,10 +17,10 @@ from whet.core.batch import Batch
 
 
 class TurnAdvantage(Advantage):
-    """A_k at all tokens of reply k. A branch counts on from the replies that it inherits as context. Where no other
-    episode of the group has a k-th reply the advantage is 0. An episode without a trained token counts as one reply,
-    worth its reward. With one reply each this is ``GroupAdvantage``. What follows thoughts that were cut at a budget
-    counts as a further reply: the words that end them are not the model's."""
+    """A_k at all tokens of reply k. A branch counts its replies from the replies that it inherits as context. If no
+    other episode of the group has a k-th reply, the advantage is 0. An episode without trained tokens counts as one
+    reply, with the episode's reward. With one reply per episode this is ``GroupAdvantage``. If thinking was cut at a
+    budget, the text after it counts as a further reply, because the tokens that end the thinking are not sampled."""
 
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount of the rewards of later turns."""
@@ -43,7 +43,7 @@ class TurnAdvantage(Advantage):
         starts_N = batch.trained & ~batch.trained[batch.predictor.clamp(min=0)]
         starts_TS = steps.of(starts_N.double())
         to_go_TS, running_S = torch.empty_like(rewards_TS), torch.zeros_like(batch.reward)
-        for step, rewards_S in enumerate(rewards_TS):  # back in time; before a turn's first token lies the turn before
+        for step, rewards_S in enumerate(rewards_TS):  # backwards in time
             ended_S = starts_TS[step - 1] if step else torch.zeros_like(running_S)
             running_S = rewards_S + (1 - (1 - self.gamma) * ended_S) * running_S
             to_go_TS[step] = running_S
@@ -55,8 +55,8 @@ class TurnAdvantage(Advantage):
         turns = max([1, *turn_N.tolist()]) + 1
         place_N = batch.group[batch.sequence.clamp(min=0)] * turns + turn_N if len(batch) else turn_N
         silent_S = (batch.per_episode(batch.trained_per_sequence) == 0) & batch.first_branch
-        first_G = torch.cat([to_go_N[starts_N], batch.reward[silent_S]])  # of each reply
-        at_G = torch.cat([place_N[starts_N], batch.group[silent_S] * turns + 1])  # the group's replies of its number
+        first_G = torch.cat([to_go_N[starts_N], batch.reward[silent_S]])  # return of each reply
+        at_G = torch.cat([place_N[starts_N], batch.group[silent_S] * turns + 1])  # index of the reply's group and turn
         zeros = to_go_N.new_zeros(len(batch.group_uids) * turns)
         count = zeros.index_add(0, at_G, torch.ones_like(first_G))
         mean = zeros.index_add(0, at_G, first_G) / count.clamp(min=1)

@@ -2,6 +2,10 @@
 
 # New package: the old modules, below ``whet``, each with its new name where the name changed.
 _MOVED = {
+    "whet.algorithms": (
+        "algorithms.dpo=preference algorithms.online_dpo=preference algorithms.kto=preference "
+        "algorithms.reward_model=preference"
+    ),
     "whet.base": "closing errors files lazy seeds visible=escaping progress",
     "whet.chat": (
         "data.renderer data.calls data.call_formats data.control_tokens data.replies data.tools_as_text data.length"

@@ -90,7 +90,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
     model can't be laid out so."""
     algorithm, learner, parallel = recipe.algorithm, recipe.learner, recipe.parallel
     own = algorithm.roles[role]
-    trains, value, model = own.loss is not None, own.head == "value", own.model_beside(recipe.model)
+    trains, value, model = own.loss is not None, own.head == "value", own.model_config(recipe.model)
     size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
     lengths, micro_batches = _micro_batches(recipe)
     activations, layer = _activations(model, learner, tuple(lengths)) if trains else (0, 0)

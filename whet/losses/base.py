@@ -1,4 +1,8 @@
-"""What a loss is: a frozen config that is called with a model's output and a batch. It knows no model and no device."""
+"""The interface of losses, and the names under which a recipe chooses them.
+
+A loss is a frozen config that is called with a model's output and a batch. It depends on no model and on no device.
+Only the chosen loss is imported.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,10 @@ Unit = Literal["token", "sequence", "group"]
 
 
 class Loss(Protocol):
-    """``reads`` names the columns of the batch that must be filled before (``reference_logprobs``, ``advantages``, one
-    of your own ...), ``outputs`` what the model is asked for. ``unit`` is the smallest piece of a batch on which the
-    loss is still additive: token losses may be cut between any two sequences, group losses only between groups.
+    """``reads`` names the columns of the batch that must be filled first (``reference_logprobs``, ``advantages``, a
+    column that you added), ``outputs`` the tensors requested from the model. ``unit`` is the smallest piece of a batch
+    on which the loss is still additive: token losses may be split between any two sequences, group losses only between
+    groups.
     """
 
     @property
@@ -27,3 +32,46 @@ class Loss(Protocol):
     def unit(self) -> Unit: ...
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]: ...
+
+
+SURROGATES = {
+    "ppo_clip": "whet.losses.policy_gradient:PPOClip",
+    "gspo": "whet.losses.policy_gradient:GSPOClip",
+    "cispo": "whet.losses.policy_gradient:CISPOClip",
+    "reinforce": "whet.losses.policy_gradient:Reinforce",
+}
+
+CORRECTIONS = {
+    "tis": "whet.losses.off_policy:TIS",
+    "icepop": "whet.losses.off_policy:IcePop",
+    "sequence_mask": "whet.losses.off_policy:SequenceMask",
+}
+
+FORMS = {
+    "sigmoid": "whet.losses.dpo_forms:Sigmoid",
+    "robust": "whet.losses.dpo_forms:Robust",
+    "hinge": "whet.losses.dpo_forms:Hinge",
+    "ipo": "whet.losses.dpo_forms:IPO",
+}
+
+DIVERGENCES = {
+    "forward": "whet.losses.divergences:Forward",
+    "reverse": "whet.losses.divergences:Reverse",
+    "mixed": "whet.losses.divergences:Mixed",
+    "jsd": "whet.losses.divergences:JSD",
+}
+
+LOSSES = {
+    "policy": "whet.losses.composite:PolicyLoss",
+    "value": "whet.losses.value:ValueLoss",
+    "sft": "whet.losses.supervised:SFTLoss",
+    "dpo": "whet.losses.preference:DPOLoss",
+    "simpo": "whet.losses.preference:SimPOLoss",
+    "orpo": "whet.losses.preference:ORPOLoss",
+    "kto": "whet.losses.preference:KTOLoss",
+    "bradley_terry": "whet.losses.reward_model:BradleyTerry",
+    "score_regression": "whet.losses.reward_model:ScoreRegression",
+    "implicit_reward": "whet.losses.implicit_reward:ImplicitReward",
+    "distillation": "whet.losses.distillation:DistillationLoss",
+    "on_policy_distillation": "whet.losses.distillation:OnPolicyDistillationLoss",
+}

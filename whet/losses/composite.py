@@ -1,8 +1,8 @@
-"""The loss of a policy in reinforcement learning: a surrogate and whatever a recipe adds to it.
+"""The policy loss of reinforcement learning: a surrogate objective and the terms that a recipe adds to it.
 
     loss: {type: policy, surrogate: {type: ppo_clip, clip_high: 0.28}, correction: {type: tis}, kl: {coefficient: 0.01}}
 
-All terms are sums over the same weighted tokens, so the whole is as additive as its parts.
+All terms are sums over the same weighted tokens, so their sum is as additive as they are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from pydantic import Field
 from whet.base.lazy import Tensor, torch
 from whet.config import Component, Config
 from whet.core.batch import Batch, ModelOutput, Output
-from whet.losses.base import Unit
+from whet.losses.base import CORRECTIONS, SURROGATES, Unit
 from whet.losses.kl import KL
 from whet.losses.off_policy import Correction, mismatch
 from whet.losses.policy_gradient import PolicyGradient, PPOClip, old_logprobs
-from whet.losses.registry import CORRECTIONS, SURROGATES
 from whet.losses.weighted import WeightedLoss, at_trained, bounded_exp, token_metrics, weighted_means
 from whet.metrics import Metrics
 
@@ -35,8 +34,8 @@ class PolicyLoss(WeightedLoss):
 
     surrogate: Annotated[PolicyGradient, Component(SURROGATES)] = PPOClip()
     correction: Annotated[Correction, Component(CORRECTIONS)] | None = None
-    """Multiplies the surrogate only. A recipe with ``rollouts.max_staleness`` above 0 gets ``tis`` unless it says
-    otherwise; ``null`` turns it off."""
+    """Multiplies the surrogate only. A recipe with ``rollouts.max_staleness`` above 0 uses ``tis`` by default;
+    ``null`` turns it off."""
     kl: KL | None = None
     entropy_coefficient: float = Field(0.0, ge=0)
     positive_nll: PositiveNLL | None = None
@@ -54,19 +53,19 @@ class PolicyLoss(WeightedLoss):
 
     @property
     def unit(self) -> Unit:
-        """That of its coarsest part."""
+        """The coarsest unit of its parts."""
         parts = [self.surrogate.unit] if self.correction is None else [self.surrogate.unit, self.correction.unit]
         return "sequence" if "sequence" in parts else "token"
 
     def zero_gradient(self, batch: Batch) -> Tensor:
-        """Equal rewards in a group give advantages of 0, and with them nothing else trains. A KL term with a
-        coefficient of 0 measures all tokens, so all are computed."""
+        """A token of advantage 0 contributes no gradient, unless a KL or entropy term trains it too. A KL term with a
+        coefficient of 0 still measures every token, so every sequence is computed then."""
         if self.kl is not None or self.entropy_coefficient:
             return super().zero_gradient(batch)
-        found = self.surrogate.zero_gradient(batch)
+        zero = self.surrogate.zero_gradient(batch)
         if self.positive_nll is not None and self.positive_nll.coefficient:
-            found &= batch.reward <= self.positive_nll.threshold
-        return found
+            zero &= batch.reward <= self.positive_nll.threshold
+        return zero
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         surrogate, metrics = self.surrogate.per_token(output, batch)

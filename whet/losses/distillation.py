@@ -1,5 +1,5 @@
-"""Learning from a teacher: from the log-probs of its k likeliest tokens at each place, or, on the student's own
-answers, from its opinion of the token that was sampled."""
+"""Distillation from a teacher: from the log-probs of its k most likely tokens at each position or, on answers that the
+student sampled, from its log-prob of the sampled token."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic import Field
 from whet.base.lazy import Tensor, torch
 from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
+from whet.losses.base import DIVERGENCES
 from whet.losses.divergences import Divergence, Forward, kl
-from whet.losses.registry import DIVERGENCES
 from whet.losses.weighted import WeightedLoss, at_trained, log1mexp, token_metrics
 from whet.metrics import Metrics
 
@@ -24,28 +24,29 @@ class DistillationLoss(WeightedLoss):
 
     divergence: Annotated[Divergence, Component(DIVERGENCES)] = Forward()
     tail: Literal["renormalise", "bucket"] = "renormalise"
-    """What becomes of the mass outside the top k: nothing, both are renormalised; or one more outcome holds it."""
+    """How the probability mass outside the top k is treated: ``renormalise`` rescales both distributions to their top
+    k; ``bucket`` adds one more outcome that holds the rest."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        teacher = self._whole(at_trained(batch, batch.column("teacher_logprobs")))
-        student = self._whole(at_trained(batch, output.column("topk")))
+        teacher = self._normalised(at_trained(batch, batch.column("teacher_logprobs")))
+        student = self._normalised(at_trained(batch, output.column("topk")))
         value = self.divergence(teacher, student)
-        seen = student.detach()
-        means = {"distillation/forward_kl": kl(teacher, seen), "distillation/reverse_kl": kl(seen, teacher)}
+        detached = student.detach()
+        means = {"distillation/forward_kl": kl(teacher, detached), "distillation/reverse_kl": kl(detached, teacher)}
         return value, token_metrics(batch, means)
 
-    def _whole(self, logprobs: Tensor) -> Tensor:
-        """Log-probs that add up to 1 from those of the top k. [N, K] -> [N, K] or [N, K + 1]"""
+    def _normalised(self, logprobs: Tensor) -> Tensor:
+        """Return log-probs whose probabilities sum to 1, from the top k. [N, K] -> [N, K] or [N, K + 1]"""
         if self.tail == "renormalise":
             return logprobs.log_softmax(1)
-        # Rounding can push the sum of the top k to 1 and beyond.
+        # Rounding can push the sum of the top k to 1 or above it.
         mass = logprobs.logsumexp(1, keepdim=True).clamp(max=-1e-6)
         return torch.cat([logprobs, log1mexp(mass)], 1)
 
 
 class OnPolicyDistillationLoss(WeightedLoss):
-    """-A lp with A = sg(lp_teacher - lp) on the student's own answers: the gradient of KL(student || teacher) at the
-    sampled tokens (Lu, "On-Policy Distillation", 2025)."""
+    """-A lp with A = sg(lp_teacher - lp) on answers sampled from the student: the gradient of KL(student || teacher) at
+    the sampled tokens (Lu, "On-Policy Distillation", 2025)."""
 
     reads: ClassVar = frozenset({"teacher_token_logprobs"})
 

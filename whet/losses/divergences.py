@@ -1,4 +1,4 @@
-"""Divergences of two distributions, p (the teacher's) and q (the student's), given as log-probs [N, K]. -> [N]"""
+"""Divergences between two distributions, p (the teacher's) and q (the student's), given as log-probs. [N, K] -> [N]"""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ class JSD(Divergence):
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q); outcomes that p excludes add nothing."""
+    """KL(p || q); outcomes of probability 0 under p contribute 0."""
     return (p.exp() * torch.where(p > -math.inf, p - q, 0.0)).sum(1)

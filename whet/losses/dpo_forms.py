@@ -1,4 +1,4 @@
-"""The forms of DPO: what is minimised of a pair's margin h = beta [(lp_c - ref_c) - (lp_r - ref_r)]. [P] -> [P]"""
+"""The forms of DPO: functions of a pair's margin h = beta [(lp_c - ref_c) - (lp_r - ref_r)]. [P] -> [P]"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Form(Config, ABC):
     """Base of all forms."""
 
     averages: ClassVar[bool] = False
-    """The margin is made of means over tokens, whatever ``length_average`` says."""
+    """The margin uses means over tokens, regardless of ``length_average``."""
 
     @abstractmethod
     def __call__(self, h: Tensor, beta: float) -> Tensor:
@@ -23,7 +23,7 @@ class Form(Config, ABC):
 
 
 class Sigmoid(Form):
-    """-log sigmoid(h) (arXiv 2305.18290); with ``label_smoothing`` e conservatively
+    """-log sigmoid(h) (arXiv 2305.18290); with ``label_smoothing`` e, conservative DPO:
     -(1 - e) log sigmoid(h) - e log sigmoid(-h)."""
 
     label_smoothing: float = Field(0.0, ge=0, lt=0.5)
@@ -53,7 +53,7 @@ class Hinge(Form):
 
 
 class IPO(Form):
-    """(h / beta - 1 / (2 beta))^2 on means over tokens (arXiv 2310.12036, length-averaged as in TRL)."""
+    """(h / beta - 1 / (2 beta))^2, with means over tokens (arXiv 2310.12036, length-averaged as in TRL)."""
 
     averages: ClassVar[bool] = True
 
@@ -62,6 +62,6 @@ class IPO(Form):
 
 
 def _smoothed(h: Tensor, e: float) -> tuple[Tensor, Tensor]:
-    """Return the loss of a right label and of a wrong one, each times its probability."""
+    """Return the loss if the label is right and if it is wrong, each times its probability."""
     logsigmoid = torch.nn.functional.logsigmoid
     return -(1 - e) * logsigmoid(h), -e * logsigmoid(-h)

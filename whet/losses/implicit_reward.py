@@ -1,5 +1,5 @@
-"""Training a language model to be a reward model by its log-ratio to where it started. It learns from the outcome of
-whole answers only; read token by token, the same log-ratio is a process reward."""
+"""An implicit reward model: a language model whose log-ratio to its initial weights is the reward. It is trained on
+the outcomes of whole answers only; taken token by token, the same log-ratio is a process reward."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from whet.metrics import Metrics
 
 class ImplicitReward(WeightedLoss):
     """-o log sigmoid(r) - (1 - o) log sigmoid(-r), with o the outcome of an answer, in [0, 1], and r its reward, beta x
-    the sum over its tokens of lp - lp of the frozen start (arXiv 2412.01981, 2502.01456). Weigh by sequence: an answer
-    is one label, however long."""
+    the sum over its tokens of lp - lp_initial (arXiv 2412.01981, 2502.01456). Use ``weighting: sequence``, since an
+    answer is one label, however long it is."""
 
     reads: ClassVar = frozenset({"reward_reference_logprobs"})
     unit: ClassVar[Unit] = "sequence"
 
     beta: float = Field(0.05, gt=0)
     outcome: str | None = None
-    """The name of the score that is the outcome; None: the reward."""
+    """The name of the score to use as the outcome; None: the reward."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         """Raises DataError for an outcome that is missing or outside [0, 1]."""
@@ -39,20 +39,20 @@ class ImplicitReward(WeightedLoss):
     def _outcomes(self, batch: Batch) -> Tensor:
         """[S]"""
         outcomes = batch.reward if self.outcome is None else batch.score(self.outcome)
-        fits = (outcomes >= 0) & (outcomes <= 1)
-        for row in ((batch.trained_per_sequence > 0) & ~fits).nonzero().squeeze(1).tolist():
-            what = "reward" if self.outcome is None else f"score {self.outcome!r}"
+        valid = (outcomes >= 0) & (outcomes <= 1)
+        for row in ((batch.trained_per_sequence > 0) & ~valid).nonzero().squeeze(1).tolist():
+            source = "reward" if self.outcome is None else f"score {self.outcome!r}"
             raise DataError(
-                f"group {batch.group_uids[int(batch.group[row])]!r}: the {what} of an answer is "
-                f"{outcomes[row].item()}, but an outcome is in 0 .. 1; name another score in "
+                f"group {batch.group_uids[int(batch.group[row])]!r}: the {source} of an answer is "
+                f"{outcomes[row].item()}, but an outcome must be between 0 and 1; name another score in "
                 "algorithm.reward_loss.outcome"
             )
         return outcomes
 
 
 def _metrics(batch: Batch, reward: Tensor, outcomes: Tensor) -> Metrics:
-    """``outcome/accuracy``: share of answers whose reward has the sign of their outcome; ``outcome/right_reward`` and
-    ``outcome/wrong_reward``: mean rewards of right and wrong answers."""
+    """Return ``outcome/accuracy``, the share of answers whose reward has the sign of their outcome, and
+    ``outcome/right_reward`` and ``outcome/wrong_reward``, the mean rewards of right and of wrong answers."""
     trains, right = batch.trained_per_sequence > 0, outcomes > 0.5
     metrics = weighted_means(trains, {"outcome/accuracy": reward * (outcomes - 0.5) > 0})
     metrics.merge(weighted_means(trains & right, {"outcome/right_reward": reward}))

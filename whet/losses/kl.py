@@ -1,5 +1,5 @@
-"""Distance to the frozen reference, from the log-probs of sampled tokens alone (Schulman, "Approximating KL
-Divergence", 2020): as a term of the loss or, through ``estimate``, as a penalty inside a reward."""
+"""KL divergence from the frozen reference model, estimated from the log-probs of sampled tokens (Schulman,
+"Approximating KL Divergence", 2020): a term of the loss or, through ``estimate``, a penalty inside the reward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Estimator = Literal["k1", "k2", "k3"]
 
 
 class KL(WeightedLoss):
-    """KL(policy || reference) per token, times a coefficient. A coefficient of 0 only measures it.
+    """KL(policy || reference) per token, times a coefficient. With a coefficient of 0 it is only measured.
 
     With e = lp_ref - lp: k1 = -e, unbiased and noisy; k2 = e^2 / 2; k3 = exp(e) - 1 - e, unbiased and never negative.
     """
@@ -28,14 +28,14 @@ class KL(WeightedLoss):
     coefficient: float = Field(0.01, ge=0)
     estimator: Estimator = "k3"
     log_ratio_clamp: float = Field(20.0, gt=0)
-    """Bound of |e|."""
+    """Upper bound of |e|."""
     output_clamp: float = Field(10.0, gt=0)
-    """Bound of the estimate of one token, before the coefficient."""
+    """Upper bound of the absolute estimate at one token, before the coefficient."""
     unbiased_gradient: bool = False
-    """Multiply by exp(lp - lp_old): the gradient is then that of the expectation (DeepSeek-V3.2, arXiv 2512.02556)."""
+    """Multiply by exp(lp - lp_old), which makes the gradient unbiased (DeepSeek-V3.2, arXiv 2512.02556)."""
 
     def estimate(self, logprobs: Tensor, reference: Tensor) -> Tensor:
-        """The estimate at each token, without the coefficient. [N], [N] -> [N]"""
+        """Return the estimate at each token, without the coefficient. [N], [N] -> [N]"""
         e = (reference - logprobs).clamp(-self.log_ratio_clamp, self.log_ratio_clamp)
         if self.estimator == "k1":
             value = -e
@@ -56,5 +56,5 @@ class KL(WeightedLoss):
 
 
 def kl_metrics(logprobs: Tensor, reference: Tensor, batch: Batch) -> Metrics:
-    """``kl``: mean of k3 over the trained tokens, whatever estimator is trained on."""
+    """Return ``kl``, the mean of k3 over the trained tokens, regardless of the estimator in the loss."""
     return token_metrics(batch, {"kl": KL().estimate(logprobs.detach(), reference)})

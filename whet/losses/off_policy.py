@@ -1,7 +1,9 @@
-"""The gap between the engine that sampled and the learner that trains: measured always, corrected where asked.
+"""The mismatch between the engine that samples and the learner that trains. It is always measured and, if the recipe
+sets a correction, corrected.
 
-d = lp_old - lp_gen per trained token, without a gradient: both should agree on every token they score, and where
-weights were published since, d also holds their age. A correction turns d into a factor of the policy-gradient term.
+d = lp_old - lp_gen per trained token, without a gradient. With equal weights, engine and learner should agree on every
+token; if weights were published in between, d also contains the policy's change. A correction turns d into a factor
+(a truncated or masked importance ratio) of the policy-gradient term.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ from whet.losses.weighted import at_trained, bounded_exp, mean_per_sequence, tok
 from whet.metrics import Metrics
 
 MISMATCH = "mismatch/token_mult_prob_error"
-"""The metric that an alarm goes by."""
+"""The metric that mismatch warnings are based on."""
 
 
 class Correction(Protocol):
-    """Turns d into weights. [N], 0 where untrained -> [N]"""
+    """Return the weight of each token, given d. [N], 0 where untrained -> [N]"""
 
     @property
     def unit(self) -> Unit: ...
@@ -46,7 +48,8 @@ class TIS(Config):
 
 
 class IcePop(Config):
-    """exp(d) between ``low`` and ``high``, 0 beyond: doubtful tokens are left out (Ling 2.0, arXiv 2510.18855)."""
+    """exp(d) within [low, high] and 0 outside: tokens whose importance ratio is outside the range are masked (Ling
+    2.0, arXiv 2510.18855)."""
 
     low: float = Field(0.5, ge=0)
     high: float = Field(5.0, gt=0)
@@ -61,7 +64,7 @@ class IcePop(Config):
 
 
 class SequenceMask(Config):
-    """exp(d), but 0 for the whole of a sequence whose geometric mean exp(mean_t d) lies outside [low, high]."""
+    """exp(d), but 0 for all tokens of a sequence whose geometric mean exp(mean_t d) is outside [low, high]."""
 
     low: float = Field(0.98, ge=0)
     high: float = Field(1.02, gt=0)
@@ -77,13 +80,13 @@ class SequenceMask(Config):
 
 
 def mismatch(old_logprobs: Tensor, rollout_logprobs: Tensor, batch: Batch) -> Tensor:
-    """d = lp_old - lp_gen, 0 where untrained. [N]"""
+    """Return d = lp_old - lp_gen, 0 where untrained. [N]"""
     return at_trained(batch, old_logprobs) - at_trained(batch, rollout_logprobs)
 
 
 def mismatch_metrics(batch: Batch) -> Metrics:
-    """Measure how far apart sampler and learner are on the trained tokens for which both computed log-probs; in front
-    of each name stands ``mismatch/``.
+    """Return how much sampler and learner differ on the trained tokens for which both computed log-probs. Each name is
+    prefixed with ``mismatch/``.
 
     ``token_mult_prob_error``: mean exp|d| (1 is perfect); ``kl``: mean of exp(d) - 1 - d; ``max``: the largest |d|;
     ``sequence`` and ``sequence_max``: mean and maximum over sequences of exp(mean_t |d|).

@@ -1,7 +1,8 @@
-"""The policy-gradient objectives: what one token of an answer contributes, given its advantage.
+"""The policy-gradient objectives: the contribution of one token of an answer, given its advantage.
 
-Log-probs under the weights at the start of the step (lp_old) are read from the batch; where that column is empty, the
-step is exactly on-policy and lp_old is the log-prob itself, detached. Corrections, KL and entropy are added elsewhere.
+The old log-probs (lp_old), taken under the weights at the start of the step, are read from the batch. If that column is
+empty, the step is exactly on-policy and lp_old is the log-prob itself, detached. Corrections, KL and entropy terms are
+added by ``composite``.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from whet.metrics import Metrics
 
 
 class PolicyGradient(WeightedLoss):
-    """What the surrogates have in common. All report ``ratio/mean``, ``/min``, ``/max``, ``clip/high``, ``clip/low``
-    and ``entropy/approximate`` (mean of -lp); ``entropy`` and ``kl`` (k3 to the reference) where they are known."""
+    """Base of the surrogates. All report ``ratio/mean``, ``/min``, ``/max``, ``clip/high``, ``clip/low`` and
+    ``entropy/approximate`` (mean of -lp), and also ``entropy`` and ``kl`` (k3 to the reference) if the batch has
+    them."""
 
     reads: ClassVar = frozenset({"advantages"})
     scales_with_advantage: ClassVar[bool] = False
-    """Whether a token's value is its advantage times something finite, so that an advantage of 0 gives a gradient of
+    """True if a token's value is its advantage times a finite factor, so that an advantage of 0 gives a gradient of
     exactly 0."""
 
     def zero_gradient(self, batch: Batch) -> Tensor:
@@ -46,7 +48,7 @@ class PPOClip(PolicyGradient):
 
     clip_low: float = Field(0.2, gt=0)
     clip_high: float = Field(0.2, gt=0)
-    """Larger than ``clip_low`` leaves unlikely tokens room to grow (clip-higher, DAPO, arXiv 2503.14476)."""
+    """A value larger than ``clip_low`` lets unlikely tokens grow more (clip-higher, DAPO, arXiv 2503.14476)."""
     dual_clip: float | None = Field(None, gt=1)
     """For A < 0 the loss is at most -dual_clip * A (arXiv 1912.09729)."""
 
@@ -64,8 +66,9 @@ class PPOClip(PolicyGradient):
 
 
 class GSPOClip(PolicyGradient):
-    """PPO-clip with one ratio per sequence, exp(mean_t (lp - lp_old)) (GSPO, arXiv 2507.18071). Each token carries its
-    sequence's ratio, with the gradient through its own log-prob (the paper's GSPO-token). Weigh by sequence."""
+    """PPO-clip with one ratio per sequence, exp(mean_t (lp - lp_old)) (GSPO, arXiv 2507.18071). Each token has its
+    sequence's ratio, with the gradient through the token's log-prob (the paper's GSPO-token). Use ``weighting:
+    sequence``."""
 
     unit: ClassVar[Unit] = "sequence"
     scales_with_advantage: ClassVar = True
@@ -83,7 +86,7 @@ class GSPOClip(PolicyGradient):
 
 
 class CISPOClip(PolicyGradient):
-    """-sg(clip(rho, 0, 1 + clip_high)) A lp: the clip bounds a token's weight and never stops its gradient
+    """-sg(clip(rho, 0, 1 + clip_high)) A lp: the clip bounds a token's weight but never removes its gradient
     (MiniMax-M1, arXiv 2506.13585)."""
 
     scales_with_advantage: ClassVar = True
@@ -100,7 +103,7 @@ class CISPOClip(PolicyGradient):
 
 
 class Reinforce(PolicyGradient):
-    """-A lp (Williams 1992; RLOO, arXiv 2402.14740). Exact for the first update after sampling only."""
+    """-A lp (Williams 1992; RLOO, arXiv 2402.14740). Exact only for the first update after sampling."""
 
     scales_with_advantage: ClassVar = True
 
@@ -113,13 +116,13 @@ class Reinforce(PolicyGradient):
 
 
 def old_logprobs(output: ModelOutput, batch: Batch) -> Tensor:
-    """lp_old, detached, 0 where untrained. [N]"""
+    """Return lp_old, detached, 0 where untrained. [N]"""
     source = output.logprobs if batch.old_logprobs is None else batch.old_logprobs
     return at_trained(batch, source.detach())
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:
-    """The clipped surrogate, and where the clip stops the gradient above and below. [N] each"""
+    """Return the clipped surrogate, and masks of the tokens whose gradient is clipped above and below. [N] each"""
     value = -torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     return value, (ratio > 1 + high) & (advantages > 0), (ratio < 1 - low) & (advantages < 0)
 

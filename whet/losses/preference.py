@@ -1,7 +1,8 @@
-"""Learning from judged answers: pairs (DPO and its relatives) and single rows (KTO).
+"""Preference losses: for pairs of answers (DPO and its relatives) and for single labelled rows (KTO).
 
-A pair is a group of two; the chosen answer is the one with the higher reward. The loss of a pair stands on each of its
-trained tokens, so a pair's share of the step is the sum of their weights: 1 / pairs when weighed by group.
+A pair is a group of two; the chosen answer is the one with the higher reward. Each trained token of a pair has the
+pair's loss as its value, so a pair's share of the step is the sum of its token weights: 1 / pairs when weighted by
+group.
 """
 
 from __future__ import annotations
@@ -15,23 +16,22 @@ from whet.base.errors import DataError
 from whet.base.lazy import Tensor, torch
 from whet.config import Component
 from whet.core.batch import Batch, ModelOutput
-from whet.losses.base import Unit
+from whet.losses.base import FORMS, Unit
 from whet.losses.dpo_forms import Form, Sigmoid
-from whet.losses.registry import FORMS
 from whet.losses.weighted import WeightedLoss, log1mexp, mean_per_sequence, weighted_means
 from whet.metrics import Metrics
 
 
 @dataclass(slots=True)
 class Pairs:
-    """Which sequences are the two of each pair. Only pairs in which some token is trained are here."""
+    """The chosen and the rejected sequence of each pair that has a trained token."""
 
     chosen: Tensor  # [P] int64, index of a sequence
     rejected: Tensor  # [P] int64
 
     @classmethod
     def of(cls, batch: Batch) -> Pairs:
-        """Raises DataError, naming the group, where a group isn't a pair with a better and a worse answer."""
+        """Raises DataError, naming the group, if a group isn't a pair of a better and a worse answer."""
         reward, groups, trains = batch.reward.tolist(), batch.group.tolist(), batch.trained_per_sequence.tolist()
         members: dict[int, list[int]] = {}
         for row, group in enumerate(groups):
@@ -41,13 +41,14 @@ class Pairs:
             if len(rows) > 2 and len(set(batch.episode[rows].tolist())) < len(rows):
                 raise DataError(
                     f"group {batch.group_uids[group]!r} has an episode of several branches (an agent rewrote its "
-                    "history, or began a second conversation); a preference pair is two answers of one branch each: "
-                    "choose grpo or another algorithm with advantages"
+                    "history, or started a second conversation), but a preference pair is two answers of one branch "
+                    "each; choose grpo or another algorithm with advantages"
                 )
             if len(rows) != 2 or reward[rows[0]] == reward[rows[1]] or any(reward[row] != reward[row] for row in rows):
                 raise DataError(
-                    f"group {batch.group_uids[group]!r} is no preference pair: it must hold two answers with different "
-                    f"rewards, the higher one marking the chosen, but its rewards are {[reward[row] for row in rows]}"
+                    f"group {batch.group_uids[group]!r} is not a preference pair: it must have two answers with "
+                    "different rewards, the higher one for the chosen answer, but its rewards are "
+                    f"{[reward[row] for row in rows]}"
                 )
             if any(trains[row] for row in rows):
                 worse, better = sorted(rows, key=lambda row: reward[row])
@@ -57,12 +58,12 @@ class Pairs:
         return cls(torch.tensor(chosen, device=device).long(), torch.tensor(rejected, device=device).long())
 
     def per_token(self, batch: Batch, values: Tensor) -> Tensor:
-        """Each pair's value on the trained tokens of both its answers. [P] -> [N]"""
+        """Return each pair's value at the trained tokens of both its answers. [P] -> [N]"""
         rows = values.new_zeros(batch.sequences)
         return batch.per_token(rows.index_add(0, self.chosen, values).index_add(0, self.rejected, values))
 
     def metrics(self, chosen_reward: Tensor, rejected_reward: Tensor) -> Metrics:
-        """Accuracy, margin and both rewards, as means over pairs. [P] each"""
+        """Return the accuracy, the margin and both rewards, as means over pairs. [P] each"""
         margin = chosen_reward - rejected_reward
         means = {
             "accuracy": _won(margin),
@@ -74,7 +75,7 @@ class Pairs:
 
 
 class PairLoss(WeightedLoss):
-    """What the losses of pairs have in common."""
+    """Base of the losses of pairs."""
 
     unit: ClassVar[Unit] = "group"
 
@@ -88,7 +89,7 @@ class DPOLoss(PairLoss):
     beta: float = Field(0.1, gt=0)
     form: Annotated[Form, Component(FORMS)] = Sigmoid()
     length_average: bool = False
-    """Means instead of sums over tokens, so that long answers don't weigh more. IPO always does."""
+    """Use means instead of sums over tokens, so that long answers don't weigh more. IPO always uses means."""
     sft_weight: float = Field(0.0, ge=0)
     """Adds this times the chosen answer's mean -lp (RPO, arXiv 2404.19733)."""
 
@@ -105,7 +106,7 @@ class DPOLoss(PairLoss):
 
 
 class SimPOLoss(PairLoss):
-    """-log sigmoid(beta (mean lp_c - mean lp_r) - gamma): no reference (arXiv 2405.14734)."""
+    """-log sigmoid(beta (mean lp_c - mean lp_r) - gamma), without a reference model (arXiv 2405.14734)."""
 
     beta: float = Field(2.0, gt=0)
     gamma: float = Field(0.5, ge=0)
@@ -122,14 +123,14 @@ class SimPOLoss(PairLoss):
 
 class ORPOLoss(PairLoss):
     """Mean -lp_c - weight x log sigmoid(log odds_c - log odds_r), odds = p / (1 - p), p = exp(mean lp): supervised
-    learning and preference in one, without a reference (arXiv 2403.07691)."""
+    and preference learning in one loss, without a reference model (arXiv 2403.07691)."""
 
     weight: float = Field(0.1, ge=0)
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         pairs = Pairs.of(batch)
         mean = mean_per_sequence(batch, output.logprobs)
-        # A certain answer has infinite odds.
+        # An answer of probability 1 has infinite odds.
         below = mean.clamp(max=-1e-6)
         odds = below - log1mexp(below)
         value = -mean[pairs.chosen] - self.weight * torch.nn.functional.logsigmoid(
@@ -140,12 +141,12 @@ class ORPOLoss(PairLoss):
 
 
 class KTOLoss(WeightedLoss):
-    """Rows that are desirable (reward 1) or not (reward 0), without partners (arXiv 2402.01306).
+    """KTO, for single rows that are desirable (reward 1) or undesirable (reward 0) (arXiv 2402.01306).
 
     desirable_weight x (1 - sigmoid(beta (g - z))) and undesirable_weight x (1 - sigmoid(beta (z - g))), with g the sum
-    over the answer of lp - lp_ref. The reference point z, an estimate of KL(policy || reference), can't come from a
-    part of a step without making the loss depend on how the step is cut: it is the column ``reference_point``, which
-    the algorithm fills for a whole step (zeros: APO-zero, arXiv 2408.06266).
+    over the answer of lp - lp_ref. The reference point z is an estimate of KL(policy || reference). Estimated on a part
+    of a step, it would make the loss depend on how the step is split, so the algorithm fills the column
+    ``reference_point`` for a whole step (zeros: APO-zero, arXiv 2408.06266).
     """
 
     reads: ClassVar = frozenset({"reference_logprobs", "reference_point"})
@@ -169,7 +170,8 @@ class KTOLoss(WeightedLoss):
         return batch.per_token(value), self._metrics(batch, self.beta * gain, desirable)
 
     def _metrics(self, batch: Batch, rewards: Tensor, desirable: Tensor) -> Metrics:
-        """Mean implicit reward of either kind; accuracy, the share of rows whose implicit reward has the right sign."""
+        """Return the mean implicit reward of desirable and of undesirable rows, and the accuracy: the share of rows
+        whose implicit reward has the right sign."""
         trains = batch.trained_per_sequence > 0
         metrics = weighted_means(trains & desirable, {"preference/desirable_reward": rewards})
         metrics.merge(weighted_means(trains & ~desirable, {"preference/undesirable_reward": rewards}))
@@ -178,5 +180,5 @@ class KTOLoss(WeightedLoss):
 
 
 def _won(margin: Tensor) -> Tensor:
-    """1 where the margin is above 0; a tie is half a win, so that a model that prefers nothing is right by half."""
+    """Return 1 where the margin is above 0 and 0.5 for a tie, so that a model without a preference has accuracy 0.5."""
     return (margin > 0) + 0.5 * (margin == 0)

@@ -1,6 +1,7 @@
-"""Training a scalar head to judge conversations. A sequence's score is the value at its last trained token, which is
-read from the state of the token before it. In rows laid out by ``whet.data.rows.judged`` that is the last token of
-the rendered conversation, the one that transformers' sequence classifiers read."""
+"""Losses of a reward model: a scalar head that scores conversations. A sequence's score is the value at its last
+trained token, which is computed from the hidden state of the token before it. In rows made by
+``whet.data.rows.judged`` that token is the last one of the rendered conversation, which is also the token that
+transformers' sequence classifiers use."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ class BradleyTerry(PairLoss):
     outputs: ClassVar = frozenset({"values"})
 
     margin: str | None = None
-    """The name of a score; the margin is the chosen answer's minus the rejected one's."""
+    """The name of a score; the margin is the chosen answer's score minus the rejected answer's."""
     centre_coefficient: float = Field(0.0, ge=0)
     """Adds this times (s_c + s_r)^2, which keeps scores around 0 (arXiv 2312.09244)."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Raises DataError where the margin's score is missing."""
+        """Raises DataError if an answer lacks the margin's score."""
         pairs = Pairs.of(batch)
         scores = sequence_scores(output, batch)
         chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
@@ -42,7 +43,7 @@ class BradleyTerry(PairLoss):
         ratings = batch.score(self.margin)
         margin = ratings[pairs.chosen] - ratings[pairs.rejected]
         if not margin.isfinite().all():
-            raise DataError(f"the margin {self.margin!r} must be a score of every answer; some have none")
+            raise DataError(f"the margin {self.margin!r} must be a score of every answer, but some answers lack it")
         return margin
 
 
@@ -61,10 +62,10 @@ class ScoreRegression(WeightedLoss):
 
 
 def sequence_scores(output: ModelOutput, batch: Batch) -> Tensor:
-    """The value at each sequence's last trained token, 0 for a sequence without any. [S]"""
+    """Return the value at each sequence's last trained token, 0 for a sequence without trained tokens. [S]"""
     values = output.column("values")
     index = torch.arange(len(batch), device=values.device)
     last = torch.full((batch.sequences,), -1, device=values.device)
     last = last.scatter_reduce(0, batch.sequence.clamp(min=0), index.where(batch.trained, -1), "amax")
-    # The extra last place is what -1 points at.
+    # Index -1 selects the appended 0.
     return torch.cat([values, values.new_zeros(1)])[last]

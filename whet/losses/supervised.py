@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: make the given tokens likely."""
+"""The loss of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from whet.metrics import Metrics
 
 
 class SFTLoss(WeightedLoss):
-    """-lp over the trained tokens. Which tokens are trained is decided where rows become trajectories."""
+    """-lp over the trained tokens. The loss mask is set when rows are turned into trajectories."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         nll = -at_trained(batch, output.logprobs)

@@ -1,4 +1,4 @@
-"""Training a critic towards returns."""
+"""The critic's loss: regression on returns."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ class ValueLoss(WeightedLoss):
 
 
 def explained_variance(values: Tensor, returns: Tensor, batch: Batch) -> Metrics:
-    """``value/explained_variance``: 1 - Var(R - V) / Var(R) over the trained tokens of a whole step: 1 is a perfect
-    critic, 0 one that knows only the mean. Not additive, so it belongs to the step and not to the loss. [N], [N]"""
+    """Return ``value/explained_variance``: 1 - Var(R - V) / Var(R) over the trained tokens of a whole step, which is 1
+    for a perfect critic and 0 for a constant one. It isn't additive, so it is computed per step and not by the loss.
+    [N], [N]"""
     values, returns = values[batch.trained], returns[batch.trained]
     if returns.numel() < 2 or returns.max() == returns.min():
         return Metrics()

@@ -1,6 +1,6 @@
-"""What all losses share: a value per token, summed with the weights that the batch carries. No second normaliser.
+"""The base of all losses: a value per token, summed with the batch's weights. There is no other normaliser.
 
-Weight 0 times inf is nan, and so is its gradient: what a model says at untrained tokens is replaced by 0 before
+Weight 0 times inf is nan, and so is its gradient. So a model's output at untrained tokens is replaced by 0 before
 anything is computed from it (``at_trained``), not after.
 """
 
@@ -17,11 +17,11 @@ from whet.losses.base import Unit
 from whet.metrics import Metrics
 
 EXPONENT_LIMIT = 20.0
-"""Log-ratios are clamped to +-20 before ``exp``: beyond, a ratio has no gradient, rather than an infinite one."""
+"""Log-ratios are clamped to +-20 before ``exp``; outside this range the gradient is 0 instead of infinite."""
 
 
 class WeightedLoss(Config, ABC):
-    """A loss of the form ``(weight * per_token).sum()``, additive over any parts that ``unit`` allows."""
+    """A loss of the form ``(weight * per_token).sum()``, additive over any parts of a batch that ``unit`` allows."""
 
     @property
     def reads(self) -> frozenset[str]:
@@ -36,17 +36,17 @@ class WeightedLoss(Config, ABC):
         return "token"
 
     def zero_gradient(self, batch: Batch) -> Tensor:
-        """Return the sequences whose loss and gradient are exactly 0, whatever the model says, [S] bool. The learner
-        doesn't compute them. By default none is."""
+        """Return a mask [S] of the sequences whose loss and gradient are exactly 0 for every model output. The learner
+        skips these sequences. By default there are none."""
         return torch.zeros(batch.sequences, dtype=torch.bool)
 
     @abstractmethod
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        """The value of each token, [N], finite everywhere and 0 where untrained. The loss of a sequence or a pair is
-        repeated on each of its trained tokens, so that its share is the sum of their weights."""
+        """Return the value of each token, [N], finite everywhere and 0 where untrained. The loss of a sequence or a
+        pair is repeated at each of its trained tokens, so that its share is the sum of their weights."""
 
     def __call__(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
-        """The scalar loss. The metric ``loss`` is the weighted mean, which is the same where weights add up to 1."""
+        """Return the scalar loss. The metric ``loss`` is the weighted mean, which is equal if the weights sum to 1."""
         per_token, metrics = self.per_token(output, batch)
         weight = batch.column("weight")
         loss = (weight * per_token).sum()
@@ -54,28 +54,28 @@ class WeightedLoss(Config, ABC):
 
 
 def at_trained(batch: Batch, column: Tensor) -> Tensor:
-    """The column with 0 at untrained tokens, whatever stood there. [N] or [N, K]; no gradient flows there either."""
+    """Return the column with 0 at untrained tokens, which also get no gradient. [N] or [N, K]"""
     trained = batch.trained if column.ndim == 1 else batch.trained.unsqueeze(1)
     return torch.where(trained, column, torch.zeros_like(column))
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """``exp`` that can't overflow."""
+    """Return ``exp`` of the exponent clamped to +-``EXPONENT_LIMIT``, which can't overflow."""
     return exponent.clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT).exp()
 
 
 def log1mexp(x: Tensor) -> Tensor:
-    """log(1 - exp(x)) for x < 0, accurate near 0. [*] -> [*]"""
+    """Return log(1 - exp(x)) for x < 0, accurate near 0. [*] -> [*]"""
     return torch.log(-torch.expm1(x))
 
 
 def mean_per_sequence(batch: Batch, column: Tensor) -> Tensor:
-    """Means over each sequence's trained tokens, 0 for a sequence without any. Reads no other tokens. [N] -> [S]"""
+    """Return the mean over each sequence's trained tokens, 0 for a sequence without any. [N] -> [S]"""
     return batch.per_sequence(column) / batch.trained_per_sequence.clamp(min=1).to(column.device)
 
 
 def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
-    """Means of columns, of which each number has a weight. [N] each"""
+    """Return the weighted means of columns. [N] each"""
     names, weight = list(columns), weight.detach()
     totals = [(weight * column.detach()).sum() for column in columns.values()]
 
@@ -89,16 +89,16 @@ def weighted_means(weight: Tensor, columns: Mapping[str, Tensor]) -> Metrics:
 
 
 def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str, Tensor] | None = None) -> Metrics:
-    """Means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N], bool or
-    float."""
+    """Return the means over the trained tokens, and ``<name>/min`` and ``<name>/max`` of ``ranges``. Columns are [N],
+    bool or float."""
     if not len(batch):
         return Metrics()
     trained, bounded = batch.trained, list(ranges or {})
-    found = [trained.sum()]
-    found += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
+    sums_and_bounds = [trained.sum()]
+    sums_and_bounds += [at_trained(batch, column.detach().double()).sum() for column in means.values()]
     for column in (ranges or {}).values():
-        found += [column.detach().masked_fill(~trained, math.inf).amin()]
-        found += [column.detach().masked_fill(~trained, -math.inf).amax()]
+        sums_and_bounds += [column.detach().masked_fill(~trained, math.inf).amin()]
+        sums_and_bounds += [column.detach().masked_fill(~trained, -math.inf).amax()]
     names = list(means)
 
     def record(count: float, *numbers: float) -> Metrics:
@@ -111,4 +111,4 @@ def token_metrics(batch: Batch, means: Mapping[str, Tensor], ranges: Mapping[str
                 metrics.min(f"{name}/min", next(bounds)).max(f"{name}/max", next(bounds))
         return metrics
 
-    return Metrics().later(torch.stack(found), record)
+    return Metrics().later(torch.stack(sums_and_bounds), record)

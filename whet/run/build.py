@@ -150,7 +150,7 @@ async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role
     algorithm, dumps = recipe.algorithm, folder / "skipped"
     own = algorithm.roles[role]
     config = WorkerConfig(
-        model=own.model_beside(recipe.model),
+        model=own.model_config(recipe.model),
         learner=recipe.learner,
         parallel=recipe.parallel,
         optimizer=own.optimizer(recipe.optimizer),
