@@ -87,7 +87,7 @@ def test_rollouts_that_ran_ahead_survive_a_kill(tiny_model: Path, tmp_path: Path
     assert [line["step"] for line in finished if line["kind"] == "train"] == [0, 1, 2, 3, 4]
     found = audit(tmp_path / "run")
     assert not found.violations
-    assert (found.drawn, found.under_way, found.by_epoch()) == (12, 4, {0: {"trained": 8}})
+    assert (found.drawn, found.in_flight, found.by_epoch()) == (12, 4, {0: {"trained": 8}})
 
 
 def test_resuming_a_finished_run_changes_nothing(recipe: Path, tmp_path: Path) -> None:

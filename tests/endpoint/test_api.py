@@ -41,7 +41,7 @@ def test_a_chat_of_two_turns_is_one_line_whose_tokens_are_recorded() -> None:
         assert (said.content, first.choices[0].finish_reason, first.model) == ("hello", "stop", "gpt-x")
         again = [user("hi"), said.model_dump(), user("more")]
         second = await at.openai.chat.completions.create(model="gpt-x", messages=again)
-        [line] = at.recording.branches
+        [line] = at.recording.trajectories
         assert [span.trained for span in line.spans] == [False, True, False, True]
         assert line.spans[1].versions == (3, 3)
         assert second.usage is not None
@@ -60,7 +60,7 @@ def test_ids_and_log_probs_come_with_the_message_when_asked_for() -> None:
             model="m", messages=[user("hi")], logprobs=True, top_logprobs=0, extra_body=asked
         )
         message: Any = got.choices[0].message
-        [line] = at.recording.branches
+        [line] = at.recording.trajectories
         assert message.prompt_token_ids == line.spans[0].tokens
         assert message.generation_token_ids == line.spans[1].tokens
         assert message.generation_log_probs == line.spans[1].logprobs
@@ -91,7 +91,7 @@ def test_a_call_and_its_result_stay_in_one_line() -> None:
         messages += [first.choices[0].message, {"role": "tool", "tool_call_id": made.id, "content": "3"}]
         second = await at.openai.chat.completions.create(model="m", messages=messages, tools=[ADD])
         assert second.choices[0].message.content == "It is 3."
-        [line] = at.recording.branches
+        [line] = at.recording.trajectories
         assert line.messages[2] == {"role": "tool", "tool_call_id": made.id, "content": "3", "name": "add"}
         assert '"name": "add"' in RENDERER.decode(line.spans[0].tokens), "the model has not seen the tool"
 
@@ -114,7 +114,7 @@ def test_ids_of_calls_are_unique_in_the_episode() -> None:
             ]
         assert len(set(ids)) == 4
         assert {len(id) for id in ids} == {9}
-        assert len(at.recording.branches) == 1
+        assert len(at.recording.trajectories) == 1
 
     run(model, chat)
 
@@ -127,7 +127,7 @@ def test_a_reply_that_differs_only_in_white_space_from_an_earlier_one_makes_no_b
         await at.chat("one")
         await at.chat("one", "yes", "again")
         await at.chat("one", "yes", "again", "yes", "more")
-        assert len(at.recording.branches) == 1
+        assert len(at.recording.trajectories) == 1
 
     run(model, chat)
 
@@ -138,7 +138,7 @@ def test_what_a_program_says_is_never_shortened() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("one")
         assert (await at.chat("one", "ok", long)).status_code == 200
-        assert long in RENDERER.decode(at.recording.branches[0].tokens)
+        assert long in RENDERER.decode(at.recording.trajectories[0].tokens)
         full = await at.chat("one", "ok", long, "ok", "x" * 2000)
         assert full.json()["error"]["code"] == "context_length_exceeded"
 
@@ -148,7 +148,7 @@ def test_what_a_program_says_is_never_shortened() -> None:
 def test_tool_choice_none_shows_no_tools() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("hi", tools=[ADD], tool_choice="none")
-        assert '"add"' not in RENDERER.decode(at.recording.branches[0].tokens)
+        assert '"add"' not in RENDERER.decode(at.recording.trajectories[0].tokens)
 
     run("hello", chat)
 
@@ -191,7 +191,7 @@ def test_responses_keep_thoughts_words_and_calls_apart_and_go_on_from_them() -> 
         second = await at.openai.responses.create(model="m", instructions="Be brief.", input=items, tools=[FLAT])
         assert second.output_text == "three"
         assert second.status == "completed"
-        [line] = at.recording.branches
+        [line] = at.recording.trajectories
         assert [message["role"] for message in line.messages] == ["system", "user", "assistant", "tool", "assistant"]
 
     run(model, respond, thinking="on")
@@ -294,7 +294,7 @@ def test_what_says_nothing_is_taken() -> None:
         assert (await at.chat("hi", {"role": "assistant", "tool_calls": [made]}, result)).status_code == 200
         parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
         assert (await at.chat(parts)).status_code == 200
-        assert at.recording.branches[-1].messages[0]["content"] == "ab"
+        assert at.recording.trajectories[-1].messages[0]["content"] == "ab"
 
     run("hello", ask)
 

@@ -10,7 +10,7 @@ from whet.endpoint.request import Question
 
 def shape(at: Scene) -> list[list[bool]]:
     """Of each line, which of its spans are trained."""
-    return [[span.trained for span in line.spans] for line in at.recording.branches]
+    return [[span.trained for span in line.spans] for line in at.recording.trajectories]
 
 
 def test_a_sub_agent_with_its_own_history_is_a_branch_and_the_first_line_goes_on() -> None:
@@ -33,7 +33,7 @@ def test_a_rewritten_history_is_a_branch_that_keeps_what_is_common_as_context() 
         await at.chat("one", "ok", "another")
         await at.chat("summary of all that")
         assert shape(at) == [[False, True, False, True], [False, False, False, True], [False, True]]
-        first, second, _ = at.recording.branches
+        first, second, _ = at.recording.trajectories
         assert second.spans[1].tokens == first.spans[1].tokens
 
     run("ok", chat)
@@ -43,7 +43,7 @@ def test_other_tools_are_another_line() -> None:
     async def chat(at: Scene) -> None:
         await at.chat("one", tools=[ADD])
         await at.chat("one", "ok", "two")
-        assert len(at.recording.branches) == 2
+        assert len(at.recording.trajectories) == 2
 
     run("ok", chat)
 
@@ -53,7 +53,7 @@ def test_white_space_and_a_missing_thought_do_not_make_a_branch() -> None:
         await at.chat("one")
         await at.chat("one", "so", "two")
         assert shape(at) == [[False, True, False, True]]
-        assert at.recording.branches[0].messages[1]["reasoning_content"] == "hm"
+        assert at.recording.trajectories[0].messages[1]["reasoning_content"] == "hm"
 
     run("hm</think> so \n", chat, thinking="on")
 

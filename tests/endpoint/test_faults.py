@@ -42,10 +42,10 @@ def test_a_client_that_vanishes_has_its_sample_cancelled_and_nothing_recorded(st
             await asyncio.sleep(0.01)
         call.cancel()
         await settled(at, 1)
-        assert at.recording.branches == []
+        assert at.recording.trajectories == []
         at.model.gate.set()
         assert (await at.chat("hi")).status_code == 200
-        assert [len(line.spans) for line in at.recording.branches] == [2]
+        assert [len(line.spans) for line in at.recording.trajectories] == [2]
 
     run("ok", vanish)
 

@@ -32,7 +32,7 @@ class _Selector(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:
-            raise AssertionError("everybody waits, and nothing that could end it is under way")
+            raise AssertionError("every task waits, and nothing is in flight that could wake one")
         self.now += max(0.0, timeout)
         return []
 
@@ -50,7 +50,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 @dataclass(frozen=True)
 class World:
-    """How long things take, in seconds, and how often they go wrong."""
+    """Durations, in seconds, and failure rates."""
 
     learning: float = 1.0  # one step
     spread: float = 1.0  # of the logarithm of a reply's length
@@ -66,7 +66,7 @@ class World:
 
 
 class Engine:
-    """Waits for as long as a reply would take; keeps what is under way over pauses."""
+    """Waits for as long as a reply would take; requests in flight survive pauses."""
 
     dtype: Any = None
 
@@ -203,7 +203,7 @@ class Dull(Filter):
 
 
 class Simulation:
-    """The loop of a run, with its checkpoint in memory. Keeps books of its own."""
+    """The loop of a run, with its checkpoint in memory. Keeps its own records."""
 
     def __init__(self, config: RolloutConfig, world: World, group_size: int = 2, seed: int = 0) -> None:
         self.config, self.world, self.group_size, self.seed = config, world, group_size, seed
@@ -243,14 +243,14 @@ class Simulation:
         self.loop.run_until_complete(go())
 
     def lose_an_engine(self) -> None:
-        """The others go on; another one takes its place with the next weights."""
+        """Lose a replica: the remaining ones continue, and another replaces it with the next weights."""
         cast(Engine, self.router.replicas[self.version % self.world.engines]).die()
 
     def save(self) -> None:
         self.saved = self._state()
 
     def kill(self, **changes: Any) -> None:
-        """Everything that is not saved is gone. Go on from there, with other settings."""
+        """Discard everything that is not saved, and resume from there with other settings."""
         self.loop.run_until_complete(self._drop())
         self.config = RolloutConfig(**(self.config.model_dump() | changes))
         state, self.version = self.saved[0], self.saved[1]

@@ -14,7 +14,7 @@ from tests.toy import Lowercase, read_settings, toy_settings
 from whet.base.errors import ConfigError
 from whet.config import RecipeError
 from whet.core.types import Group, Task
-from whet.rollouts.blend import Blend, BlendDraws, Part
+from whet.rollouts.blend import Blend, BlendSampler, Part
 from whet.rollouts.by_environment import ByEnvironment
 from whet.rollouts.curriculum import PassRateCurriculum
 from whet.rollouts.filters import BestAndWorst, DynamicSampling
@@ -24,7 +24,7 @@ from whet.tasks.base import Environments
 from whet.tasks.cases import Case
 from whet.tasks.validate import validate, wrong
 
-NOBODY: frozenset[int] = frozenset()
+NONE_BUSY: frozenset[int] = frozenset()
 
 
 class Uid(Lowercase):
@@ -48,13 +48,13 @@ def blend(shares: Any = "kept", **weights: float) -> Blend:
     return Blend(of={name: Part(taskset=Uid(size=5), weight=weight) for name, weight in weights.items()}, shares=shares)
 
 
-def drawn(draws: BlendDraws, count: int, tasks: list[Task]) -> list[str]:
-    return [tasks[draws.draw(0, NOBODY)].environment for _ in range(count)]
+def drawn(draws: BlendSampler, count: int, tasks: list[Task]) -> list[str]:
+    return [tasks[draws.draw(0, NONE_BUSY)].environment for _ in range(count)]
 
 
-def begun(wanted: Blend, seed: int = 0) -> tuple[BlendDraws, list[Task]]:
+def begun(wanted: Blend, seed: int = 0) -> tuple[BlendSampler, list[Task]]:
     tasks = list(wanted.tasks("train"))
-    return wanted.over(tasks, seed), tasks
+    return wanted.sampler_for(tasks, seed), tasks
 
 
 def test_an_environments_own_filters_do_not_replace_what_the_algorithm_needs(tiny_model: Path) -> None:
@@ -89,7 +89,7 @@ def test_odd_shares_are_kept_over_time_up_to_one() -> None:
 
 def test_each_environment_goes_through_its_own_tasks() -> None:
     draws, tasks = begun(blend(a=1.0, b=3.0))
-    uids = [tasks[draws.draw(0, NOBODY)].uid for _ in range(20)]
+    uids = [tasks[draws.draw(0, NONE_BUSY)].uid for _ in range(20)]
     assert sorted(uid for uid in uids if uid.startswith("a/")) == [f"a/toy/train/{i}" for i in range(5)]
     assert max(Counter(uids).values()) == 3
 
@@ -111,16 +111,16 @@ def test_a_resumed_run_draws_the_same() -> None:
     )
     draws, _ = begun(wanted)
     for step in range(10):
-        index = draws.draw(step, NOBODY)
+        index = draws.draw(step, NONE_BUSY)
         draws.measured(index, group("g", [1], [[2]] * 2, [1.0, 0.0]) if step % 3 else None, step)
         if step % 4 == 0:
             draws.dropped(index)
     draws.metrics()
     again, _ = begun(wanted)
     again.load_state(json.loads(json.dumps(draws.state())))
-    assert [again.draw(9, NOBODY) for _ in range(30)] == [draws.draw(9, NOBODY) for _ in range(30)]
+    assert [again.draw(9, NONE_BUSY) for _ in range(30)] == [draws.draw(9, NONE_BUSY) for _ in range(30)]
     assert again.apart.history == draws.apart.history
-    with pytest.raises(ConfigError, match="made with the environments a, b, now there are a, c"):
+    with pytest.raises(ConfigError, match="made with the environments a, b, but the recipe has a, c"):
         begun(blend(a=1.0, c=1.0))[0].load_state(draws.state())
 
 
@@ -209,7 +209,7 @@ def test_noise_and_a_run_that_gets_worse_as_a_whole_raise_no_alarm(slope: float)
     [
         ({"of": {}}, {}, r"data\.of"),
         ({"of": {"a b": {"taskset": "arithmetic"}}}, {}, "a b"),
-        ({"of": {"a": {"taskset": {"type": "blend", "of": {"b": {"taskset": "arithmetic"}}}}}}, {}, "a is a blend"),
+        ({"of": {"a": {"taskset": {"type": "blend", "of": {"b": {"taskset": "arithmetic"}}}}}}, {}, "a is itself a blend"),
         ({"of": {"a": {"taskset": "arithmetic", "sampling": {"max_new_tokens": 999}}}}, {}, r"data\.of\.a\.sampling"),
         (
             {"of": {"a": {"taskset": "arithmetic"}}},

@@ -17,11 +17,11 @@ from tests.rollouts.test_source import Constant, source, uids
 from tests.toy import Flaky, Lowercase
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Group, Task
-from whet.rollouts.curriculum import PassRateCurriculum, PassRateDraws
+from whet.rollouts.curriculum import PassRateCurriculum, PassRateSampler
 from whet.rollouts.filters import DynamicSampling
-from whet.rollouts.pass_rate import pass_rate
+from whet.rollouts.group_metrics import pass_rate
 
-NOBODY: frozenset[int] = frozenset()
+NONE_BUSY: frozenset[int] = frozenset()
 
 
 def tasks(count: int, **difficulties: Any) -> list[Task]:
@@ -37,7 +37,7 @@ class Bandit:
 
     def __init__(self, chances: list[float], seed: int = 0, **settings: Any) -> None:
         self.chances, self.seed = chances, seed
-        self.draws = PassRateCurriculum(**settings).over(tasks(len(chances)), seed)
+        self.draws = PassRateCurriculum(**settings).sampler_for(tasks(len(chances)), seed)
         self.steps: list[list[int]] = []
 
     def run(self, steps: int) -> "Bandit":
@@ -111,8 +111,8 @@ def test_a_task_that_became_solvable_is_active_again() -> None:
 
 
 def test_a_visit_of_another_kind_ends_a_streak() -> None:
-    draws = PassRateCurriculum(retire_after=2).over(tasks(1), 0)
-    draws.draw(0, NOBODY)
+    draws = PassRateCurriculum(retire_after=2).sampler_for(tasks(1), 0)
+    draws.draw(0, NONE_BUSY)
     for right in (8, 0, 8, 4, 8):
         draws.measured(0, answered(right), 0)
         assert draws.metrics().result()["curriculum/active"] == 1
@@ -121,22 +121,22 @@ def test_a_visit_of_another_kind_ends_a_streak() -> None:
 
 
 def test_the_running_pass_rate_forgets_old_visits() -> None:
-    draws = PassRateCurriculum(newest=0.5).over(tasks(1), 0)
-    draws.draw(0, NOBODY)
+    draws = PassRateCurriculum(newest=0.5).sampler_for(tasks(1), 0)
+    draws.draw(0, NONE_BUSY)
     rates = []
     for right in (8, 4, 0, 8):
         draws.measured(0, answered(right), 0)
         rates.append(draws.metrics().result()["curriculum/pass_rate"])
     assert rates == [1.0, 0.75, 0.375, 0.6875]
-    even = PassRateCurriculum(newest=0.01).over(tasks(1), 0)
-    even.draw(0, NOBODY)
+    even = PassRateCurriculum(newest=0.01).sampler_for(tasks(1), 0)
+    even.draw(0, NONE_BUSY)
     for right in (8, 4, 0):
         even.measured(0, answered(right), 0)
     assert even.metrics().result()["curriculum/pass_rate"] == pytest.approx(0.5), "at least an even share"
 
 
 def lines_run(work: Callable[[], object]) -> int:
-    """How many lines of Python it takes."""
+    """Return how many lines of Python a call executes."""
     count = 0
 
     def trace(*_: Any) -> Any:
@@ -157,12 +157,12 @@ def lines_run(work: Callable[[], object]) -> int:
 def test_a_draw_costs_the_same_for_few_and_for_many_tasks(chance: float) -> None:
     costs = []
     for count in (64, 4096):
-        draws = PassRateCurriculum(recheck_after=10**6).over(tasks(count), 0)
+        draws = PassRateCurriculum(recheck_after=10**6).sampler_for(tasks(count), 0)
         for step in range(2):
-            for task in [draws.draw(step, NOBODY) for _ in range(count)]:
+            for task in [draws.draw(step, NONE_BUSY) for _ in range(count)]:
                 draws.measured(task, answered(round(8 * chance)), step)
-        draws.draw(2, NOBODY)  # takes in what was measured
-        costs.append(lines_run(lambda draws=draws: [draws.draw(3, NOBODY) for _ in range(20)]))
+        draws.draw(2, NONE_BUSY)  # applies the measurements
+        costs.append(lines_run(lambda draws=draws: [draws.draw(3, NONE_BUSY) for _ in range(20)]))
     assert costs[1] < 2.5 * costs[0]
 
 
@@ -180,8 +180,8 @@ def test_within_a_step_no_task_comes_twice_while_there_are_others() -> None:
 
 
 def test_what_is_under_way_is_not_drawn_again_while_there_is_anything_else() -> None:
-    draws = PassRateCurriculum().over(tasks(3), 0)
-    first = [draws.draw(0, NOBODY) for _ in range(3)]
+    draws = PassRateCurriculum().sampler_for(tasks(3), 0)
+    first = [draws.draw(0, NONE_BUSY) for _ in range(3)]
     for task in first:
         draws.measured(task, answered(4), 0)
     for step in range(1, 30):
@@ -193,19 +193,19 @@ def test_what_is_under_way_is_not_drawn_again_while_there_is_anything_else() -> 
 )
 def test_a_difficulty_that_is_not_a_finite_number_is_an_error_naming_the_task(difficulty: Any) -> None:
     with pytest.raises(DataError, match="task 't1': its difficulty must be a finite number, not"):
-        PassRateCurriculum().over(tasks(2, t1=difficulty), 0)
+        PassRateCurriculum().sampler_for(tasks(2, t1=difficulty), 0)
 
 
 def test_new_tasks_come_easiest_first_and_unrated_ones_last() -> None:
     rated = tasks(5, t0=4, t1=2.5, t2=True, t3=3, t4="hard")
-    draws = PassRateCurriculum().over(rated, 0)
-    assert [draws.draw(0, NOBODY) for _ in range(5)][:3] == [1, 3, 0]
+    draws = PassRateCurriculum().sampler_for(rated, 0)
+    assert [draws.draw(0, NONE_BUSY) for _ in range(5)][:3] == [1, 3, 0]
 
 
 def test_without_difficulties_new_tasks_come_shuffled_by_the_seed() -> None:
     def order(seed: int) -> list[int]:
-        draws = PassRateCurriculum().over(tasks(30), seed)
-        return [draws.draw(0, NOBODY) for _ in range(30)]
+        draws = PassRateCurriculum().sampler_for(tasks(30), seed)
+        return [draws.draw(0, NONE_BUSY) for _ in range(30)]
 
     assert sorted(order(0)) == list(range(30))
     assert order(0) == order(0) != order(1)
@@ -213,12 +213,12 @@ def test_without_difficulties_new_tasks_come_shuffled_by_the_seed() -> None:
 
 
 def test_a_group_lost_to_failures_rests_and_says_nothing() -> None:
-    draws = PassRateCurriculum(recheck_after=5).over(tasks(1), 0)
-    draws.draw(0, NOBODY)
+    draws = PassRateCurriculum(recheck_after=5).sampler_for(tasks(1), 0)
+    draws.draw(0, NONE_BUSY)
     draws.measured(0, None, 0)
     numbers = draws.metrics().result()
     assert numbers == {"curriculum/solved": 0, "curriculum/unsolved": 0, "curriculum/active": 0}
-    draws.draw(5, NOBODY)
+    draws.draw(5, NONE_BUSY)
     draws.measured(0, answered(4), 5)
     assert draws.metrics().result()["curriculum/active"] == 1
 
@@ -244,12 +244,12 @@ def test_a_resumed_curriculum_draws_the_same() -> None:
 
 
 def test_a_checkpoint_of_other_tasks_is_refused() -> None:
-    state = PassRateCurriculum().over(tasks(3), 0).state()
-    with pytest.raises(ConfigError, match="3 tasks, now there are 4"):
-        PassRateCurriculum().over(tasks(4), 0).load_state(state)
+    state = PassRateCurriculum().sampler_for(tasks(3), 0).state()
+    with pytest.raises(ConfigError, match="3 tasks, but there are 4 now"):
+        PassRateCurriculum().sampler_for(tasks(4), 0).load_state(state)
     for others, seed in ((tasks(3), 1), (tasks(3)[::-1], 0), (tasks(4)[1:], 0)):
-        with pytest.raises(ConfigError, match="another seed, other tasks, or these in another order"):
-            PassRateCurriculum().over(others, seed).load_state(state)
+        with pytest.raises(ConfigError, match="another seed, other tasks, or another order"):
+            PassRateCurriculum().sampler_for(others, seed).load_state(state)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_groups_that_filters_drop_are_measured_too(tiny_model: Path) -> None:
         async with source(tiny_model, Constant(), [DynamicSampling()], **changes) as rollouts:
             with pytest.raises(DataError, match="only 0 passed the filters"):
                 await rollouts.next_groups()
-            assert isinstance(rollouts.curriculum, PassRateDraws)
+            assert isinstance(rollouts.curriculum, PassRateSampler)
             assert rollouts.curriculum.metrics().result()["curriculum/pass_rate"] == 1.0
             assert len(rollouts.curriculum.seen) == 6
 
@@ -359,13 +359,13 @@ def test_a_curriculum_that_comes_or_goes_between_runs_is_refused(tiny_model: Pat
 
 
 class Own(PassRateCurriculum):
-    """Somebody's own: always the last task."""
+    """A user's curriculum: always the last task."""
 
-    def over(self, tasks: Any, seed: int) -> "LastDraws":
-        return LastDraws(self, tasks, seed)
+    def sampler_for(self, tasks: Any, seed: int) -> "LastTaskSampler":
+        return LastTaskSampler(self, tasks, seed)
 
 
-class LastDraws(PassRateDraws):
+class LastTaskSampler(PassRateSampler):
     def draw(self, step: int, busy: Container[int]) -> int:
         super().draw(step, busy)
         return self._new[-1]

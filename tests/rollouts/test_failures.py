@@ -1,4 +1,4 @@
-"""What fails in the same way each time is told once, with the user's lines, and is not tried again."""
+"""A failure that repeats is reported once, with the user's lines, and is not retried."""
 
 import asyncio
 import json
@@ -100,7 +100,7 @@ def test_what_each_kind_says_is_the_users_line_and_not_the_librarys() -> None:
     try:
         json.loads("{")
     except ValueError as error:
-        failures.tell("e", 1, error, "why")
+        failures.report("e", 1, error, "why")
     assert next(iter(failures.counts)).startswith(f"JSONDecodeError:{__file__}:")
 
 

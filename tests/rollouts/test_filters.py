@@ -1,4 +1,4 @@
-"""What filters do to groups."""
+"""The filters of groups."""
 
 import pytest
 from pydantic import ValidationError

@@ -40,7 +40,7 @@ each_wrong = pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBER
 
 
 class Says(Lowercase):
-    """Returns the scores it is told, for one task or for all."""
+    """Returns the given scores, for one task or for all."""
 
     scores: Any
     victim: str | None = None

@@ -35,7 +35,7 @@ def save(folder: Path, step: int, ledger: Ledger, pending: list[int], **order: A
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps over tickets 0 to 6; 2 was filtered, 6 is under way; what step 3 did is not in the checkpoint."""
+    """Two steps over tickets 0 to 6; 2 was filtered, 6 is in flight; the ends of step 3 are not in the checkpoint."""
     folder, ledger = tmp_path_factory.mktemp("ledger"), Ledger()
     for ticket in range(7):
         ledger.dispatched(ticket)
@@ -59,9 +59,9 @@ def test_a_ticket_ends_once() -> None:
     ledger.dispatched(0)
     ledger.ended(entry(0))
     for again in (lambda: ledger.ended(entry(0)), lambda: ledger.finished(0), lambda: ledger.ended(entry(1))):
-        with pytest.raises(WhetError, match="not under way"):
+        with pytest.raises(WhetError, match="not in flight"):
             again()
-    with pytest.raises(WhetError, match="lost or doubled"):
+    with pytest.raises(WhetError, match="lost or drawn twice"):
         ledger.dispatched(2)
 
 
@@ -79,7 +79,7 @@ def test_the_state_is_short_and_comes_back() -> None:
 def test_a_run_in_which_each_prompt_ended_once_passes(a_run: Path) -> None:
     found = audit(a_run)
     assert not found.violations
-    assert (found.step, found.drawn, found.under_way, len(found.entries), found.later) == (2, 7, 1, 6, 1)
+    assert (found.step, found.drawn, found.in_flight, len(found.entries), found.later) == (2, 7, 1, 6, 1)
     assert found.by_epoch() == {0: {"trained": 2, "filtered": 1}, 1: {"trained": 2, "failed": 1}}
     assert found.dropped() == {("filtered", "DynamicSampling"): 1, ("failed", "the grader is away"): 1}
 
@@ -105,15 +105,15 @@ def changed(ticket: int, /, **values: Any) -> Callable[[Lines], Lines]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (without(1), "ticket 1 was trained by the checkpoint, and never ended by the ledger"),
+        (without(1), "ticket 1 was trained in the checkpoint, but never ended in the ledger"),
         (lambda lines: [*lines, lines[0] | {"step": 2}], "ticket 0 was trained in step 1 and trained in step 2"),
         (changed(4, uid="task/0"), "prompt task/0 of epoch 1 was trained in step 2 and trained in step 2"),
-        (changed(2, outcome="trained"), "ticket 2 was filtered by the checkpoint, and was trained in step 1"),
+        (changed(2, outcome="trained"), "ticket 2 was filtered in the checkpoint, but was trained in step 1"),
         (changed(3, epoch=0), "ticket 3 is of epoch 1, not 0"),
-        (changed(6, step=2), "ticket 6 (task/0) was trained in step 2, and the checkpoint has it under way"),
-        (changed(6, step=2, ticket=9), "ticket 9 has ended and was never drawn"),
-        (changed(1, uid="task/2", epoch=None), "0000001:task/1 was learned from in step 1, of which the ledger knows"),
-        (changed(1, step=2), "0000001:task/1 was learned from in step 2, of which its rollouts know nothing"),
+        (changed(6, step=2), "ticket 6 (task/0) was trained in step 2, but is in flight in the checkpoint"),
+        (changed(6, step=2, ticket=9), "ticket 9 has ended but was never drawn"),
+        (changed(1, uid="task/2", epoch=None), "0000001:task/1 was trained on in step 1 according to the rollouts, but the ledger"),
+        (changed(1, step=2), "0000001:task/1 was trained on in step 2 according to the ledger, but the rollouts"),
     ],
 )
 def test_whatever_is_wrong_in_the_file_is_found(
@@ -130,7 +130,7 @@ def test_whatever_is_wrong_in_the_file_is_found(
     [
         ("7t", [6], "it counts twice"),
         ("2t1f2t1x1g", [], "ticket 6 is lost"),
-        ("2t1f2t1x", [6], "7 tickets were drawn, and the checkpoint's ledger has 6"),
+        ("2t1f2t1x", [6], "7 tickets were drawn, but the checkpoint's ledger has 6"),
     ],
 )
 def test_whatever_is_wrong_in_the_checkpoint_is_found(
@@ -169,7 +169,7 @@ def test_the_command_says_so_and_its_exit_code_too(
     with pytest.raises(SystemExit) as bad:
         main(["audit", str(copy)])
     assert bad.value.code == 1
-    assert "VIOLATION: ticket 0 was trained by the checkpoint" in capsys.readouterr().out
+    assert "VIOLATION: ticket 0 was trained in the checkpoint" in capsys.readouterr().out
     assert json.loads((copy / "recipe.yaml").read_text()) == {}
 
 
@@ -191,4 +191,4 @@ def test_a_file_that_lacks_ends_which_the_checkpoint_knows_is_said(
     assert not caplog.messages
     (tmp_path / "ledger.jsonl").unlink()
     ledger.compare(tmp_path)
-    assert "tells what became of 0 prompts, and the checkpoint of 3" in caplog.text
+    assert "lists the ends of 0 prompts, but the checkpoint 3" in caplog.text

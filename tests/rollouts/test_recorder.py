@@ -1,4 +1,4 @@
-"""What people read about a step: each line of an episode with its own replies."""
+"""The records that people read of a step: each branch of an episode with its own replies."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def asked(text: str) -> Span:
 
 
 def two_lines(status: Status = Status.COMPLETED) -> Group:
-    """An agent that asks once, then goes on from there in a branch."""
+    """An agent that asks once and then continues in a branch."""
     question, draft = asked("why? "), said("because")
     branch = [question, replace(draft, trained=False), asked(" and? "), said("so")]
     lines = [Trajectory([question, draft]), Trajectory(branch)]

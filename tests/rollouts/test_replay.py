@@ -1,4 +1,4 @@
-"""What a run ahead of step has learned from can be learned from again, to the bit."""
+"""The steps of an asynchronous run can be replayed to the bit."""
 
 import shutil
 from pathlib import Path
@@ -44,10 +44,10 @@ def test_groups_come_back_as_they_were(tmp_path: Path) -> None:
     assert kept_groups(tmp_path, 2) == groups
     drop_groups_after(tmp_path, 1)
     assert kept_groups(tmp_path, 1) == groups
-    with pytest.raises(DataError, match=r"was not made with rollouts\.keep_groups"):
+    with pytest.raises(DataError, match=r"was made without rollouts\.keep_groups"):
         kept_groups(tmp_path, 2)
     (tmp_path / "groups" / "step-000001.json").write_text("[{}]")
-    with pytest.raises(DataError, match="can't be read as groups"):
+    with pytest.raises(DataError, match="can't be read as kept groups"):
         kept_groups(tmp_path, 1)
     shutil.rmtree(tmp_path / "groups")
     drop_groups_after(tmp_path, 0)

@@ -37,7 +37,7 @@ def generator(dtype: str = "bfloat16", **settings: Any) -> TorchGenerator:
 
 
 async def talk(own: TorchGenerator, seed: int) -> list[Session]:
-    """A conversation of three turns and, beside it, one that goes on otherwise from the first."""
+    """A conversation of three turns, and a branch that continues differently after the first."""
     sampling = Sampling(max_prompt_tokens=200, max_new_tokens=12, max_turns=8, thinking_budget=5 if seed else None)
     recording = Recording(own, RENDERER, sampling, "s", seed)  # type: ignore[arg-type]
     session = Session(recording)
@@ -48,7 +48,7 @@ async def talk(own: TorchGenerator, seed: int) -> list[Session]:
     for text in ("Why?", "And 4 + 5?"):
         messages.append({"role": "user", "content": text})
         messages.append((await session.reply(messages)).message)
-    return recording.lines
+    return recording.branches
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_groups_keep_their_experts_on_the_way_through_json(sampled: list[Group])
 def test_the_learner_takes_each_tokens_experts_wherever_it_is_packed(
     sampled: list[Group], moe: Path, share: bool
 ) -> None:
-    """The oracle: each line alone, unshared and unpacked, its routers told by hand."""
+    """The oracle: each branch alone, unshared and unpacked, with its experts set by hand."""
     batch = Batch.from_groups(sampled, share_prompts=share).weigh("token")
     learner = worker(moe, precision="float32", follows_routes=True)
     for trajectory, path in zip(sampled[0].trajectories, batch.paths(), strict=True):

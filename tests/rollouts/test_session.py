@@ -69,7 +69,7 @@ def test_every_turn_only_appends_and_the_generator_is_given_all_of_it() -> None:
         assert later[: len(earlier)] == earlier
     assert session.tokens[: len(generator.prompts[-1])] == generator.prompts[-1]
     assert [span.trained for span in session.spans] == [False, True] * 3
-    assert len(set(generator.seeds)) == 3, "each turn has a seed of its own"
+    assert len(set(generator.seeds)) == 3, "each turn has a different seed"
     usage = session.recording.usage
     assert (usage.turns, usage.cached_tokens) == (3, 6)
     assert usage.prompt_tokens == sum(map(len, generator.prompts))
@@ -80,7 +80,7 @@ def test_a_history_that_is_rewritten_is_refused_and_makes_a_branch() -> None:
     session = Session(recording(generator))
     messages = run(talk(session, "one", "two"))
     rewritten = [*messages[:2], user("something else")]
-    with pytest.raises(DataError, match="does not go on from what the model has seen"):
+    with pytest.raises(DataError, match="does not continue what the model has seen"):
         run(session.reply(rewritten))
     line = session.branch(rewritten)
     run(line.reply(rewritten))
@@ -88,7 +88,7 @@ def test_a_history_that_is_rewritten_is_refused_and_makes_a_branch() -> None:
     assert generator.prompts[2][: len(generator.prompts[0])] == generator.prompts[0]
     assert line.spans[1].tokens == session.spans[1].tokens, "the reply they share is not encoded again"
     assert [span.trained for span in line.spans] == [False, False, False, True], "nothing is trained twice"
-    branches = session.recording.branches
+    branches = session.recording.trajectories
     assert [len(branch.spans) for branch in branches] == [4, 4]
     assert branches[1].messages == [*rewritten, {"role": "assistant", "content": "answer 3"}]
 
@@ -97,7 +97,7 @@ def test_a_branch_of_a_branch_keeps_the_tokens_that_were_sampled() -> None:
     session = Session(recording())
     messages = run(talk(session, "one", "two", "three"))
     line = session.branch([*messages[:4], user("something else")])
-    assert len(session.recording.branches) == 1, "nothing was said in it yet"
+    assert len(session.recording.trajectories) == 1, "the second branch has no reply yet"
     second = line.branch([*messages[:2], user("another thing")])
     assert second.spans[1].tokens == session.spans[1].tokens
     assert [len(other.spans) for other in (line, second)] == [4, 2]
@@ -125,7 +125,7 @@ def test_other_tools_are_another_history() -> None:
 def test_thoughts_may_be_left_out_of_what_is_sent_back() -> None:
     session = Session(recording())
     messages = run(talk(session, "one"))
-    session._given[-1] = session._given[-1] | {"reasoning_content": "hm"}
+    session._original[-1] = session._original[-1] | {"reasoning_content": "hm"}
     assert session.extended_by([*messages, user("two")])
     assert not session.extended_by([messages[0], messages[1] | {"reasoning_content": "ha"}, user("two")])
 
@@ -147,7 +147,7 @@ def test_a_budget_that_is_used_up_ends_the_line(sampling: dict[str, int], limit:
         run(talk(session, *(["one " * 8] * 9)))
     assert reached.value.limit == limit
     assert session.recording.usage.turns <= turns
-    assert session.spans[-1].trained, "nothing is left that nobody answers"
+    assert session.spans[-1].trained, "no message is left without a reply"
 
 
 def test_branches_share_the_budget_of_turns() -> None:
@@ -156,7 +156,7 @@ def test_branches_share_the_budget_of_turns() -> None:
     other = [user("three")]
     with pytest.raises(LimitReached):
         run(session.branch(other).reply(other))
-    assert len(session.recording.branches) == 1, "a line in which nothing was said is no branch"
+    assert len(session.recording.trajectories) == 1, "a session without a reply has no trajectory"
 
 
 class Slow:

@@ -61,7 +61,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         except WhetError as error:
             if "lost to failures" not in str(error) and not isinstance(error, GeneratorError):
                 raise
-            self.simulation.world = replace(self.simulation.world, flaky=0.0)  # somebody has mended it
+            self.simulation.world = replace(self.simulation.world, flaky=0.0)  # the cause is fixed
             self.simulation.kill()
 
     @rule()
@@ -91,7 +91,7 @@ class AnyInterleaving(RuleBasedStateMachine):
         if not hasattr(self, "simulation"):
             return
         try:
-            self.take_steps(6)  # whatever has happened, it goes on
+            self.take_steps(6)  # the run continues after any failure
             self.simulation.check()
         finally:
             self.simulation.close()

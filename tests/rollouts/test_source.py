@@ -280,7 +280,7 @@ def test_ahead_of_step_the_budget_is_spent_and_no_more(tiny_model: Path) -> None
     async def go() -> None:
         async with source(tiny_model, max_staleness=2) as rollouts:
             await rollouts.next_groups()
-            assert len(rollouts.state()["pending"]) == 6, "two further steps may be under way"
+            assert len(rollouts.state()["pending"]) == 6, "two further steps may be in flight"
             await rollouts.published(1)
             assert len(rollouts.state()["pending"]) == 9
 

@@ -9,7 +9,7 @@ from whet.core.types import Message
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Limits, Sampling
 from whet.rollouts.session import Recording, Session
-from whet.rollouts.thinking import parted
+from whet.rollouts.thinking import split_thinking
 
 RENDERER = Renderer(tiny_tokenizer())
 
@@ -94,7 +94,7 @@ def test_a_budget_that_leaves_no_room_for_an_answer_ends_the_reply() -> None:
 
 
 def test_a_thought_without_an_end_is_no_answer() -> None:
-    message = parted({"role": "assistant", "content": "<think>\nit is 4"})
+    message = split_thinking({"role": "assistant", "content": "<think>\nit is 4"})
     assert (message["content"], message.get("reasoning_content")) == ("", "it is 4")
 
 

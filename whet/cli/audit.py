@@ -55,4 +55,4 @@ def _print(audit: "Audit", most: int | None) -> None:
         print(f"VIOLATION: {escape_controls(violation)}")
     ended = len(audit.entries)
     verdict = f"{len(audit.violations)} violations" if audit.violations else "each exactly once"
-    print(f"{audit.drawn} drawn = {ended} trained or dropped + {audit.under_way} in flight: {verdict}")
+    print(f"{audit.drawn} drawn = {ended} trained or dropped + {audit.in_flight} in flight: {verdict}")

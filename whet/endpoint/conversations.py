@@ -98,7 +98,7 @@ class Conversations:
 
     def _line(self, question: Question) -> Session:
         """Return the line with the longest history that the question goes on with, or a branch."""
-        lines = self.recording.lines
+        lines = self.recording.branches
         asked, tools = question.messages, question.tools
         busy = [call.line for call in self._calls if not call.job.done()]
         free = [line for line in lines if line not in busy and line.extended_by(asked, tools)]
@@ -106,7 +106,7 @@ class Conversations:
             return max(free, key=lambda line: len(line.messages))
         if not lines:
             return Session(self.recording)
-        return max(lines, key=lambda line: line.in_common(asked, tools)).branch(asked, tools)
+        return max(lines, key=lambda line: line.common_prefix_length(asked, tools)).branch(asked, tools)
 
     async def _ask(self, line: Session, question: Question) -> Answer:
         refusals = self.refusals

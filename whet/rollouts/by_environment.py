@@ -1,4 +1,4 @@
-"""Metrics of each environment of a blend, and the alarm for one that gets worse while the mean gets better."""
+"""Metrics of each environment of a blend, and a warning if the reward of one falls while the mean over all rises."""
 
 import logging
 import math
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Sequence
 
 from whet.core.types import Group, Status
 from whet.metrics import Metrics
-from whet.rollouts.pass_rate import pass_rate
+from whet.rollouts.group_metrics import pass_rate
 
 log = logging.getLogger(__name__)
 
-_WINDOW = 10  # steps that are compared with as many before them
+_WINDOW = 10  # steps, compared with the same number of steps before them
 _SURE = 3.0  # standard errors of the difference
 
 
 class ByEnvironment:
-    """What happened in each environment since the last step, and their rewards in the steps before."""
+    """The metrics of each environment in the current step, and their mean rewards in the steps before."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.history: dict[str, list[float]] = {name: [] for name in names}  # mean rewards of the last steps
@@ -24,7 +24,7 @@ class ByEnvironment:
         self._falling: set[str] = set()
 
     def count(self, name: str, group: Group | None) -> None:
-        """Count a group as it was graded, before any filter; None: it was lost to failures."""
+        """Count a group with its rewards before any filter; None: the group was lost to failures."""
         metrics, at = self._step, f"env/{name}"
         metrics.sum(f"{at}/groups", group is not None).sum(f"{at}/failures", group is None)
         for episode in group.episodes if group else ():
@@ -36,14 +36,14 @@ class ByEnvironment:
             metrics.mean(f"{at}/pass_rate", pass_rate(group, 0.5))
 
     def metrics(self) -> Metrics:
-        """The numbers of a step by ``env/NAME/``; ``falling`` is 1 where the alarm is raised."""
+        """Return the metrics of a step, named ``env/NAME/...``; ``falling`` is 1 for an environment with a warning."""
         metrics, self._step = self._step, Metrics()
         means = metrics.result()
         for name, rewards in self.history.items():
             if (mean := means.get(f"env/{name}/reward")) is not None:
                 rewards.append(mean)
                 del rewards[: -2 * _WINDOW]
-        falling = self._found()
+        falling = self._falling_now()
         for name in self.history:
             metrics.mean(f"env/{name}/falling", name in falling)
             if name in falling - self._falling:
@@ -55,8 +55,8 @@ class ByEnvironment:
         self._falling = falling
         return metrics
 
-    def _found(self) -> set[str]:
-        """The environments that fall by more than chance, where the mean over all of them rises."""
+    def _falling_now(self) -> set[str]:
+        """Return the environments whose reward falls by more than chance, if the mean over all of them rises."""
         full = {name: _halves(rewards) for name, rewards in self.history.items() if len(rewards) == 2 * _WINDOW}
         rises = sum(statistics.fmean(after) - statistics.fmean(before) for before, after in full.values()) > 0
         return {name for name, (before, after) in full.items() if rises and _falls(before, after)}
@@ -67,6 +67,6 @@ def _halves(rewards: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]
 
 
 def _falls(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Return whether the mean is lower, by more than the spread of the steps explains."""
+    """Return whether the mean fell by more than the variance between steps explains."""
     error = math.sqrt((statistics.variance(before) + statistics.variance(after)) / _WINDOW)
     return statistics.fmean(after) - statistics.fmean(before) < -max(_SURE * error, 1e-9)

@@ -1,5 +1,5 @@
-"""One episode: an environment and the model take turns until the environment is done or a budget is used up. Knows no
-groups, no permits and no learner."""
+"""One episode: an environment and the model take turns until the environment is done or a budget is used up.
+Independent of groups, permits and the learner."""
 
 import asyncio
 import logging
@@ -42,11 +42,11 @@ async def play(
     failures: Failures,
     endpoint: "Endpoint | None" = None,
 ) -> Episode:
-    """``run_episode``, or ``run_program`` through the endpoint, again from the start (under the same seed) after an
-    infrastructure failure; to take more than ``deadline`` seconds is one, a mistake in the environment's code is not.
-    When it fails for good, an episode without tokens whose status is failed; what is wrong with the run itself is
-    raised."""
-    why = ""
+    """Play an episode with ``run_episode``, or with ``run_program`` through the endpoint. After an infrastructure
+    failure it is played again from the start, with the same seed. An attempt that takes longer than ``deadline``
+    seconds is such a failure; a mistake in the environment's code is not. If the last attempt fails, return an episode
+    without tokens whose status is failed. Errors of the run itself are raised."""
+    reason = ""
     for attempt in range(retries + 1):
         recording = Recording(generator, renderer, sampling, session, seed, timing)
         limit = asyncio.timeout(deadline)
@@ -60,24 +60,25 @@ async def play(
             failures.completed += 1
             return episode
         except Exception as error:
-            bad_task = isinstance(error, DataError)  # trying again would not help, and the others may be good
+            bad_task = isinstance(error, DataError)  # a retry would not help, but other tasks may be valid
             if isinstance(error, WhetError) and not isinstance(error, DataError | CallError):
                 raise
-            why, last = described(error), bad_task or is_mistake(error) or attempt == retries
+            reason, last = described(error), bad_task or is_mistake(error) or attempt == retries
             if limit.expired():
-                why = f"it took longer than rollouts.episode_deadline = {deadline:g} s"
+                reason = f"it took longer than rollouts.episode_deadline = {deadline:g} s"
             timing.failures[type(error).__name__] += 1
-            timing.lost += sum(line.trained_tokens for line in recording.branches)
-            failures.tell(session, attempt + 1, error, why)
+            timing.lost += sum(branch.trained_tokens for branch in recording.trajectories)
+            failures.report(session, attempt + 1, error, reason)
         if last:
             break
         jitter = random.Random(derive_seed(seed, "retry", attempt)).uniform(0.5, 1.5)
         await asyncio.sleep(retry_delay * 2**attempt * jitter)
-    return Episode([], status=Status.FAILED, error=why)
+    return Episode([], status=Status.FAILED, error=reason)
 
 
 async def run_episode(environment: Environment, recording: Recording) -> Episode:
-    """Play one episode to its end. Raises what the environment or generator raises; closes the environment always."""
+    """Play one episode to its end. Raises errors of the environment and the generator; always closes the
+    environment."""
     session, where = Session(recording), f"of episode {recording.name}"
     episode = Episode([], usage=recording.usage)
     try:
@@ -86,7 +87,7 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
         while episode.limit is None:
             reply = await session.reply(messages, observation.tools)
             started = time.perf_counter()
-            step = await environment.step(reply.message)  # one that hangs is a failure, and no budget that is used up
+            step = await environment.step(reply.message)  # a step that hangs is a failure, not a used-up budget
             recording.timing.grading += time.perf_counter() - started
             reward = checked_score("reward", step.reward, where)
             session.earn(reward)
@@ -102,15 +103,15 @@ async def run_episode(environment: Environment, recording: Recording) -> Episode
         episode.limit = reached.limit
     finally:
         await environment.close()
-    episode.branches = recording.branches
+    episode.branches = recording.trajectories
     episode.status = Status.COMPLETED if episode.limit is None else Status.TRUNCATED
     return episode
 
 
 async def run_program(program: Program, recording: Recording, endpoint: "Endpoint") -> Episode:
-    """Let a program do its task with the model behind the endpoint. Raises what the generator raises, whatever the
-    program makes of that, and what the program raises, but for the refusal of a call for which no budget was left: then
-    its work is worth 0."""
+    """Run a program that does its task with the model behind the endpoint. Raises errors of the generator, even if the
+    program catches them, and errors of the program, except one caused by the refusal of a call after a budget was used
+    up; in that case the reward is 0."""
     where, conversations = f"of episode {recording.name}", Conversations(recording)
     step = Step()
     endpoint.start()
@@ -131,9 +132,9 @@ async def run_program(program: Program, recording: Recording, endpoint: "Endpoin
         await program.close()
     if conversations.failure is not None:
         raise conversations.failure
-    episode = Episode(recording.branches, usage=recording.usage, limit=conversations.limit)
+    episode = Episode(recording.trajectories, usage=recording.usage, limit=conversations.limit)
     if not episode.branches and episode.limit is None:
-        raise DataError(f"{recording.name}: the program ended without a call of the model at its base_url")
+        raise DataError(f"{recording.name}: the program ended without calling the model at its base_url")
     episode.reward = checked_score("reward", step.reward, where)
     episode.scores = {name: checked_score(name, value, where) for name, value in step.scores.items()}
     episode.status = Status.COMPLETED if episode.limit is None else Status.TRUNCATED

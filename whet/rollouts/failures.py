@@ -1,7 +1,7 @@
-"""Episodes that fail: which of them trying again can't mend, and how often a user is told.
+"""Failed episodes: which failures a retry can't fix, and how often each is shown to the user.
 
-A mistake in the code of an environment fails every episode in the same way. So each kind of failure (an exception and
-the line of the user's code that it came from) is shown once; the rest is counted and stands in the log.
+A mistake in an environment's code fails every episode in the same way. So each kind of failure (an exception and the
+line of the user's code that raised it) is shown once; later ones are counted and written to the log file.
 """
 
 import logging
@@ -22,8 +22,8 @@ _MISTAKES = (
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Return whether code is wrong, so that the same answer would fail again. A library's own exception (an answer of a
-    server that is not JSON, say) and what a lost connection caused are failures of infrastructure."""
+    """Return whether the error is a bug in code, so that the same answer would fail again. A library's own exception
+    (for a server's answer that is not JSON, say) and errors caused by a lost connection are infrastructure failures."""
     return type(error).__module__ == "builtins" and isinstance(error, _MISTAKES) and not is_infrastructure(error)
 
 
@@ -32,42 +32,43 @@ class Failures:
 
     def __init__(self) -> None:
         self.completed = 0
-        """Episodes that came to their end."""
+        """Episodes that ended normally."""
         self.counts = Counter[str]()
-        """Attempts, by the exception and the line that it came from."""
-        self._mistakes = dict[str, str]()  # the lines of each kind that was a mistake
+        """Failed attempts, by exception and the line that raised it."""
+        self._mistakes = dict[str, str]()  # kind -> source lines, for failures that are mistakes
 
-    def tell(self, session: str, attempt: int, error: Exception, why: str) -> None:
-        """Count a failed attempt, and warn of the first one of its kind."""
+    def report(self, session: str, attempt: int, error: Exception, reason: str) -> None:
+        """Count a failed attempt, and warn if it is the first of its kind."""
         frames = [] if isinstance(error, TimeoutError) else own_frames(error)[-1:]
         kind = ":".join([type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)])
         self.counts[kind] += 1
-        text = f"episode {session} failed (attempt {attempt}): {why}"
+        text = f"episode {session} failed (attempt {attempt}): {reason}"
         if self.counts[kind] > 1:
             log.info("%s", text)
             return
         if is_mistake(error):
             self._mistakes[kind] = own_lines(error)
             text += f"\n{self._mistakes[kind]}"
-        log.warning("%s\nFurther failures of this kind are counted, and stand in log.txt only.", text)
+        log.warning("%s\nFurther failures of this kind are counted, but only written to log.txt.", text)
 
     @property
     def only_mistake(self) -> str | None:
-        """The lines of the one mistake that every episode so far has failed with; None where some did not."""
+        """The lines of the one mistake with which every episode so far has failed; None if there is no such mistake."""
         if self.completed or len(self.counts) != 1:
             return None
         return next(iter(self._mistakes.values()), None)
 
     def check(self) -> None:
-        """Raise ``WhetError`` where every episode so far has failed with one and the same mistake."""
+        """Raise ``WhetError`` if every episode so far has failed with the same mistake."""
         if lines := self.only_mistake:
             raise WhetError(
-                f"every episode so far ({self.counts.total()}) failed with the same error, which trying again can't "
-                f"mend:\n{lines}"
+                f"every episode so far ({self.counts.total()}) failed with the same error, which a retry can't "
+                f"fix:\n{lines}"
             )
 
     def check_lost(self, group: Group, failed: int, config: RolloutConfig) -> None:
-        """Say that a group was dropped. Raise ``WhetError`` where ``failed`` groups of the step are too many."""
+        """Log that a group was dropped. Raise ``WhetError`` if ``failed``, the number of such groups in this step, is
+        too large."""
         errors = [episode.error for episode in group.episodes if episode.status is Status.FAILED]
         log.warning("group %s is dropped: %d of its episodes failed", group.uid, len(errors))
         self.check()

@@ -1,5 +1,5 @@
-"""What happens to a group between grading and learning. A filter returns the group, changed or not, or None to drop it.
-Filters run in the order in which the recipe lists them. Whole groups are dropped, never single rows: dropping rows
+"""Filters between grading and training. A filter returns the group, changed or not, or None to drop it. Filters run in
+the order in which the recipe lists them. Whole groups are dropped, never single episodes, because dropping episodes
 would bias the baseline."""
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from whet.config import Config
 from whet.core.types import Episode, Group, Status
-from whet.rollouts.pass_rate import pass_rate
+from whet.rollouts.group_metrics import pass_rate
 
 FILTERS = {
     "dynamic_sampling": "whet.rollouts.filters:DynamicSampling",
@@ -21,16 +21,16 @@ FILTERS = {
 
 
 class Filter(Config, ABC):
-    """Base of all filters; subclass it for your own and name it by its dotted path."""
+    """Base of all filters. Subclass it for your own and name the subclass by its dotted path."""
 
     @abstractmethod
     def __call__(self, group: Group) -> Group | None:
-        """The group, changed or not; None drops it."""
+        """Return the group, changed or not, or None to drop it."""
 
 
 class DynamicSampling(Filter):
-    """Drop groups whose rewards have no spread: they teach nothing (DAPO, arXiv 2503.14476). The source then samples
-    further tasks until the step is full. List it before any shaping, so that spread is judged on the plain reward."""
+    """Drop groups whose rewards are all equal, because they have no gradient (DAPO, arXiv 2503.14476). The source then
+    samples further tasks until the step is full. List it before any shaping, so that it sees the unshaped rewards."""
 
     def __call__(self, group: Group) -> Group | None:
         rewards = {episode.reward for episode in group.episodes}
@@ -39,7 +39,7 @@ class DynamicSampling(Filter):
 
 class PassRate(Filter):
     """Keep tasks of medium difficulty: groups whose share of right answers is in ``low`` .. ``high`` (PRIME, arXiv
-    2502.01456). Right is an answer whose score ``correct``, or else reward, is above ``threshold``."""
+    2502.01456). An answer is right if its score ``correct``, or else its reward, is above ``threshold``."""
 
     low: float = Field(0.2, ge=0, le=1)
     high: float = Field(0.8, ge=0, le=1)
@@ -56,13 +56,13 @@ class PassRate(Filter):
 
 
 class OverlongShaping(Filter):
-    """Soft punishment of long answers (DAPO, arXiv 2503.14476): nothing up to ``limit - buffer`` trained tokens, then
-    linearly down to ``-penalty`` at ``limit`` and beyond. All turns of an episode count."""
+    """Soft penalty for long answers (DAPO, arXiv 2503.14476): 0 up to ``limit - buffer`` trained tokens, then linear
+    down to ``-penalty`` at ``limit`` and beyond. The tokens of all turns of an episode count."""
 
     limit: int = Field(gt=0)
-    """Length L in tokens."""
+    """Length in tokens from which on the penalty is full."""
     buffer: int = Field(gt=0)
-    """Length B over which the punishment grows."""
+    """Number of tokens before ``limit`` over which the penalty grows."""
     penalty: float = Field(1.0, ge=0)
 
     def __call__(self, group: Group) -> Group | None:
@@ -76,7 +76,7 @@ class OverlongShaping(Filter):
 
 
 class OverlongFilter(Filter):
-    """Truncated answers train no token but still count in their group's baseline (DAPO, arXiv 2503.14476)."""
+    """Mask all tokens of truncated answers, which still count in their group's baseline (DAPO, arXiv 2503.14476)."""
 
     def __call__(self, group: Group) -> Group | None:
         masked = [_untrained(e) if e.status is Status.TRUNCATED else e for e in group.episodes]
@@ -85,8 +85,8 @@ class OverlongFilter(Filter):
 
 class BestAndWorst(Filter):
     """Keep the answer with the highest reward and the one with the lowest, the first of equals, as a preference pair;
-    drop groups without spread (online DPO, arXiv 2402.04792). An episode that was cut before its first reply gave no
-    answer, so it is in no pair."""
+    drop groups whose rewards are all equal (online DPO, arXiv 2402.04792). An episode that was cut before its first
+    reply has no answer, so it is in no pair."""
 
     def __call__(self, group: Group) -> Group | None:
         answers = [episode for episode in group.episodes if episode.branches]

@@ -1,8 +1,5 @@
-"""The episodes of one task, played at the same time with one generator, rewarded, and put together as a group.
-
-Who waits for whom: an episode waits for a free slot (``rollouts.concurrency``), then for the generator and its
-environment. A group is finished when all of its episodes are.
-"""
+"""Plays the episodes of one task concurrently with one generator, rewards them, and returns them as a group. See
+``source.py`` for who waits for whom."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class GroupPlayer:
-    """Plays groups. ``timing`` and ``failures`` count over all groups."""
+    """Plays groups. ``timing`` and ``failures`` cover all groups."""
 
     def __init__(
         self,
@@ -60,14 +57,14 @@ class GroupPlayer:
         ended: Callable[[], None] = lambda: None,
     ) -> Group:
         """Return the group ``uid`` of ``size`` episodes, whose seeds derive from ``uid``. ``ended`` is called after
-        each episode. ``sampling`` replaces the run's. A group that ``score_group`` failed on holds one failed episode.
-        """
+        each episode. ``sampling`` replaces the run's settings. If ``score_group`` failed, the group has a single failed
+        episode."""
         settings = self.sampling_of(task, sampling)
         jobs = [asyncio.create_task(self._episode(task, uid, sample, settings, ended)) for sample in range(size)]
         try:
             episodes = await asyncio.gather(*jobs)
         except Exception:
-            await cancel_all(jobs)  # none may play on in environments that are about to be closed
+            await cancel_all(jobs)  # no episode may continue in environments that are about to be closed
             raise
         group = Group(uid, task, list(episodes))
         if not any(episode.status is Status.FAILED for episode in episodes):
@@ -75,7 +72,7 @@ class GroupPlayer:
         return group
 
     def sampling_of(self, task: Task, sampling: Sampling | None = None) -> Sampling:
-        """Return the sampling settings of a task: in a blend within the limits of its environment."""
+        """Return the sampling settings of a task, within the limits of its environment if there is a blend."""
         settings = sampling or self.sampling
         return self.blend.of[task.environment].sampling.under(settings) if self.blend else settings
 
@@ -102,7 +99,7 @@ class GroupPlayer:
         return episode
 
     async def _reward(self, task: Task, group: Group) -> None:
-        """Let the environments score the whole group, and compose the rewards of its episodes."""
+        """Call the environment's ``score_group``, and compose the rewards of the episodes."""
         blended = self.blend.of[task.environment].rewards if self.blend else None
         rewards = self.rewards if blended is None else blended
         try:

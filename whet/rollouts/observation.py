@@ -1,4 +1,4 @@
-"""What an environment says between two replies, made to fit."""
+"""Shortens the messages of an environment between two replies to a token limit."""
 
 from collections.abc import Sequence
 
@@ -6,16 +6,16 @@ from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
 from whet.core.types import Message
 
-_CHARACTERS = 8  # of a token: more is not tried
-_CLOSE = 16  # the size is found but for a share of this
+_CHARACTERS = 8  # upper estimate of the characters per token, which limits the search
+_CLOSE = 16  # the search stops at a relative precision of one part in this
 
 
 def shorten(
     messages: Sequence[Message], history: Sequence[int], renderer: Renderer, limit: int
 ) -> tuple[list[int], list[Message]] | None:
-    """The tokens that the messages add to ``history``, at most ``limit``, and the messages as they are then: the
-    longest ones lose their middle, and say so. None where there are too many messages. Raises ``DataError`` where
-    a single one has no room."""
+    """Return the tokens that the messages add to ``history``, at most ``limit``, and the messages as shortened: the
+    middle of the longest ones is replaced by a note. Return None if there are too many messages to fit. Raises
+    ``DataError`` if not even a single empty message fits."""
     if not renderer.longer_than(limit, messages):
         tokens = renderer.render_next(history, messages)
         if len(tokens) <= limit:
@@ -39,14 +39,15 @@ def shorten(
         least = renderer.render_next(history, [message | {"content": ""} for message in messages[:1]])
         if len(least) > limit:
             raise DataError(
-                f"what the chat template writes between two replies has {len(least)} tokens, more than "
+                f"the chat template alone adds {len(least)} tokens between two replies, more than "
                 f"sampling.max_observation_tokens = {limit}; raise it"
             )
     return fits
 
 
 def _ends(text: str, size: int) -> str:
-    """The first and last characters, ``size`` together, where that is shorter than the text.
+    """Return the first and last characters, ``size`` together, with a note between them, if that is shorter than the
+    text.
 
     >>> _ends("abcdefghijklmnopqrstuvwxyz, and all of it again", 4)
     'ab\\n[43 characters left out]\\nin'

@@ -1,12 +1,12 @@
-"""The staleness budget. A group of rollouts may start only while it holds a permit; a step's permits come back after
-new weights are published. With ``max_staleness`` n, n + 1 steps' worth of permits exist, so no rollout that reaches the
-learner was started more than n versions ago."""
+"""The staleness budget, which is also the backpressure on sampling. A group of rollouts starts only with a permit; a
+step's permits return after new weights are published. With ``max_staleness`` n there are permits for n + 1 steps, so no
+rollout that reaches the learner was started more than n versions ago."""
 
 from whet.base.errors import WhetError
 
 
 class Permits:
-    """Counts permits. One task (the source) takes and returns them, so there is nothing to wait for here.
+    """A counter of permits. Only the source takes and returns them, in one asyncio task, so nothing ever waits here.
 
     >>> permits = Permits(per_step=2, max_staleness=0)
     >>> permits.take(), permits.take(), permits.take()
@@ -21,25 +21,26 @@ class Permits:
         self._total = self.available
 
     def take(self) -> bool:
-        """Take one, if there is one."""
+        """Take a permit and return True, or return False if none is available."""
         if self.available <= 0:
             return False
         self.available -= 1
         return True
 
     def hold(self, count: int) -> None:
-        """As many are out already: what a resumed run had under way, which may be more than it may have now."""
+        """Mark permits as taken by the groups in flight of a resumed run, which may be more than there are permits
+        now."""
         self.available -= count
 
     def give_back(self, count: int = 1) -> None:
-        """Groups that were dropped before training free their permits at once."""
+        """Return permits: a step's after its weights are published, a dropped group's at once."""
         self.available += count
         if self.available > self._total:
             raise WhetError("more permits were given back than taken: a step was published twice")
 
     def in_time(self, begun: int, version: int, after: int) -> bool:
-        """Whether a group that was begun under version ``begun`` is within the bound if ``after`` others come
-        between it and the step that follows on ``version`` (less than 0: it is part of that step).
+        """Return whether a group that was started under version ``begun`` meets the bound if ``after`` other groups are
+        trained between it and the step after ``version`` (less than 0: it is part of that step).
 
         >>> permits = Permits(per_step=2, max_staleness=1)
         >>> permits.in_time(3, version=4, after=-1), permits.in_time(3, version=4, after=0)

@@ -1,5 +1,5 @@
-"""Turns a step's groups, after learning, into records that people can read: text, rewards, and for each sampled token
-what the sampler and the learner thought of it."""
+"""Makes readable records of a step's groups after training: text, rewards, and for each sampled token the log-probs of
+the sampler and of the learner."""
 
 import math
 import reprlib
@@ -21,20 +21,20 @@ _SHORT.maxlevel = 3
 
 
 def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer) -> Iterator[RolloutRecord]:
-    """One record per line, in the order of ``batch``, which was made from ``groups``."""
+    """Yield one record per branch, in the order of ``batch``, which was made from ``groups``."""
     trained = iter(batch.trained_tokens.split(batch.trained_per_sequence.tolist()))
     for group in groups:
         data = _in_short(group.task.data)
-        lines = [
-            (s, b, line) for s, episode in enumerate(group.episodes) for b, line in enumerate(episode.branches_or_empty)
+        branches = [
+            (s, b, branch) for s, episode in enumerate(group.episodes) for b, branch in enumerate(episode.branches_or_empty)
         ]
-        for sample, branch, trajectory in lines:
-            episode, own = group.episodes[sample], next(trained)
-            advantages = _picked(batch.advantages, own)
+        for sample, branch, trajectory in branches:
+            episode, indices = group.episodes[sample], next(trained)
+            advantages = _picked(batch.advantages, indices)
             sampled = _sampled_here(trajectory)
             tokens = [token for span in sampled for token in span.tokens]
             versions = [span.versions for span in sampled if span.versions]
-            learner = _picked(batch.old_logprobs, own)
+            learner = _picked(batch.old_logprobs, indices)
             yield RolloutRecord(
                 step=step,
                 uid=group.uid,
@@ -61,7 +61,8 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
 
 
 def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
-    """One record per failed episode of groups that were lost: the task's own words, and why. No tokens, no reward."""
+    """Yield one record per failed episode of the groups that were lost: the task's prompt and the error, without tokens
+    or reward."""
     for group in lost:
         for sample, episode in enumerate(group.episodes):
             if episode.status is Status.FAILED:
@@ -78,14 +79,15 @@ def failures(step: int, lost: Sequence[Group]) -> Iterator[RolloutRecord]:
                 )
 
 
-def _sampled_here(line: Trajectory) -> list[Span]:
-    """Return the line's own replies. Untrained ones before them are context from another branch; where no reply is
-    trained, a filter has masked the line."""
-    return [span for span in line.spans if span.trained] or [span for span in line.spans if span.logprobs is not None]
+def _sampled_here(branch: Trajectory) -> list[Span]:
+    """Return the replies sampled in this branch. Untrained replies before them are context from another branch; if no
+    reply is trained, a filter has masked the branch."""
+    trained = [span for span in branch.spans if span.trained]
+    return trained or [span for span in branch.spans if span.logprobs is not None]
 
 
 def _in_short(data: dict[str, Any]) -> dict[str, str]:
-    """Return the beginning of each field as text, however large it is."""
+    """Return the beginning of each field as text."""
     return {str(name)[:_MOST_CHARACTERS]: _text(data[name]) for name in list(data)[:_MOST_FIELDS]}
 
 
@@ -95,8 +97,8 @@ def _text(value: Any) -> str:
         return value if more <= 0 else f"{value[:_MOST_CHARACTERS]} ... {more} more characters"
     try:
         return _SHORT.repr(value)[:_MOST_CHARACTERS]
-    except Exception as error:  # of somebody's class, or an integer of too many digits
-        return f"a {type(value).__name__} that can't be written: {type(error).__name__}"
+    except Exception as error:  # a user's class may raise, and so does an integer with too many digits
+        return f"a {type(value).__name__} that can't be shown: {type(error).__name__}"
 
 
 def _words(task: Task) -> str:
@@ -104,9 +106,10 @@ def _words(task: Task) -> str:
 
 
 def _complete(logprobs: list[float], tokens: int) -> bool:
-    """Tell whether there is one for each token. The learner spares sequences that change nothing (nan)."""
+    """Return whether each token has a log-prob. The learner skips sequences without gradient, whose log-probs are
+    nan."""
     return len(logprobs) == tokens and not any(map(math.isnan, logprobs))
 
 
-def _picked(column: Tensor | None, own: Tensor) -> list[float] | None:
-    return None if column is None else column[own].tolist()
+def _picked(column: Tensor | None, indices: Tensor) -> list[float] | None:
+    return None if column is None else column[indices].tolist()

@@ -1,5 +1,6 @@
-"""The groups that a run learned from, kept whole, and a source that hands them over again: the same updates to the bit,
-without a generator, also of a run that was ahead of step, in which timing decided what a step was made of."""
+"""Keeps the groups that a run trained on, and replays them: a source that returns the same groups again, for
+bit-identical updates without a generator. This also reproduces asynchronous runs, in which timing decided which groups
+were in a step."""
 
 import json
 from dataclasses import asdict
@@ -16,12 +17,12 @@ _FOLDER = "groups"  # in the run folder
 
 
 def keep_groups(folder: Path, step: int, groups: list[Group]) -> None:
-    """Write all that a batch is made of: tokens, log-probs, rewards, versions."""
+    """Write the groups of a step: tokens, log-probs, rewards, versions."""
     write_atomically(_path(folder, step), json.dumps([asdict(group) for group in groups]))
 
 
 def kept_groups(folder: Path, step: int) -> list[Group]:
-    """The groups of a step. Raises ``DataError`` where they were not kept, or can't be read."""
+    """Return the groups of a step. Raises ``DataError`` if they were not kept or can't be read."""
     path = _path(folder, step)
     try:
         return [
@@ -30,14 +31,14 @@ def kept_groups(folder: Path, step: int) -> list[Group]:
         ]
     except FileNotFoundError:
         raise DataError(
-            f"there is no {path}: that run ended before, or was not made with rollouts.keep_groups"
+            f"there is no {path}: that run ended before this step, or was made without rollouts.keep_groups"
         ) from None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(f"{path} can't be read as groups: {error}") from error
+        raise DataError(f"{path} can't be read as kept groups: {error}") from error
 
 
 def drop_groups_after(folder: Path, step: int) -> None:
-    """Delete those of steps that a resumed run will do again."""
+    """Delete the groups of the steps that a resumed run will repeat."""
     for path in (folder / _FOLDER).glob("step-*.json"):
         if int(path.stem.removeprefix("step-")) > step:
             path.unlink()
@@ -48,7 +49,7 @@ def _path(folder: Path, step: int) -> Path:
 
 
 class KeptSource:
-    """Hands over what the run in ``folder`` has kept, step by step. See ``Source``."""
+    """Returns the groups that the run in ``folder`` has kept, step by step. See ``Source``."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.version = folder, 0
@@ -57,7 +58,7 @@ class KeptSource:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
     async def next_groups(self) -> list[Group]:
         return kept_groups(self.folder, self.version + 1)
@@ -69,7 +70,7 @@ class KeptSource:
         return Metrics(), Timing()
 
     def state(self) -> dict[str, Any]:
-        """The step says it all."""
+        """The step determines the state."""
         return {}
 
     def load_state(self, state: dict[str, Any], version: int) -> None:

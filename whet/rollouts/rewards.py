@@ -1,5 +1,5 @@
-"""Composed rewards: what an episode earns, from the environment's grade and from what the episode itself shows. Applied
-after grading and before filters, in training; an evaluation reports the environment's own reward.
+"""Composed rewards: the reward of an episode, from the environment's grade and from properties of the episode. Applied
+after grading and before filters, in training only; an evaluation reports the environment's reward.
 
     rewards:
       type: sum
@@ -35,35 +35,35 @@ REWARDS = {
 
 
 class Reward(Config, ABC):
-    """Base of all components; subclass it for your own and name it by its dotted path."""
+    """Base of all components. Subclass it for your own and name the subclass by its dotted path."""
 
     weight: float = 1.0
-    """Times this; negative: a penalty."""
+    """A factor of the value; negative for a penalty."""
 
     @abstractmethod
     def value(self, episode: Episode) -> float:
-        """What the episode is worth by this component, before its weight."""
+        """Return the value of the episode, before the weight."""
 
     def parts(self) -> Iterator[tuple[str, "Reward"]]:
-        """The components inside, by name."""
+        """Yield the components of this one, with their names."""
         yield from ()
 
     def __call__(self, episode: Episode) -> float:
         return self.weight * self.value(episode)
 
     def named(self, prefix: str = "rewards") -> Iterator[tuple[str, "Reward"]]:
-        """All components below this one, by the names of their metrics."""
+        """Yield all components below this one, with the names of their metrics."""
         for name, part in self.parts():
             yield f"{prefix}/{name}", part
             yield from part.named(f"{prefix}/{name}")
 
 
-Of = Annotated[Reward, Component(REWARDS)]
+AnyReward = Annotated[Reward, Component(REWARDS)]
 
 
 def compose(reward: Reward, episode: Episode) -> None:
-    """Pay the episode what ``reward`` says. Its scores keep what the environment paid (``graded``) and what each
-    component came to, weighted. The difference is credited to the last reply."""
+    """Replace the episode's reward by ``reward``. Its scores keep the environment's reward (``graded``) and the
+    weighted value of each component. The difference is credited to the last reply."""
     if reward == Score():
         return
     scores = {name: part(episode) for name, part in reward.named()}
@@ -76,12 +76,12 @@ def compose(reward: Reward, episode: Episode) -> None:
 
 
 class Score(Reward):
-    """What the environment says: its reward, or one of its scores."""
+    """The environment's reward, or one of its scores."""
 
     name: str = "reward"
     """``reward``, or the name of a score."""
     missing: float = 0.0
-    """The value where an episode has no such score."""
+    """The value for an episode without this score."""
 
     def value(self, episode: Episode) -> float:
         return episode.reward if self.name == "reward" else episode.scores.get(self.name, self.missing)
@@ -90,7 +90,7 @@ class Score(Reward):
 class Sum(Reward):
     """The sum of components."""
 
-    of: dict[str, Of] = Field(min_length=1)
+    of: dict[str, AnyReward] = Field(min_length=1)
     """The components by name."""
 
     def parts(self) -> Iterator[tuple[str, Reward]]:
@@ -111,16 +111,16 @@ class Product(Sum):
 
 
 class Gate(Reward):
-    """One component, paid only where another one passes: style never earns what substance didn't."""
+    """One component, which counts only if another one passes: style is never rewarded without substance."""
 
-    when: Of
+    when: AnyReward
     """The component that decides."""
     above: float = 0.5
-    """It passes above this."""
-    then: Of
-    """What is paid where it passes."""
+    """It passes above this value."""
+    then: AnyReward
+    """The component that is used if it passes."""
     otherwise: float = 0.0
-    """What is paid where it doesn't."""
+    """The value if it doesn't pass."""
 
     def parts(self) -> Iterator[tuple[str, Reward]]:
         yield from (("when", self.when), ("then", self.then))
@@ -130,9 +130,9 @@ class Gate(Reward):
 
 
 class Clip(Reward):
-    """A component held between two bounds."""
+    """A component, clipped between two bounds."""
 
-    of: Of
+    of: AnyReward
     low: float = 0.0
     high: float = 1.0
 
@@ -150,7 +150,7 @@ class Clip(Reward):
 
 
 class Length(Reward):
-    """0 up to ``free`` sampled tokens, then linearly up to 1 at ``limit`` and beyond; over all turns."""
+    """0 up to ``free`` sampled tokens, then linear up to 1 at ``limit`` and beyond, over all turns."""
 
     free: int = Field(ge=0)
     limit: int = Field(gt=0)
@@ -166,45 +166,45 @@ class Length(Reward):
 
 
 class Repetition(Reward):
-    """The share of the replies' runs of ``words`` words that were there before; 0 where there is no run."""
+    """The share of the replies' n-grams of ``words`` words that occurred before; 0 if there are no n-grams."""
 
     words: int = Field(4, ge=1)
 
     def value(self, episode: Episode) -> float:
-        said = _said(episode).split()
-        runs = [tuple(said[i : i + self.words]) for i in range(len(said) - self.words + 1)]
-        return 1 - len(set(runs)) / len(runs) if runs else 0.0
+        text = _reply_text(episode).split()
+        ngrams = [tuple(text[i : i + self.words]) for i in range(len(text) - self.words + 1)]
+        return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
 
 
 class Language(Reward):
-    """The share of the replies' letters that are not of the script. Letters of formulas count as Latin."""
+    """The share of the replies' letters that don't belong to the script. Letters in formulas count as Latin."""
 
     script: Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "cjk", "hangul"]
 
     def value(self, episode: Episode) -> float:
-        letters = [letter for letter in _said(episode) if letter.isalpha()]
-        own = sum(unicodedata.name(letter, "").startswith(self.script.upper()) for letter in letters)
-        return 1 - own / len(letters) if letters else 0.0
+        letters = [letter for letter in _reply_text(episode) if letter.isalpha()]
+        matching = sum(unicodedata.name(letter, "").startswith(self.script.upper()) for letter in letters)
+        return 1 - matching / len(letters) if letters else 0.0
 
 
 class MalformedCalls(Reward):
-    """The number of tool calls that could not be read, at most ``most``."""
+    """The number of tool calls that could not be parsed, at most ``most``."""
 
     most: int = Field(1, ge=1)
 
     def value(self, episode: Episode) -> float:
         messages = [message for branch in episode.branches for message in _replies(branch, episode.usage.turns)]
-        found = sum(len(message.get("malformed_calls", ())) for message in messages)
-        return float(min(found, self.most))
+        malformed = sum(len(message.get("malformed_calls", ())) for message in messages)
+        return float(min(malformed, self.most))
 
 
-def _said(episode: Episode) -> str:
-    """All that the model said, thoughts included."""
+def _reply_text(episode: Episode) -> str:
+    """Return the text of all replies, including thoughts."""
     replies = [message for branch in episode.branches for message in _replies(branch, episode.usage.turns)]
     return "\n".join(f"{m.get('reasoning_content') or ''}\n{m['content']}" for m in replies)
 
 
 def _replies(branch: Trajectory, turns: int) -> list[Message]:
-    """The branch's own replies: the last ones, for a prompt may show examples of replies."""
-    own = min(turns, sum(span.trained for span in branch.spans))
-    return [message for message in branch.messages if message["role"] == "assistant"][-own:] if own else []
+    """Return the branch's own replies: the last ones, because a prompt may contain examples of replies."""
+    count = min(turns, sum(span.trained for span in branch.spans))
+    return [message for message in branch.messages if message["role"] == "assistant"][-count:] if count else []

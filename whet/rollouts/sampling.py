@@ -11,7 +11,7 @@ from whet.engines.base import SamplingParams
 
 
 def _usable(temperature: float) -> float:
-    """Logits are divided by it, in single precision."""
+    """Return the temperature. Logits are divided by it in single precision, which limits its range."""
     if temperature and not 1e-3 <= temperature <= 1e3:
         raise ValueError(f"expected 0 (the most likely token) or a number from 0.001 to 1000, got {temperature}")
     return temperature
@@ -21,34 +21,35 @@ Temperature = Annotated[float, Field(ge=0), AfterValidator(_usable)]
 
 
 class Sampling(Config):
-    """How answers are sampled."""
+    """Settings of how replies are sampled."""
 
     temperature: Temperature = 1.0
-    """0 takes the most likely token each time."""
+    """0 always takes the most likely token."""
     top_k: int = Field(0, ge=0)
-    """Sample among the k most likely tokens; 0: all."""
+    """Sample from the k most likely tokens; 0: from all."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Sample among the most likely tokens that hold this much probability."""
+    """Sample from the most likely tokens whose probabilities sum to this."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Leave out tokens less likely than this share of the most likely one."""
+    """Exclude tokens less likely than this share of the most likely token's probability."""
     max_new_tokens: int = Field(256, gt=0)
-    """Longest reply of one turn, in tokens."""
+    """Maximum length of one reply, in tokens."""
     max_turns: int = Field(1, gt=0)
-    """Longest episode, in replies, over all its branches."""
+    """Maximum number of replies in an episode, over all its branches."""
     max_seconds: float | None = Field(None, gt=0)
-    """Longest episode, by the clock: what takes longer is truncated."""
+    """Maximum duration of an episode; a longer one is truncated."""
     max_prompt_tokens: int = Field(2048, gt=0)
     """A task with a longer prompt is an error."""
     max_observation_tokens: int = Field(1024, gt=0)
-    """Longest that an environment says between two replies; of what is longer, the middle is left out."""
+    """Maximum length of an environment's messages between two replies; the middle of longer ones is left out."""
     max_episode_tokens: int | None = Field(None, gt=1)
-    """Longest episode, with its prompt: what gets longer is truncated. By default all that the turns can add up to."""
+    """Maximum length of an episode, including its prompt; a longer one is truncated. By default the sum over all
+    turns."""
     stop: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = ()
-    """Texts that end a reply."""
+    """Strings that end a reply."""
     thinking: Literal["on", "off"] | None = None
-    """Begin each reply with ``<think>``, or with empty thoughts; None: as the chat template does."""
+    """Start each reply with ``<think>``, or with empty thoughts; None: as the chat template does."""
     thinking_budget: int | None = Field(None, gt=0)
-    """Tokens after which thoughts are ended with ``</think>``, which is not trained, and the answer follows."""
+    """Number of tokens after which thoughts are ended with ``</think>``, which is not trained, before the answer."""
 
     @model_validator(mode="after")
     def _leaves_room_for_a_reply(self) -> Self:
@@ -61,25 +62,25 @@ class Sampling(Config):
 
     @property
     def longest(self) -> int:
-        """Most tokens of an episode: its prompt, its replies and what is said between them."""
+        """Maximum number of tokens in an episode: its prompt, its replies and the messages between them."""
         between = (self.max_turns - 1) * self.max_observation_tokens
         tokens = self.max_prompt_tokens + self.max_turns * self.max_new_tokens + between
         return tokens if self.max_episode_tokens is None else min(tokens, self.max_episode_tokens)
 
     @property
     def mode(self) -> str:
-        """How replies think, in the names of metrics; empty where nothing says so."""
+        """The thinking mode, as in the names of metrics; empty if it is not set."""
         return "budget" if self.thinking_budget is not None else self.thinking or ""
 
     @property
     def distribution(self) -> Distribution:
-        """What the learner's log-probs are taken under; greedy sampling has none, so temperature 1."""
+        """The distribution under which log-probs are computed. Greedy sampling uses temperature 1 here."""
         return (
             Distribution(self.temperature, self.top_k, self.top_p, self.min_p) if self.temperature else Distribution()
         )
 
     def params(self, seed: int, stop_token_ids: tuple[int, ...], tokens: int) -> SamplingParams:
-        """What the generator is asked for, after ``tokens`` of the episode."""
+        """Return the sampling parameters of the next reply, given the tokens used so far in the episode."""
         return SamplingParams(
             max_new_tokens=min(self.max_new_tokens, self.longest - tokens),
             seed=seed,
@@ -91,7 +92,7 @@ class Sampling(Config):
 
 
 class Limits(Config):
-    """What one environment of a blend changes of ``Sampling``, whose limits are the highest; None: as there."""
+    """Changes to ``Sampling`` for one environment of a blend, whose limits may only be lowered; None: unchanged."""
 
     max_new_tokens: int | None = Field(None, gt=0)
     max_turns: int | None = Field(None, gt=0)
@@ -104,11 +105,11 @@ class Limits(Config):
     thinking_budget: int | None = Field(None, gt=0)
 
     def under(self, sampling: Sampling) -> Sampling:
-        """Return the sampling with these changes. Raises ``ValidationError`` where they don't fit together."""
+        """Return ``sampling`` with these changes. Raises ``ValidationError`` if they are inconsistent."""
         return Sampling(**(sampling.model_dump() | self.model_dump(exclude_none=True)))
 
     def problems(self, sampling: Sampling) -> Iterator[str]:
-        """Yield what is higher than there, or leaves no room for a reply."""
+        """Yield each limit that is higher than in ``sampling``, or that leaves no room for a reply."""
         for name, value in self.model_dump(exclude_none=True).items():
             most = getattr(sampling, name)
             if name.startswith("max_") and most is not None and value > most:

@@ -1,11 +1,11 @@
-"""A line of conversation between whoever drives an episode and the model, recorded as the tokens that the model saw.
+"""The recording of a conversation between the model and the driver of an episode, as the tokens that the model saw.
 
     environment ──► run_episode ─┐                    ┌─► renderer: messages <-> tokens
                                  ├─► Session.reply ───┤
     agent ──HTTP──► endpoint ────┘                    └─► generator: tokens -> tokens
 
-Tokens are only ever appended: what was sampled is not decoded and encoded again. Where a history is rewritten another
-line begins, a branch. All lines of an episode share its budgets. Knows no environment, no group and no learner.
+Tokens are only appended: sampled tokens are never decoded and encoded again. If a history is rewritten, a new branch
+begins. All branches of an episode share its budgets. Independent of environments, groups and the learner.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ from whet.engines.base import Completion, Generator, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.thinking import opening, parted, sample_reply
+from whet.rollouts.thinking import opening, sample_reply, split_thinking
 
 Schemas = list[dict[str, Any]]  # of tools, as chat templates take them
 USED_UP = "the episode has used up its"
 
 
 class LimitReached(Exception):
-    """A budget of the episode is used up. Not an error: the episode ends here, truncated."""
+    """A budget of the episode is used up. This is not an error: the episode ends here, truncated."""
 
     def __init__(self, limit: str) -> None:
         super().__init__(f"{USED_UP} {limit}")
@@ -40,12 +40,12 @@ class LimitReached(Exception):
 
 
 class PromptTooLong(DataError):
-    """The first prompt of an episode is longer than it may be."""
+    """The first prompt of an episode is too long."""
 
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """What the model said."""
+    """A reply of the model."""
 
     message: Message
     prompt: list[int]  # the tokens before it
@@ -54,7 +54,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Recording:
-    """What all lines of one episode share."""
+    """The state that all branches of one episode share."""
 
     generator: Generator
     renderer: Renderer
@@ -63,13 +63,13 @@ class Recording:
     seed: int
     timing: Timing = field(default_factory=Timing)
     usage: Usage = field(default_factory=Usage)
-    lines: "list[Session]" = field(default_factory=list)
-    shortens: bool = True  # what is said between two replies; a program's words are taken whole or not at all
+    branches: "list[Session]" = field(default_factory=list)
+    shortens: bool = True  # messages between two replies; a program's messages are never shortened
     started: float = field(default_factory=time.monotonic)
 
     @contextlib.asynccontextmanager
     async def clock(self) -> AsyncIterator[None]:
-        """Raise ``LimitReached`` in what runs inside when the episode's time is over."""
+        """Raise ``LimitReached`` in the block when the episode's time is up."""
         self.usage.seconds, seconds = time.monotonic() - self.started, self.sampling.max_seconds
         left = None if seconds is None else seconds - self.usage.seconds
         if left is not None and left <= 0:
@@ -86,14 +86,14 @@ class Recording:
             self.usage.seconds = time.monotonic() - self.started
 
     @property
-    def branches(self) -> list[Trajectory]:
-        """The lines in which the model said something."""
-        spoken = [line for line in self.lines if any(span.trained for span in line.spans)]
-        return [Trajectory(line.spans, line.messages, line._tools) for line in spoken]
+    def trajectories(self) -> list[Trajectory]:
+        """The branches with at least one reply."""
+        replied = [branch for branch in self.branches if any(span.trained for span in branch.spans)]
+        return [Trajectory(branch.spans, branch.messages, branch._tools) for branch in replied]
 
 
 class Session:
-    """One line of a conversation being written.
+    """One branch of a conversation, while it is recorded.
 
     >>> session = Session(Recording(generator, renderer, sampling, name="gsm8k/1", seed=0))
     >>> reply = await session.reply([{"role": "user", "content": "2 + 2?"}])
@@ -102,58 +102,58 @@ class Session:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.messages: list[Message] = []  # as the model saw them
+        self.messages: list[Message] = []  # as the model saw them, possibly shortened
         self.spans: list[Span] = []
         self.ends: list[tuple[int, int]] = []  # after each reply: the number of messages, and of spans
-        self._given: list[Message] = []  # as they were given, where an observation was shortened
+        self._original: list[Message] = []  # as passed by the caller, not shortened
         self._tools: Schemas | None = None
         self._busy = asyncio.Lock()
-        recording.lines.append(self)
+        recording.branches.append(self)
 
     def extended_by(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
-        """Return whether the messages begin with all that this line holds, and go on with something new."""
-        return self.in_common(messages, tools) == len(self._given) < len(messages)
+        """Return whether the messages start with all messages of this branch and continue them."""
+        return self.common_prefix_length(messages, tools) == len(self._original) < len(messages)
 
     async def reply(self, messages: Sequence[Message], tools: Schemas | None = None, limit: int | None = None) -> Reply:
-        """Sample the reply to a conversation, given as a whole, of at most ``limit`` tokens. Only what is new is
-        rendered. Raises ``DataError`` where it doesn't extend this line, ``PromptTooLong``, and ``LimitReached`` where
-        a budget of the episode is used up."""
+        """Sample the reply to a conversation, of at most ``limit`` tokens. ``messages`` is the whole conversation, of
+        which only the new messages are rendered. Raises ``DataError`` if it doesn't extend this branch,
+        ``PromptTooLong``, and ``LimitReached`` if a budget of the episode is used up."""
         async with self._busy, self.recording.clock():
             if not self.extended_by(messages, tools):
                 raise DataError(
-                    f"{self.recording.name}: the conversation does not go on from what the model has seen; a history "
-                    "that is rewritten needs a branch of its own (Session.branch)"
+                    f"{self.recording.name}: the conversation does not continue what the model has seen; a rewritten "
+                    "history needs a new branch (Session.branch)"
                 )
-            return await self._reply(messages[len(self._given) :], tools, limit)
+            return await self._reply(messages[len(self._original) :], tools, limit)
 
     def branch(self, messages: Sequence[Message], tools: Schemas | None = None) -> Self:
-        """Begin another line of the same episode, for messages that don't extend this one. The tokens up to the last
-        reply that both have in common are kept; there they are context, and not trained again."""
-        line = type(self)(self.recording)
-        common = self.in_common(messages, tools)
+        """Start a new branch of the same episode, for messages that don't extend this one. It keeps the tokens up to
+        the last reply that both have in common, as context that is not trained again."""
+        branch = type(self)(self.recording)
+        common = self.common_prefix_length(messages, tools)
         for count, spans in self.ends:
             if count <= common and count < len(messages):
-                line.messages, line._given = self.messages[:count], self._given[:count]
-                line.spans = [replace(span, trained=False, reward=0.0) for span in self.spans[:spans]]
-                line.ends.append((count, spans))
-                line._tools = tools
-        return line
+                branch.messages, branch._original = self.messages[:count], self._original[:count]
+                branch.spans = [replace(span, trained=False, reward=0.0) for span in self.spans[:spans]]
+                branch.ends.append((count, spans))
+                branch._tools = tools
+        return branch
 
     def earn(self, reward: float) -> None:
-        """Credit the last reply."""
+        """Add a reward to the last reply."""
         self.spans[-1].reward += reward
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens of this line."""
+        """All tokens of this branch."""
         return [token for span in self.spans for token in span.tokens]
 
-    def in_common(self, messages: Sequence[Message], tools: Schemas | None) -> int:
-        """Return the number of messages at the start that are those of this line."""
-        if self._given and (tools or None) != (self._tools or None):
+    def common_prefix_length(self, messages: Sequence[Message], tools: Schemas | None) -> int:
+        """Return the number of messages at the start that equal those of this branch."""
+        if self._original and (tools or None) != (self._tools or None):
             return 0
-        pairs = zip(self._given, messages, strict=False)
-        return next((i for i, (ours, other) in enumerate(pairs) if not _same(ours, other)), len(self._given))
+        pairs = zip(self._original, messages, strict=False)
+        return next((i for i, (ours, other) in enumerate(pairs) if not _same(ours, other)), len(self._original))
 
     async def _reply(self, new: Sequence[Message], tools: Schemas | None, limit: int | None) -> Reply:
         recording = self.recording
@@ -182,17 +182,17 @@ class Session:
         usage.cut_thoughts += any(not span.trained for span in spans)
         message = renderer.parse_reply([*opened, *(token for span in spans for token in span.tokens)], tools)
         if sampling.thinking is not None or sampling.thinking_budget is not None:
-            message = parted(message)
+            message = split_thinking(message)
         for call in message.get("tool_calls", ()):
-            call["id"] = call_id(usage.tool_calls)  # unique in the episode: programs pair calls and results by it
+            call["id"] = call_id(usage.tool_calls)  # unique in the episode: programs match results to calls by id
             usage.tool_calls += 1
         self._tools = tools
-        self._given += [*new, message]
+        self._original += [*new, message]
         self.messages += [*shown, message]
         self.spans += [Span(added, False), *spans]
         if completion.experts is not None:
             fill_missing(self.spans, completion.experts)
-        self.ends.append((len(self._given), len(self.spans)))
+        self.ends.append((len(self._original), len(self.spans)))
         return Reply(message, history, completion)
 
     def _prompt(self, messages: Sequence[Message], tools: Schemas | None) -> list[int]:
@@ -212,7 +212,7 @@ class Session:
         )
 
     def _following(self, new: Sequence[Message], history: list[int]) -> tuple[list[int], list[Message]]:
-        """The tokens that new messages add, and the messages as they are shown."""
+        """Return the tokens that new messages add, and the messages as the model sees them."""
         renderer, sampling = self.recording.renderer, self.recording.sampling
         if not self.recording.shortens:
             if renderer.longer_than(sampling.longest - len(history), new):
@@ -225,8 +225,8 @@ class Session:
 
 
 def _same(ours: Message, other: Message) -> bool:
-    """Return whether two messages say the same. A reply that is sent back may lack its thoughts, and have other white
-    space around it and other ids of its calls."""
+    """Return whether two messages are equal. A reply that is sent back may lack its thoughts, and may differ in
+    surrounding white space and in the ids of its calls."""
     if ours["role"] != "assistant" or other["role"] != "assistant":
         return ours == other
     thought = other.get("reasoning_content")

@@ -1,10 +1,22 @@
-"""Where the loop's groups come from in reinforcement learning: tasks are drawn, episodes run side by side, finished
-groups are filtered and handed over, in the order of their tickets or as they get ready.
+"""The source of groups in reinforcement learning: tasks are drawn, episodes run concurrently, and finished groups are
+filtered and returned, in the order of their tickets or as they become ready.
 
-Who waits for what: ``next_groups`` waits for the oldest tickets. A ticket's task waits for free episode slots
-(``concurrency``), then for the generator and the environment, with a deadline. ``published`` never waits. Tickets are
-issued in one place (``_issue``), by permit, and consumed in order, so the result doesn't depend on which episode
-finishes first.
+Who waits for whom, also when sampling runs ahead of training (``max_staleness`` above 0):
+
+    who         consumes                    produces                    waits for                   unblocked by
+    loop        the groups of a step        an update, a version        its step's groups           a finished group
+    ticket      a permit and a task         a group, in a fixed order   all its episodes            its last episode
+    permit      (counted, never waits)      the right to one ticket     -                           publish, or a drop
+    episode     a slot of ``concurrency``   trajectories, a reward      a slot, engine, grader      a reply or a step
+    engine      prompts                     replies, log-probs          the refit, if in progress   the refit's end
+    refit       the policy's weights        the engine's new version    the update of the step      the update's end
+    checkpoint  weights, the source state   a folder                    the step's publish          the loop, at its end
+
+The loop waits at most ``deadline`` seconds for a group, and an episode at most ``episode_deadline`` for its engine and
+environment. During a refit, requests in flight are paused and then continue under the new version. A checkpoint saves
+the tickets in flight as numbers and seeds; their episodes are sampled again after a resume. ``published`` never waits.
+Tickets are issued only in ``_issue``, one per permit, and by default consumed in order, so the result doesn't depend on
+which episode finishes first.
 """
 
 import asyncio
@@ -23,8 +35,8 @@ from whet.data.order import TaskOrder
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.rollouts.config import RolloutConfig
-from whet.rollouts.counts import count_group
-from whet.rollouts.curriculum import Draws
+from whet.rollouts.group_metrics import count_group
+from whet.rollouts.curriculum import TaskSampler
 from whet.rollouts.filters import Filter
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
@@ -40,16 +52,16 @@ log = logging.getLogger(__name__)
 class _Ticket:
     number: int
     task: int  # index into the task set
-    version: int  # weights when it was issued
+    version: int  # version of the weights when it was issued
     epoch: int | None = None  # None with a curriculum
     job: "asyncio.Task[None] | None" = None
-    group: Group | None = None  # once it is sampled
-    finished: int = -1  # how many were before it
+    group: Group | None = None  # None until it is sampled
+    finished: int = -1  # the number of groups that finished before it
     answers: int = 0  # episodes that have ended
 
 
 class RolloutSource:
-    """A source of groups sampled by the policy, ``group_size`` episodes each."""
+    """A source of groups that the policy samples, with ``group_size`` episodes each."""
 
     def __init__(
         self,
@@ -68,12 +80,12 @@ class RolloutSource:
             raise DataError("the task set has no training tasks")
         self.order = TaskOrder(len(self.tasks), seed)
         order = player.blend or config.curriculum
-        self.curriculum: Draws | None = order.over(self.tasks, seed) if order else None
+        self.curriculum: TaskSampler | None = order.sampler_for(self.tasks, seed) if order else None
         self.permits = Permits(config.prompts_per_step, config.max_staleness)
         self.version = 0
-        self.lost: list[Group] = []  # to failures, while the last step was sampled
+        self.lost: list[Group] = []  # groups lost to failures while the last step was sampled
         self.ledger = Ledger()
-        self._owed: list[_Ticket] = []  # of the groups that were handed over last, with their permits
+        self._awaiting_publish: list[_Ticket] = []  # trained this step; their permits return when weights are published
         self._next_ticket = 0
         self._tickets: deque[_Ticket] = deque()
         self._finish_order = itertools.count()
@@ -87,21 +99,21 @@ class RolloutSource:
         self._tickets.clear()
 
     async def next_groups(self) -> list[Group]:
-        """One step's groups, in ticket order. Raises ``DataError`` when filters drop too many, ``WhetError`` when too
-        many failed, ``DeadlineError`` when one took too long."""
-        wanted = self.config.prompts_per_step
-        most = wanted * self.config.max_sampling_rounds
-        taken: list[tuple[_Ticket, Group]] = []
-        self.lost, self._owed = [], []
+        """Return one step's groups, in ticket order. Raises ``DataError`` if filters drop too many groups,
+        ``WhetError`` if too many failed, ``DeadlineError`` if one took too long."""
+        needed = self.config.prompts_per_step
+        most = needed * self.config.max_sampling_rounds
+        accepted: list[tuple[_Ticket, Group]] = []
+        self.lost, self._awaiting_publish = [], []
         sampled = failed = 0
         self.player.timing.rest(False)
         self._issue()
-        PROGRESS.count("answers", wanted * self.group_size, lambda: self._answers(len(taken), wanted))
-        while len(taken) < wanted:
+        PROGRESS.count("answers", needed * self.group_size, lambda: self._answers(len(accepted), needed))
+        while len(accepted) < needed:
             if sampled == most:
-                self._exhausted(len(taken), sampled, failed)
+                self._exhausted(len(accepted), sampled, failed)
                 break
-            ticket, group = await self._next(wanted - len(taken))
+            ticket, group = await self._next(needed - len(accepted))
             sampled += 1
             lost = any(episode.status is Status.FAILED for episode in group.episodes)
             if self.curriculum is not None:
@@ -116,7 +128,7 @@ class RolloutSource:
                 count_group(self._metrics, group, self.player.sampling_of(group.task).mode, self.version)
                 kept, dropped_by = self._filter(group)
                 if kept is not None:
-                    taken.append((ticket, kept))
+                    accepted.append((ticket, kept))
                     trained = sum(episode.trained_tokens for episode in kept.episodes)
                     self._sampled(trained=trained, filtered=_tokens(group) - trained)
                     continue
@@ -129,26 +141,26 @@ class RolloutSource:
         if self.config.partial:
             await self.player.generator.pause()  # until the next weights are published
             self.player.timing.rest(True)
-        metrics = self._metrics.sum("groups/kept", len(taken)).sum("groups/dropped", sampled - failed - len(taken))
+        metrics = self._metrics.sum("groups/kept", len(accepted)).sum("groups/dropped", sampled - failed - len(accepted))
         metrics.sum("groups/failed", failed)
         if self.curriculum is not None:
             metrics.merge(self.curriculum.metrics())
-        taken.sort(key=lambda one: one[0].number)
-        self._owed = [ticket for ticket, _ in taken]
-        return [group for _, group in taken]
+        accepted.sort(key=lambda pair: pair[0].number)
+        self._awaiting_publish = [ticket for ticket, _ in accepted]
+        return [group for _, group in accepted]
 
     async def published(self, version: int) -> None:
-        """New weights are in the generator: the trained step's permits come back."""
+        """Record that the generator has new weights; the permits of the trained step return."""
         self.version = version
-        for ticket in self._owed:
+        for ticket in self._awaiting_publish:
             self.ledger.ended(self._entry(ticket, version, "trained"))
-        self.permits.give_back(len(self._owed))
-        self._owed = []
+        self.permits.give_back(len(self._awaiting_publish))
+        self._awaiting_publish = []
         if self.config.max_staleness and not self.config.partial:
-            self._issue()  # run ahead; in step, sampling starts when the next groups are asked for
+            self._issue()  # run ahead; synchronous sampling starts in ``next_groups``
 
     def tally(self) -> tuple[Metrics, Timing]:
-        """Metrics and timing since the last call."""
+        """Return the metrics and timing since the last call."""
         timing = self.player.timing.lap()
         self._sampled(failed=timing.lost)
         metrics, self._metrics = self._metrics, Metrics()
@@ -159,8 +171,8 @@ class RolloutSource:
         return metrics, timing
 
     def state(self) -> dict[str, Any]:
-        """Everything a resumed run needs (JSON): the position in the data, and each ticket that is not trained yet,
-        with its group if that is finished. Tickets under way are sampled again, under the same seeds."""
+        """Return all that a resumed run needs (JSON): the position in the data, and each ticket that is not trained
+        yet, with its group if that is finished. Tickets in flight are sampled again, with the same seeds."""
         pending = []
         for ticket in self._tickets:
             saved: dict[str, Any] = {"number": ticket.number, "task": ticket.task, "version": ticket.version}
@@ -171,12 +183,13 @@ class RolloutSource:
         return state | {"ledger": self.ledger.state()}
 
     def load_state(self, state: dict[str, Any], version: int) -> None:
-        """Go on from ``state`` under weights ``version``. What was under way is sampled by the next ``next_groups``."""
+        """Continue from ``state`` under weights ``version``. The next ``next_groups`` samples the tickets that were in
+        flight."""
         name, position = self._position
         if name not in state:
             made = "with" if self.curriculum is None else "without"
             raise ConfigError(
-                f"the checkpoint was made {made} rollouts.curriculum: resume with the same setting, or start anew"
+                f"the checkpoint was made {made} rollouts.curriculum; resume with the same setting, or start a new run"
             )
         position.load_state(state[name])
         self.version, self._next_ticket = version, state["next_ticket"]
@@ -190,7 +203,7 @@ class RolloutSource:
         self.permits.hold(len(state["pending"]))
 
     def _issue(self) -> None:
-        """Start what lies waiting after a resume, then a new ticket for each permit."""
+        """Start the tickets that a resumed run has waiting, then a new ticket for each permit."""
         for ticket in self._tickets:
             if ticket.job is None and ticket.group is None:
                 ticket.version, ticket.answers = self.version, 0
@@ -209,12 +222,13 @@ class RolloutSource:
         return self.curriculum.draw(self.version, {ticket.task for ticket in self._tickets})
 
     @property
-    def _position(self) -> tuple[str, TaskOrder | Draws]:
-        """What says which task comes next, and its name in a checkpoint."""
+    def _position(self) -> tuple[str, TaskOrder | TaskSampler]:
+        """The object that draws tasks, and its name in a checkpoint."""
         return ("order", self.order) if self.curriculum is None else ("curriculum", self.curriculum)
 
     async def _next(self, left: int) -> tuple[_Ticket, Group]:
-        """Take out the ticket that is next, with its group, when that is finished; the step wants ``left`` more."""
+        """Remove and return the next ticket, with its group, once it is finished; the step needs ``left`` more
+        groups."""
         while True:
             ticket = await self._finished(self._may_come_next(left))
             group, ticket.group, ticket.job = ticket.group, None, None
@@ -222,11 +236,12 @@ class RolloutSource:
             if self.version - ticket.version <= self.config.max_staleness:
                 self._tickets.remove(ticket)
                 return ticket, group
-            self._sampled(stale=_tokens(group))  # from a run with a larger bound: the answers go, the prompt stays
+            self._sampled(stale=_tokens(group))  # the checkpoint had a larger bound: sample the prompt again
             self._issue()
 
     def _may_come_next(self, left: int) -> list[_Ticket]:
-        """The oldest, or with ``order = ready`` also each before which the older ones can let one more go."""
+        """Return the oldest ticket, or with ``order = ready`` also each one that may overtake the older ones in
+        time."""
         if self.config.order == "oldest":
             return [self._tickets[0]]
         tickets = sorted(self._tickets, key=lambda ticket: (ticket.version, ticket.number))
@@ -235,7 +250,7 @@ class RolloutSource:
         return tickets[: 1 + len(list(itertools.takewhile(bool, can_wait)))]
 
     async def _finished(self, tickets: list[_Ticket]) -> _Ticket:
-        """Return one of these that is finished, when there is one; of several, that which was first."""
+        """Wait until one of the tickets is finished, and return the one that finished first."""
         jobs = {ticket.job for ticket in tickets if ticket.job is not None}
         if not any(ticket.group for ticket in tickets):
             done, _ = await asyncio.wait(jobs, timeout=self.config.deadline, return_when=asyncio.FIRST_COMPLETED)
@@ -264,7 +279,7 @@ class RolloutSource:
         self.ledger.finished(ticket.number)
 
     def _end(self, ticket: _Ticket, group: Group, outcome: Outcome, why: str | None) -> None:
-        """Drop what was sampled for the next step."""
+        """Record that a group sampled for the next step was dropped."""
         self.ledger.ended(self._entry(ticket, self.version + 1, outcome, why or ""))
         self._sampled(**{outcome: _tokens(group)})
 
@@ -272,22 +287,22 @@ class RolloutSource:
         uid = self.tasks[ticket.task].uid
         return Entry(step, ticket.number, ticket.epoch, uid, ticket.version, outcome, why)
 
-    def _sampled(self, trained: int = 0, **thrown_away: int) -> None:
-        """Count sampled tokens by what became of them."""
-        for name, tokens in (("trained", trained), *thrown_away.items()):
+    def _sampled(self, trained: int = 0, **discarded: int) -> None:
+        """Count sampled tokens by their use."""
+        for name, tokens in (("trained", trained), *discarded.items()):
             self._metrics.sum(f"tokens/{name}", tokens).mean(
                 "tokens/goodput", trained if name == "trained" else 0, tokens
             )
 
-    def _answers(self, taken: int, wanted: int) -> int:
-        return taken * self.group_size + sum(ticket.answers for ticket in list(self._tickets)[: wanted - taken])
+    def _answers(self, accepted: int, needed: int) -> int:
+        return accepted * self.group_size + sum(ticket.answers for ticket in list(self._tickets)[: needed - accepted])
 
     def _filters(self, task: Task) -> Sequence[Filter]:
-        own = self.player.blend.of[task.environment].filters if self.player.blend else None
-        return (*(self.filters if own is None else own), *self.pairing)
+        filters = self.player.blend.of[task.environment].filters if self.player.blend else None
+        return (*(self.filters if filters is None else filters), *self.pairing)
 
     def _filter(self, group: Group) -> tuple[Group | None, str]:
-        """The group as it is learned from, or None and the filter that dropped it."""
+        """Return the filtered group, or None and the name of the filter that dropped it."""
         for keep in self._filters(group.task):
             kept = keep(group)
             if kept is None:
@@ -309,5 +324,5 @@ class RolloutSource:
 
 
 def _tokens(group: Group) -> int:
-    """How many tokens were sampled for it."""
+    """Return the number of sampled tokens of a group."""
     return sum(episode.trained_tokens for episode in group.episodes)

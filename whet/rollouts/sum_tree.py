@@ -1,8 +1,9 @@
-"""Weighted draws from many numbers of which a few change in between, each in time logarithmic in how many there are."""
+"""Weighted sampling from many numbers that change occasionally, each operation in logarithmic time."""
 
 
 class SumTree:
-    """Numbers that aren't negative, all 0 at first. Each sum is that of its two halves, so rounding errors don't grow.
+    """Non-negative numbers, all 0 at first. Each node is the sum of its two children, so rounding errors don't
+    accumulate.
 
     >>> tree = SumTree(3)
     >>> tree.put(0, 1.0); tree.put(2, 3.0)
@@ -12,7 +13,7 @@ class SumTree:
 
     def __init__(self, count: int) -> None:
         self._leaves = 1 << max(0, count - 1).bit_length()
-        self._sums = [0.0] * (2 * self._leaves)  # the whole at 1, the halves of i at 2 i and 2 i + 1
+        self._sums = [0.0] * (2 * self._leaves)  # the root at 1, the children of i at 2 i and 2 i + 1
 
     @property
     def total(self) -> float:

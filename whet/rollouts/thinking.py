@@ -1,7 +1,7 @@
-"""Thoughts at sampling time: on, off, or ended at a budget. What is written for the model is never trained, so a reply
-whose thoughts were ended has three spans: the thoughts, ``</think>``, and the answer.
+"""Control of thinking at sampling time: on, off, or ended at a budget. Text that is inserted for the model is never
+trained, so a reply whose thoughts were ended has three spans: the thoughts, ``</think>``, and the answer.
 
-Without templates that think, too: the tags are text. Knows no environment and no group.
+The tags are plain text, so this also works with chat templates that don't know them.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,13 +15,13 @@ from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
 
 _OPEN, _CLOSE = "<think>", "</think>"
-_TAIL = 16  # tokens before a reply in which a template may open thoughts
+_TAIL = 16  # number of tokens before a reply in which a chat template may open thoughts
 
 Sample = Callable[[list[int], SamplingParams], Awaitable[Completion]]
 
 
 def opening(history: Sequence[int], renderer: Renderer, sampling: Sampling) -> list[int]:
-    """Return the tokens to write before the reply, after ``history``: none where the chat template has written them."""
+    """Return the tokens to insert before the reply, after ``history``: none if the chat template has written them."""
     if sampling.thinking is None:
         return []
     opened = _open(renderer.decode(history[-_TAIL:]))
@@ -35,8 +35,8 @@ def opening(history: Sequence[int], renderer: Renderer, sampling: Sampling) -> l
 async def sample_reply(
     sample: Sample, history: list[int], params: SamplingParams, renderer: Renderer, budget: int | None
 ) -> tuple[list[Span], Completion]:
-    """Sample a reply, ending its thoughts after ``budget`` tokens. Returns its spans, of which one is untrained where
-    the budget ended the thoughts, and all of it as one completion."""
+    """Sample a reply, ending its thoughts after ``budget`` tokens. Return its spans, one of them untrained if the
+    budget ended the thoughts, and the whole reply as one completion."""
     if budget is None or budget >= params.max_new_tokens:
         completion = await sample(history, params)
         return [_sampled(completion)], completion
@@ -46,19 +46,19 @@ async def sample_reply(
         return spans, thoughts
     if _open(renderer.decode([*history[-_TAIL:], *thoughts.tokens])):
         spans.append(Span(renderer.encode_text(f"\n{_CLOSE}\n\n"), False))
-    said = [token for span in spans for token in span.tokens]
-    room = params.max_new_tokens - len(said)
+    sampled = [token for span in spans for token in span.tokens]
+    room = params.max_new_tokens - len(sampled)
     if room < 1:
         return spans[:1], thoughts
     seed = derive_seed(params.seed, "answer")
-    answer = await sample([*history, *said], replace(params, max_new_tokens=room, seed=seed))
+    answer = await sample([*history, *sampled], replace(params, max_new_tokens=room, seed=seed))
     if len(spans) == 1:
         answer = _stopped(thoughts.tokens, answer, params.stop, renderer)
     spans.append(_sampled(answer))
     versions = [span.versions for span in spans if span.versions]
     whole = replace(
         answer,
-        tokens=[*said, *answer.tokens],
+        tokens=[*sampled, *answer.tokens],
         logprobs=[value for span in spans for value in span.logprobs or [0.0] * len(span.tokens)],
         versions=(min(first for first, _ in versions), max(last for _, last in versions)),
     )
@@ -66,7 +66,8 @@ async def sample_reply(
 
 
 def _stopped(before: list[int], answer: Completion, stops: Sequence[str], renderer: Renderer) -> Completion:
-    """The answer, which goes on where ``before`` was cut, up to the end of a stop text that begins there."""
+    """Return the answer, which continues ``before`` where it was cut, up to the end of a stop string that begins in
+    ``before``."""
     longest = max(map(len, stops), default=0)
     tail = before[-longest:]
     for count in range(1, min(longest, len(answer.tokens))):
@@ -79,9 +80,9 @@ def _stopped(before: list[int], answer: Completion, stops: Sequence[str], render
     return answer
 
 
-def parted(message: Message) -> Message:
-    """Return the message with the thoughts at the beginning of its text apart, where the renderer hasn't done so. A
-    thought that has no end is all there is."""
+def split_thinking(message: Message) -> Message:
+    """Return the message with the thoughts at the start of its text moved to ``reasoning_content``, unless the renderer
+    has done so. Thoughts without an end are the whole text."""
     text = message["content"].lstrip()
     if "reasoning_content" in message or not text.startswith(_OPEN):
         return message
@@ -97,5 +98,5 @@ def _sampled(completion: Completion) -> Span:
 
 
 def _open(text: str) -> bool:
-    """Return whether thoughts are begun and not ended."""
+    """Return whether thoughts have started but not ended."""
     return text.rfind(_OPEN) > text.rfind(_CLOSE)

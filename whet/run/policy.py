@@ -24,7 +24,7 @@ from whet.core.types import Distribution, Group, Status, Task
 from whet.learner.base import Learner, Update
 from whet.losses.base import Loss
 from whet.metrics import Metrics
-from whet.rollouts.counts import count_group
+from whet.rollouts.group_metrics import count_group
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.sampling import Sampling
 

@@ -1,4 +1,4 @@
-"""The metrics of one sampled group, before filters."""
+"""Statistics of a group: its pass rate and its metrics before filters."""
 
 import statistics
 
@@ -6,9 +6,16 @@ from whet.core.types import Group, Status
 from whet.metrics import Metrics
 
 
+def pass_rate(group: Group, threshold: float) -> float:
+    """Return the share of answers whose score ``correct`` is above ``threshold``; the reward, if there is no such
+    score. Filters and curricula use it as a task's difficulty."""
+    right = [t.scores.get("correct", t.reward) > threshold for t in group.episodes]
+    return sum(right) / len(right)
+
+
 def count_group(metrics: Metrics, group: Group, mode: str, version: int) -> None:
-    """Add the rewards, scores and lengths of a group. ``mode`` names how it thinks, if it does; ``version`` is that of
-    the weights now."""
+    """Add the rewards, scores and lengths of a group. ``mode`` names its thinking mode, if it has one; ``version`` is
+    the current version of the weights."""
     metrics.mean("reward/std", statistics.pstdev(episode.reward for episode in group.episodes))
     for episode in group.episodes:
         metrics.mean("reward/mean", episode.reward)
