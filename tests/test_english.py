@@ -13,15 +13,21 @@ ROOT = Path(__file__).parent.parent
 
 # Path prefixes of the parts that follow the rules. A part is added when it has been rewritten; none is ever removed.
 CLEAN = (
+    "tests/algorithms/",
     "tests/base/",
+    "tests/cli/",
     "tests/config/",
     "tests/core/",
-    "tests/cli/",
+    "tests/losses/",
+    "tests/rollouts/",
     "tests/show/",
+    "whet/algorithms/",
     "whet/base/",
     "whet/cli/",
     "whet/config/",
     "whet/core/",
+    "whet/losses/",
+    "whet/rollouts/",
     "whet/show/",
 )
 

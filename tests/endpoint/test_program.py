@@ -47,7 +47,7 @@ def test_an_async_program_may_return_its_reward_and_scores() -> None:
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ("silent", "the program ended without a call of the model at its base_url"),
+        ("silent", "the program ended without calling the model at its base_url"),
         ("wrong", "the dict that tests.endpoint.programs:wrong returned for toy/train/0 has no 'reward', only score"),
         ("hanging", r"tests.endpoint.programs:hanging took more than data.deadline = 0.5 s for toy/train/0"),
     ],

@@ -17,14 +17,14 @@ from whet.rollouts.failures import Failures, is_mistake
 
 
 class Mistaken(Lowercase):
-    """Its grader has a bug."""
+    """A task set whose grader has a bug."""
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         return {"reward": answer.nope}  # type: ignore[attr-defined]
 
 
 class Half(Lowercase):
-    """Its grader can't read some answers."""
+    """A task set whose grader can't read some answers."""
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         if task.uid.endswith(("0", "2", "4", "6", "8")):

@@ -1,5 +1,5 @@
-"""Odd rewards and odd answers, through the real source and a real, tiny generator: nothing that is no finite number
-ever becomes a reward, and answers without tokens harm nothing."""
+"""Odd rewards and odd answers, through the real source and a real, tiny generator: a value that is not a finite number
+never becomes a reward, and answers without tokens do no harm."""
 
 import asyncio
 import math

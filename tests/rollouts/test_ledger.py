@@ -112,8 +112,11 @@ def changed(ticket: int, /, **values: Any) -> Callable[[Lines], Lines]:
         (changed(3, epoch=0), "ticket 3 is of epoch 1, not 0"),
         (changed(6, step=2), "ticket 6 (task/0) was trained in step 2, but is in flight in the checkpoint"),
         (changed(6, step=2, ticket=9), "ticket 9 has ended but was never drawn"),
-        (changed(1, uid="task/2", epoch=None), "0000001:task/1 was trained on in step 1 according to the rollouts, but the ledger"),
-        (changed(1, step=2), "0000001:task/1 was trained on in step 2 according to the ledger, but the rollouts"),
+        (
+            changed(1, uid="task/2", epoch=None),
+            "task/1 was trained on in step 1 according to the rollouts, but the ledger",
+        ),
+        (changed(1, step=2), "task/1 was trained on in step 2 according to the ledger, but the rollouts"),
     ],
 )
 def test_whatever_is_wrong_in_the_file_is_found(

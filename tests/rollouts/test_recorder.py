@@ -57,5 +57,5 @@ def test_the_data_of_a_task_is_recorded_in_short() -> None:
     assert first.data["answer"] == "42"
     assert first.data["source"].endswith(" ... 600 more characters")
     assert first.data["odd"] == "{1: None}"
-    assert first.data["huge"] == "a int that can't be written: ValueError"
+    assert first.data["huge"] == "a int that can't be shown: ValueError"
     assert sum(map(len, first.data.values())) < 2500

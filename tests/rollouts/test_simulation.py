@@ -137,7 +137,7 @@ def test_partial_rollouts_go_on_in_a_later_step_and_rest_while_the_learner_works
     config = RolloutConfig(prompts_per_step=2, max_staleness=2, order="ready", partial=partial)
     simulation = Simulation(config, World(spread=2.0, tokens=32))
     simulation.run(100)
-    assert simulation.most_versions_of_a_reply == 2, "no reply went on under newer weights"
+    assert simulation.most_versions_of_a_reply == 2, "no reply continued under newer weights"
     assert (simulation.finished_while_learning == 0) == partial
     simulation.close()
 
@@ -153,7 +153,7 @@ def test_a_run_resumed_with_a_smaller_bound_samples_anew_what_is_too_old_and_not
     simulation.kill(max_staleness=0)
     simulation.oldest = 0
     simulation.run(1)
-    started = [entry.version for entry in simulation.source.ledger._news if entry.ticket not in finished]
+    started = [entry.version for entry in simulation.source.ledger._unwritten if entry.ticket not in finished]
     assert set(started) <= {6}, "what was not finished was sampled again under the weights of the checkpoint"
     simulation.run(7)
     assert simulation.oldest == 0

@@ -190,7 +190,7 @@ def test_too_many_failures_stop_the_run_and_say_why(tiny_model: Path) -> None:
 
 
 class Broken(Lowercase):
-    """Its grader raises for some tasks, in a worker process."""
+    """The grader raises for some tasks, in a worker process."""
 
     victims: frozenset[str]
     pool: Any

@@ -72,7 +72,7 @@ class Algorithm(Config, ABC):
     """The units that its losses may have: ``group`` for pairs, ``sequence`` for judged replies."""
 
     epochs: int = Field(1, gt=0)
-    """How many times each step's groups are trained on."""
+    """Number of times that each step's groups are trained on."""
     minibatches: int = Field(1, gt=0)
     """Optimizer steps per epoch; the step's groups are split among them."""
     weighting: Weighting = "token"
@@ -89,7 +89,7 @@ class Algorithm(Config, ABC):
     @property
     @abstractmethod
     def roles(self) -> dict[str, Role]:
-        """Its models. The first is the main one: its metrics have no prefix, and its weights are the run's result."""
+        """The models. The first is the main one: its metrics have no prefix, and its weights are the run's result."""
 
     @property
     def estimator(self) -> Advantage | None:
@@ -98,7 +98,7 @@ class Algorithm(Config, ABC):
 
     @property
     def fills(self) -> frozenset[str]:
-        """The columns that its own ``prepare`` fills, in addition to those of its roles and its estimator."""
+        """The columns that its own ``prepare`` fills, in addition to the columns of its roles and its estimator."""
         return frozenset()
 
     async def prepare(self, batch: Batch, groups: Sequence[Group], learners: Mapping[str, Scorer]) -> Metrics:

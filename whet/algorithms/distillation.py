@@ -65,7 +65,7 @@ class TeacherAdvantage(Advantage):
         return self.reward is not None and self.reward.compares
 
     def estimate(self, batch: Batch) -> Credit:
-        """Return the sum of both parts; the returns are those of ``reward``. Raises DataError as ``reward`` does."""
+        """Return the sum of both parts, and the returns of ``reward``. Raises DataError as ``reward`` does."""
         teacher_N = at_trained(batch, batch.column("teacher_token_logprobs")).double()
         gap_N = teacher_N - at_trained(batch, batch.column("old_logprobs"))
         advantages_N = self.weight * gap_N.clamp(-self.clamp, self.clamp)
@@ -81,7 +81,7 @@ class TeacherAlgorithm(Algorithm):
     teachers: dict[str, Teacher] = Field(min_length=1)
     """Teachers by name. Several are mixed by weight, unless ``route_by`` is set."""
     k: int | None = Field(None, gt=0)
-    """How many of its most likely tokens a teacher gives at each position, for losses that use them. None: 64."""
+    """Number of most likely tokens that a teacher gives at each position, for losses that use them. None: 64."""
     route_by: str | None = None
     """The field of a task or row that names its teacher."""
     loss: AnyLoss = DistillationLoss()

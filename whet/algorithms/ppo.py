@@ -107,7 +107,7 @@ class PPO(OnlineAlgorithm):
     """Number of first steps in which only the critic is trained, because the advantages of an untrained critic are
     noise."""
     epochs: int = Field(2, gt=0)
-    """How many times each step's groups are trained on."""
+    """Number of times that each step's groups are trained on."""
     minibatches: int = Field(4, gt=0)
     """Optimizer steps per epoch; the step's groups are split among them."""
 

@@ -96,7 +96,7 @@ class KTO(PreferenceAlgorithm):
     units: ClassVar[tuple[Unit, ...]] = ("sequence",)
 
     loss: AnyLoss = KTOLoss()
-    """Its weights balance good and bad rows: ``desirable_weight``, ``undesirable_weight``."""
+    """``kto``, whose weights balance good and bad rows: ``desirable_weight``, ``undesirable_weight``."""
     weighting: Weighting = "sequence"
     """A token's share of a step."""
 

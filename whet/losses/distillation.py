@@ -24,8 +24,8 @@ class DistillationLoss(WeightedLoss):
 
     divergence: Annotated[Divergence, Component(DIVERGENCES)] = Forward()
     tail: Literal["renormalise", "bucket"] = "renormalise"
-    """How the probability mass outside the top k is treated: ``renormalise`` rescales both distributions to their top
-    k; ``bucket`` adds one more outcome that holds the rest."""
+    """Treatment of the probability mass outside the top k: ``renormalise`` rescales both distributions to their top k;
+    ``bucket`` adds one more outcome that holds the rest."""
 
     def per_token(self, output: ModelOutput, batch: Batch) -> tuple[Tensor, Metrics]:
         teacher = self._normalised(at_trained(batch, batch.column("teacher_logprobs")))

@@ -31,9 +31,9 @@ class Part(Config):
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
     """The tasks of this environment."""
     weight: float = Field(1.0, gt=0)
-    """Its share of the groups is this weight divided by the sum of all weights."""
+    """The share of the groups is this weight divided by the sum of all weights."""
     sampling: Limits = Limits()
-    """Limits for its episodes, at most those of ``sampling`` in the recipe."""
+    """Limits for its episodes, none of them higher than in ``sampling`` of the recipe."""
     filters: tuple[Annotated[Filter, Component(FILTERS)], ...] | None = None
     """Filters of its groups; None: the algorithm's."""
     rewards: Annotated[Reward, Component(REWARDS)] | None = None
@@ -48,8 +48,8 @@ class Blend(TaskSet):
     of: dict[Name, Part] = Field(min_length=1)
     """The environments by their names in the metrics."""
     shares: Literal["kept", "drawn"] = "kept"
-    """``kept``: the shares are those of the groups that are trained on, so a group that a filter drops is replaced by
-    another of its environment. ``drawn``: the shares are those of the groups that are drawn."""
+    """``kept``: shares of the groups that are trained on, so a group that a filter drops is replaced by another of its
+    environment. ``drawn``: shares of the groups that are drawn."""
 
     @field_validator("of")
     @classmethod

@@ -16,9 +16,9 @@ class RolloutConfig(Config):
     curriculum: Annotated[Curriculum, Component(CURRICULA)] | None = None
     """The order of tasks; None: all tasks in turn, shuffled in each epoch."""
     max_staleness: int = Field(0, ge=0)
-    """How many weight versions old a rollout may be. 0: synchronous; n: sampling runs up to n steps ahead."""
+    """Maximum age of a rollout in weight versions. 0: synchronous; n: sampling runs up to n steps ahead."""
     order: Literal["oldest", "ready"] = "oldest"
-    """Which groups a step takes when sampling runs ahead: the oldest, or (``ready``) the first that are complete, as
+    """The groups that a step takes when sampling runs ahead: the oldest, or (``ready``) the first that are complete, as
     long as the remaining groups can still meet ``max_staleness``."""
     partial: bool = False
     """Sample only while the loop waits for groups. Unfinished episodes continue in the next step, under newer weights;
@@ -28,7 +28,7 @@ class RolloutConfig(Config):
     deadline: float = Field(600.0, gt=0)
     """Seconds that one group may take before the run stops."""
     retries: int = Field(2, ge=0)
-    """How many times an episode is run again after its environment or generator failed."""
+    """Number of times that an episode is run again after its environment or generator failed."""
     retry_delay: float = Field(1.0, ge=0)
     """Seconds before the first retry, doubled for each further one, each time multiplied by 0.5 to 1.5."""
     episode_deadline: float | None = Field(None, gt=0)

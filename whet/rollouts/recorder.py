@@ -26,7 +26,9 @@ def records(step: int, groups: Sequence[Group], batch: Batch, renderer: Renderer
     for group in groups:
         data = _in_short(group.task.data)
         branches = [
-            (s, b, branch) for s, episode in enumerate(group.episodes) for b, branch in enumerate(episode.branches_or_empty)
+            (sample, branch, trajectory)
+            for sample, episode in enumerate(group.episodes)
+            for branch, trajectory in enumerate(episode.branches_or_empty)
         ]
         for sample, branch, trajectory in branches:
             episode, indices = group.episodes[sample], next(trained)

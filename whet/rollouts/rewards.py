@@ -116,7 +116,7 @@ class Gate(Reward):
     when: AnyReward
     """The component that decides."""
     above: float = 0.5
-    """It passes above this value."""
+    """The component passes above this value."""
     then: AnyReward
     """The component that is used if it passes."""
     otherwise: float = 0.0

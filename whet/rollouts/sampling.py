@@ -117,4 +117,4 @@ class Limits(Config):
         try:
             self.under(sampling)
         except ValidationError as error:
-            yield from (f"sampling: {one['msg'].removeprefix('Value error, ')}" for one in error.errors())
+            yield from (f"sampling: {detail['msg'].removeprefix('Value error, ')}" for detail in error.errors())

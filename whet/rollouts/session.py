@@ -149,7 +149,7 @@ class Session:
         return [token for span in self.spans for token in span.tokens]
 
     def common_prefix_length(self, messages: Sequence[Message], tools: Schemas | None) -> int:
-        """Return the number of messages at the start that equal those of this branch."""
+        """Return the number of messages at the start that equal the messages of this branch."""
         if self._original and (tools or None) != (self._tools or None):
             return 0
         pairs = zip(self._original, messages, strict=False)

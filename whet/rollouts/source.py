@@ -35,9 +35,9 @@ from whet.data.order import TaskOrder
 from whet.metrics import Metrics
 from whet.metrics.clock import Timing
 from whet.rollouts.config import RolloutConfig
-from whet.rollouts.group_metrics import count_group
 from whet.rollouts.curriculum import TaskSampler
 from whet.rollouts.filters import Filter
+from whet.rollouts.group_metrics import count_group
 from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.ledger import UNKNOWN, Entry, Ledger, Outcome
 from whet.rollouts.permits import Permits
@@ -141,7 +141,9 @@ class RolloutSource:
         if self.config.partial:
             await self.player.generator.pause()  # until the next weights are published
             self.player.timing.rest(True)
-        metrics = self._metrics.sum("groups/kept", len(accepted)).sum("groups/dropped", sampled - failed - len(accepted))
+        metrics = self._metrics.sum("groups/kept", len(accepted)).sum(
+            "groups/dropped", sampled - failed - len(accepted)
+        )
         metrics.sum("groups/failed", failed)
         if self.curriculum is not None:
             metrics.merge(self.curriculum.metrics())
