@@ -119,7 +119,7 @@ def test_a_resumed_run_draws_the_same() -> None:
     again, _ = begun(wanted)
     again.load_state(json.loads(json.dumps(draws.state())))
     assert [again.draw(9, NONE_BUSY) for _ in range(30)] == [draws.draw(9, NONE_BUSY) for _ in range(30)]
-    assert again.apart.history == draws.apart.history
+    assert again.by_environment.history == draws.by_environment.history
     with pytest.raises(ConfigError, match="made with the environments a, b, but the recipe has a, c"):
         begun(blend(a=1.0, c=1.0))[0].load_state(draws.state())
 
@@ -209,7 +209,7 @@ def test_noise_and_a_run_that_gets_worse_as_a_whole_raise_no_alarm(slope: float)
     [
         ({"of": {}}, {}, r"data\.of"),
         ({"of": {"a b": {"taskset": "arithmetic"}}}, {}, "a b"),
-        ({"of": {"a": {"taskset": {"type": "blend", "of": {"b": {"taskset": "arithmetic"}}}}}}, {}, "a is itself a blend"),
+        ({"of": {"a": {"taskset": {"type": "blend", "of": {"b": {"taskset": "arithmetic"}}}}}}, {}, "a is itself a"),
         ({"of": {"a": {"taskset": "arithmetic", "sampling": {"max_new_tokens": 999}}}}, {}, r"data\.of\.a\.sampling"),
         (
             {"of": {"a": {"taskset": "arithmetic"}}},
