@@ -66,7 +66,10 @@ def test_a_model_of_671_billion_parameters_on_2048_ranks(tmp_path):
     DeepseekV3Config().save_pretrained(tmp_path)
     parallel = {"fsdp": 2048, "expert": 64}
     cluster = {"type": "ray"}
-    changes = {"learner": {"activation_checkpointing": True}, "rollouts": {"prompts_per_step": 2048}}
+    changes = {
+        "learner": {"activation_checkpointing": True, "precision": "float32"},
+        "rollouts": {"prompts_per_step": 2048},
+    }
     plan = make_plan(toy_recipe(tmp_path, cluster=cluster, parallel=parallel, **changes), runtime=0)
     assert plan.ranks == 2048
     assert plan.layout[-1].startswith("expert 64: neighbours")
