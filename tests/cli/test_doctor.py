@@ -106,7 +106,7 @@ def test_a_recipe_that_asks_for_emulated_bfloat16_is_advised(tmp_path, monkeypat
     recipe = toy_recipe(folder, learner={"precision": "bfloat16"})
     *_, finding = checks.products(recipe)
     assert (finding.subject, finding.state) == ("precision", "advice")
-    assert finding.advice == "the recipe asks for emulated bfloat16: set learner.precision=auto"
+    assert finding.advice == "the recipe sets bfloat16, which is emulated here: set learner.precision=auto"
 
 
 def test_the_summary_repeats_what_is_wrong_with_what_to_do():

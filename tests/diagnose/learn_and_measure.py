@@ -1,5 +1,5 @@
-"""Run by a test in a process of its own: a few updates of a worker, then what was planned and what was held at most,
-each beyond what the process held before, in bytes."""
+"""Run by a test as a separate process: a few updates of a worker; prints the planned and the measured peak memory, in
+bytes in addition to the memory before."""
 
 import json
 import sys

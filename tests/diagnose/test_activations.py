@@ -1,4 +1,4 @@
-"""Sizes are those of the real model; what is kept for the backward pass is what autograd really keeps."""
+"""Counted sizes equal the real model's; planned activations equal the tensors that autograd saves."""
 
 import pytest
 import torch
@@ -55,15 +55,15 @@ def test_keys_and_values_of_a_token_are_those_of_its_heads():
     assert model_size(tiny_llama().config).kv_per_token == 2 * 2 * 2 * 32  # layers, keys and values, heads, size
 
 
-def test_a_recurrent_layer_keeps_a_state_whatever_the_length_is():
+def test_a_recurrent_layer_keeps_a_state_of_constant_size():
     size = model_size(tiny_granite().config)
     assert size.kv_per_token == 2 * 2 * 32  # of the one layer of attention
-    assert size.state == 4 * (4 * 32 + 2 * 8) + 4 * 32 * 8  # what the convolution looks back on; heads, size, state
+    assert size.state == 4 * (4 * 32 + 2 * 8) + 4 * 32 * 8  # the window of the convolution; heads, size, state
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MODELS)
-def test_what_is_kept_on_fake_tensors_is_what_is_kept_on_real_ones(name, precision):
+def test_fake_tensors_give_the_same_activations_as_real_ones(name, precision):
     lengths = [40, 40, 24]
     model = MODELS[name]().train()
     use_forest_attention(model)

@@ -42,7 +42,7 @@ def test_no_filter_of_an_algorithm_drops_what_is_compared(folder, monkeypatch, n
 
 
 def reporting(monkeypatch, **changed: Any) -> None:
-    """The generator samples, and reports log-probs, under another distribution than it is asked for."""
+    """A generator that samples and reports log-probs under another distribution than the requested one."""
     sample = TorchGenerator.sample
 
     async def other(self, prompt, params, session):
@@ -58,7 +58,7 @@ def test_another_temperature_is_named(folder, monkeypatch):
     reporting(monkeypatch, temperature=0.5)
     agreement = found(folder, sampling={"temperature": 1.5})
     assert agreement.cause is not None
-    assert "fits temperature 0.5, and the recipe samples at 1.5" in agreement.cause
+    assert "fit temperature 0.5, but the recipe samples at 1.5" in agreement.cause
 
 
 def test_a_truncation_that_the_generator_ignores_is_named(folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a layout is said to hold is what its ranks hold, and it takes no ranks to say so."""
+"""The simulated shards of a layout equal the shards of real ranks."""
 
 import resource
 import time
@@ -13,7 +13,7 @@ from tests.parallel.cases import Case, build
 from tests.parallel.conftest import models  # noqa: F401
 from tests.parallel.ranks import on_ranks
 from whet.base.errors import WhetError
-from whet.diagnose.layout import Held, lay_out, rehearsal
+from whet.diagnose.layout import Shard, lay_out, rehearsal
 from whet.learner.model import build_whole
 from whet.models.config import LoraSettings, ModelConfig
 from whet.parallel.config import ParallelConfig
@@ -37,16 +37,16 @@ LAYOUTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-def held(rendezvous: str, rank: int, cases: list[Case]) -> list[Held]:
+def held(rendezvous: str, rank: int, cases: list[Case]) -> list[Shard]:
     found = []
     for case in cases:
         parts = list(build(case, rendezvous, rank).module.parameters())
         trained = sum(local(p).numel() for p in parts if p.requires_grad)
-        found.append(Held(sum(local(p).numel() * p.element_size() for p in parts), trained))
+        found.append(Shard(sum(local(p).numel() * p.element_size() for p in parts), trained))
     return found
 
 
-def laid_out(case: Case, rank: int = 0) -> Held:
+def laid_out(case: Case, rank: int = 0) -> Shard:
     model = ModelConfig(path=str(case.model), lora=LoraSettings(rank=2, alpha=4.0) if case.lora else None)
     precision = case.learner.get("precision", "float64")
     value = case.loss == "value"
@@ -72,7 +72,7 @@ def test_parts_add_up_to_the_model_and_the_first_rank_has_most(models):  # noqa:
     assert not dist.is_initialized(), "a rehearsal leaves nothing behind"
 
 
-def test_what_would_be_refused_is_refused(models):  # noqa: F811
+def test_invalid_layouts_are_refused(models):  # noqa: F811
     with pytest.raises(WhetError, match="does not divide the 4 experts"):
         laid_out(Case(models["moe"], {"fsdp": 16, "expert": 16}))
     with pytest.raises(WhetError, match="does not divide num_key_value_heads = 2"):

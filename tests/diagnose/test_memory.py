@@ -1,4 +1,4 @@
-"""What is planned is what a process holds at most."""
+"""The planned memory is the measured peak of a process."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny import tiny_llama, tiny_tokenizer
 from whet.diagnose.activations import model_size
-from whet.diagnose.layout import Held
+from whet.diagnose.layout import Shard
 from whet.diagnose.memory import Memory, learner_memory
 from whet.learner.config import LearnerConfig
 from whet.parallel.config import ParallelConfig
@@ -18,7 +18,7 @@ from whet.parallel.config import ParallelConfig
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """Large enough that it, and not the interpreter, decides: 31 million parameters."""
+    """A model that dominates the process's memory: 31 million parameters."""
     folder = tmp_path_factory.mktemp("model")
     tiny_llama(
         vocab=8192, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8, head_dim=64,
@@ -34,7 +34,7 @@ CASES = [("float32", "plain"), ("bfloat16", "plain"), ("float32", "checkpointing
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "how"), CASES)
 def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
-    """The middle one of three peaks: what the C library keeps of freed memory differs by 8% from run to run."""
+    """The median of three peaks: the freed memory that the C library keeps varies by 8% from run to run."""
     command = [sys.executable, "-m", "tests.diagnose.learn_and_measure", str(model), precision, how]
     runs = []
     for _ in range(3):
@@ -47,10 +47,10 @@ def test_the_peak_of_a_learner_is_planned_to_15_percent(model, precision, how):
 def test_ranks_divide_what_is_trained():
     size = model_size(tiny_llama().config)
     alone = learner_memory(
-        size, LearnerConfig(precision="float32"), ParallelConfig(), Held(4000, 1000), activations=1000
+        size, LearnerConfig(precision="float32"), ParallelConfig(), Shard(4000, 1000), activations=1000
     )
     shared = ParallelConfig(fsdp=2, context=2)
-    four = learner_memory(size, LearnerConfig(precision="float32"), shared, Held(1000, 250), activations=1000)
+    four = learner_memory(size, LearnerConfig(precision="float32"), shared, Shard(1000, 250), activations=1000)
     assert four.always["weights"] == alone.always["weights"] // 4
     assert four.always["optimizer"] == alone.always["optimizer"] // 4 == 2000
     assert four.phases["learn"]["activations"] == 500
@@ -58,7 +58,9 @@ def test_ranks_divide_what_is_trained():
 
 def test_a_model_that_only_scores_has_no_gradients_and_no_optimizer():
     size = model_size(tiny_llama().config)
-    frozen = learner_memory(size, LearnerConfig(precision="float32"), ParallelConfig(), Held(4000, 0), activations=1000)
+    frozen = learner_memory(
+        size, LearnerConfig(precision="float32"), ParallelConfig(), Shard(4000, 0), activations=1000
+    )
     assert frozen == Memory({"weights": 4000})
 
 

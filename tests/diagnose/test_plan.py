@@ -1,4 +1,4 @@
-"""Plans of whole recipes, from the config file of a model alone."""
+"""Plans of whole recipes, computed from the config file of a model."""
 
 from fractions import Fraction
 
@@ -56,7 +56,7 @@ def test_a_kl_term_costs_a_reference(folder):
     assert plan.processes["this process"].always["reference"] > 0
 
 
-def test_what_does_not_fit_is_said_with_what_to_do(folder):
+def test_a_plan_that_does_not_fit_is_warned_of_with_a_remedy(folder):
     plan = make_plan(toy_recipe(folder), runtime=0, available=1000)
     assert "raise parallel.fsdp" in plan.warnings[0]
 
@@ -72,7 +72,7 @@ def test_a_model_of_671_billion_parameters_on_2048_ranks(tmp_path):
     }
     plan = make_plan(toy_recipe(tmp_path, cluster=cluster, parallel=parallel, **changes), runtime=0)
     assert plan.ranks == 2048
-    assert plan.layout[-1].startswith("expert 64: neighbours")
+    assert plan.layout[-1].startswith("expert 64: neighbouring")
     assert plan.models["policy"].parameters == pytest.approx(671e9, rel=0.001)
     assert plan.models["policy"].experts == pytest.approx(654e9, rel=0.001)
     assert not plan.warnings
@@ -91,7 +91,7 @@ def test_a_layout_that_will_be_refused_is_said(tmp_path):
         assert any(w.startswith("this layout will be refused for the policy: ") and words in w for w in plan.warnings)
 
 
-def test_learners_and_engines_in_processes_of_their_own_are_planned_apart(folder):
+def test_learners_and_engines_in_separate_processes_are_planned_separately(folder):
     ppo = {"type": "ppo", "minibatches": 1}
     recipe = toy_recipe(folder, cluster={"type": "processes"}, algorithm=ppo)
     recipe = recipe.model_copy(update={"generator": VllmGeneratorConfig(cache_gib=2.0, dtype="bfloat16")})
@@ -191,7 +191,7 @@ def test_the_stages_of_a_pipeline_are_planned_apart(folder):
     assert first.always["weights"] + last.always["weights"] == pytest.approx(whole.always["weights"], rel=1e-3)
     kept = whole.phases["learn"]["activations"]
     assert first.phases["learn"]["activations"] == last.phases["learn"]["activations"] == kept // 2
-    assert any("for each shard of the data: 1, fewer than the 2 ranks" in said for said in plan.warnings)
+    assert any("1 micro-batches per data-parallel rank, fewer than the 2 ranks" in warning for warning in plan.warnings)
     kept_of = [stage.share for stage in stages(2, ParallelConfig(pipeline=2), micro_batches=8)]
     assert kept_of == [1, Fraction(1, 2)], "two micro-batches in half the layers, and one"
     travelling = [stage.phases["learn"]["hidden states between stages"] for stage in (first, last)]

@@ -13,7 +13,7 @@ from whet.run.recipe import Recipe
 GIB = 2**30
 CARD = 80 * GIB  # of an H100
 
-# What the models' own config.json say, as far as it differs from the defaults of transformers.
+# From the models' config.json, where it differs from the defaults of transformers.
 SHARED = {"head_dim": 128, "max_position_embeddings": 40960}
 SMALL = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
 LARGE = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32}
@@ -57,8 +57,8 @@ def test_cards_that_are_too_small_are_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_learners_and_engines_have_gpus_of_their_own_or_take_turns(name: str) -> None:
-    """On one machine the learner's ranks have the first GPUs; on several, Ray gives each its own."""
+def test_learners_and_engines_have_separate_gpus_or_take_turns(name: str) -> None:
+    """On one machine the learner's ranks have the first GPUs; on several machines, Ray assigns the GPUs."""
     recipe = load(Recipe, name).value
     learners = {str(rank) for rank in range(recipe.parallel.ranks)}
     engines = set(recipe.generator.gpus)

@@ -1,7 +1,7 @@
-"""A model's size, and the memory that its forward pass keeps for the backward pass. Nothing is allocated: the model's
-own code runs on fake tensors, so that a new architecture is counted like any other.
+"""A model's size, and the memory of the activations that its forward pass saves for the backward pass. Nothing is
+allocated: the model's code runs on fake tensors, so new architectures need no special support.
 
-Knows no recipe and no layout of ranks.
+Independent of recipes and of the layout of ranks.
 """
 
 import copy
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-_SOME = 16  # tokens; more than a convolution looks back
+_SOME = 16  # tokens; longer than the window of a convolution
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,20 +31,20 @@ class ModelSize:
     """Counts of numbers, not bytes."""
 
     parameters: int
-    experts: int  # those of them that are in experts of mixture-of-experts layers
+    experts: int  # parameters in experts of mixture-of-experts layers
     largest_layer: int  # parameters of the largest decoder layer
-    largest_experts: int  # those of them that are in experts
-    linear: int  # those of them in linear layers that are not the head
+    largest_experts: int  # parameters in experts of that layer
+    linear: int  # parameters of linear layers other than the head
     embedding: int  # input and output embeddings; tied ones once
     adapters: int  # parameters that LoRA adds
-    adapted: int  # layers that it adds them to, an A and a B to each
-    sent: int  # what an engine in other processes is sent: all tensors by name, so tied embeddings twice
-    tensors: int  # how many these are
+    adapted: int  # layers with an adapter, each with an A and a B
+    sent: int  # numbers in a refit of an engine in other processes: all tensors by name, so tied embeddings twice
+    tensors: int  # number of tensors in such a refit
     layers: int
     hidden: int
     vocabulary: int
-    kv_per_token: int  # numbers that one token's keys and values are, over all layers
-    state: int  # numbers that a sequence of any length leaves beside them, in recurrent and linear layers
+    kv_per_token: int  # KV cache per token, over all layers
+    state: int  # state of recurrent and linear layers per sequence, in addition to the KV cache
 
 
 def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> ModelSize:
@@ -85,8 +85,8 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
 def activation_bytes(
     config: "PretrainedConfig", lengths: list[int], *, precision: str, checkpointing: bool = False
 ) -> int:
-    """Return the bytes that the model's decoder keeps for its backward pass over sequences of these lengths, without
-    the parameters. With ``checkpointing`` it keeps each layer's input, and one layer's activations at a time."""
+    """Return the bytes that the decoder saves for its backward pass over sequences of these lengths, without the
+    parameters. With ``checkpointing``: each layer's input, and one layer's activations at a time."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     tokens = sum(lengths)
@@ -95,49 +95,49 @@ def activation_bytes(
         entering = tokens * width * config.get_text_config().num_hidden_layers
         return entering + layer_bytes(config, lengths, precision=precision)
     layout = ForestLayout.of_lengths(lengths, "cpu")
-    # Grouped products of experts have no shape rule for float32.
+    # The experts' grouped matrix product has no shape rule for float32.
     weights = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.float32}[precision]
     mixed = precision == "bfloat16"
     if has_experts(config):
         weights, mixed = torch.bfloat16, False
-    kept: dict[int, Any] = {}
+    saved: dict[int, Any] = {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = _model(config, weights)
-        own = {p.untyped_storage()._cdata for p in model.parameters()}
+        parameters = {p.untyped_storage()._cdata for p in model.parameters()}
 
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
+        def save(tensor: torch.Tensor) -> torch.Tensor:
             storage = tensor.untyped_storage()
-            if storage._cdata not in own:
-                kept[storage._cdata] = storage  # held on to, so that no later one gets its number
+            if storage._cdata not in parameters:
+                saved[storage._cdata] = storage  # the reference keeps its id from being reused
             return tensor
 
-        how = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else nullcontext()
+        autocast = torch.autocast("cpu", dtype=torch.bfloat16) if mixed else nullcontext()
         inputs: dict[str, Any] = {"input_ids": torch.zeros(1, tokens, dtype=torch.long)}
         inputs["position_ids"] = torch.cat([torch.arange(n) for n in lengths])[None]
         if supports_forest(config):
             inputs["whet_forest"] = layout
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), how:
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor), autocast:
             model.get_decoder()(**inputs, use_cache=False)
-        return sum(storage.nbytes() for storage in kept.values())
+        return sum(storage.nbytes() for storage in saved.values())
 
 
 def layer_bytes(config: "PretrainedConfig", lengths: list[int], *, precision: str) -> int:
-    """Return ``activation_bytes`` of the first layer alone."""
-    one = copy.deepcopy(config)
-    one.get_text_config().num_hidden_layers = 1
-    return activation_bytes(one, lengths, precision=precision)
+    """Return ``activation_bytes`` of the first layer only."""
+    single = copy.deepcopy(config)
+    single.get_text_config().num_hidden_layers = 1
+    return activation_bytes(single, lengths, precision=precision)
 
 
 def _model(config: "PretrainedConfig", dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    own = copy.deepcopy(config)
-    if supports_forest(own):
+    config = copy.deepcopy(config)
+    if supports_forest(config):
         register()
-        own._attn_implementation = NAME
+        config._attn_implementation = NAME
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.tie_weights()
     return model.train()
 
@@ -147,23 +147,22 @@ def _numbers(module: torch.nn.Module) -> int:
 
 
 def _cached(config: "PretrainedConfig") -> tuple[int, int]:
-    """Return the numbers that transformers' cache holds for each token of a sequence, and for a sequence of any
-    length."""
+    """Return the numbers in transformers' cache per token, and per sequence."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    held = []
+    sizes = []
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         model = _model(config, torch.bfloat16).eval()
         for tokens in (_SOME, 2 * _SOME):
             cache = new_cache(model)
             model.get_decoder()(input_ids=torch.zeros(1, tokens, dtype=torch.long), use_cache=True, **cache)
-            held.append(sum(tensor.numel() for one in cache.values() for tensor in tensors_of(one)))
-    per_token = (held[1] - held[0]) // _SOME
-    return per_token, held[0] - per_token * _SOME
+            sizes.append(sum(tensor.numel() for part in cache.values() for tensor in tensors_of(part)))
+    per_token = (sizes[1] - sizes[0]) // _SOME
+    return per_token, sizes[0] - per_token * _SOME
 
 
 def _kv_per_token(text: Any) -> int:
-    """Return the numbers that one layer keeps per token. DeepSeek's latent attention keeps one compressed vector."""
+    """Return the KV cache of one layer per token. DeepSeek's latent attention caches one compressed vector."""
     if getattr(text, "kv_lora_rank", None):
         return int(text.kv_lora_rank + text.qk_rope_head_dim)
     if not getattr(text, "num_attention_heads", None):

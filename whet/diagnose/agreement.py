@@ -1,6 +1,6 @@
-"""The agreement of generator and learner, measured with the recipe's own parts before the first step: the weights are
-published with all proofs on, a few answers are sampled, and the learner scores them. Where the log-probs differ,
-experiments find the likely cause. Trains nothing and writes nothing.
+"""The agreement of generator and learner, measured before the first step with the parts of the recipe: the weights are
+published with all checks on, a few answers are sampled, and the learner scores them. If the log-probs differ, further
+scoring finds the likely cause. Trains nothing and writes nothing.
 """
 
 import tempfile
@@ -32,13 +32,13 @@ _ENDS = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out")
 
 @dataclass(slots=True)
 class Agreement:
-    """The result. ``error`` is 1 where both agree to the last bit, nan where no weights could be published."""
+    """The result. ``error`` is 1 if both agree bit for bit, nan if publishing the weights failed."""
 
     error: float
     largest: float  # of |lp_learner - lp_generator|
     tokens: int
-    stopped: float  # share of the answers that the model ended
-    cause: str | None = None  # in words, with what to do; None below the alarm
+    stopped: float  # share of the answers that were not truncated
+    cause: str | None = None  # with what to do; None below the alarm
 
     @property
     def agrees(self) -> bool:
@@ -46,7 +46,7 @@ class Agreement:
 
 
 async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
-    """Sample and score one group for each of ``prompts`` tasks. Raises as a run would where a part can't be built."""
+    """Sample and score one group for each of ``prompts`` tasks. Raises the error of a part that can't be built."""
     recipe, _ = await compute(decide, recipe)
     weights = recipe.weights.model_copy(update={"digest": True, "probe": True})
     rollouts = recipe.rollouts.model_copy(update={"prompts_per_step": prompts, "max_staleness": 0})
@@ -54,7 +54,7 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
     async with Closing() as closing:
         scratch = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="whet-doctor-")))
         renderer = build_renderer(recipe)
-        feed = SampledFeed(recipe, renderer, filters=())  # answers, whatever they are worth
+        feed = SampledFeed(recipe, renderer, filters=())  # all answers, without reward filters
         closing.closes("the feed", feed.close)
         learners = await closing.enter_async_context(open_learners(recipe, scratch))
         trained = recipe.algorithm.losses
@@ -69,14 +69,14 @@ async def measure_agreement(recipe: "Recipe", prompts: int = 4) -> Agreement:
 
 
 async def compare(groups: list[Group], learner: "Scorer", recipe: "Recipe") -> Agreement:
-    """Have the learner score sampled groups, and find the cause where its log-probs differ."""
+    """Have the learner score sampled groups, and find the cause if its log-probs differ."""
     shared = learner.facts.forest
     layout = partial(Batch.from_groups, share_prompts=shared, distribution=recipe.sampling.distribution)
     batch: Batch = await compute(layout, groups)
-    found = await _errors(batch, learner)
-    result = Agreement(found["error"], found["largest"], *await compute(_counts, batch))
-    if found["error"] > recipe.rollouts.mismatch_alarm:
-        result.cause = await _cause(batch, learner, recipe, found)
+    errors = await _errors(batch, learner)
+    result = Agreement(errors["error"], errors["largest"], *await compute(_counts, batch))
+    if errors["error"] > recipe.rollouts.mismatch_alarm:
+        result.cause = await _cause(batch, learner, recipe, errors)
     return result
 
 
@@ -86,7 +86,7 @@ async def _errors(batch: Batch, learner: "Scorer") -> dict[str, float]:
 
 
 def _counts(batch: Batch) -> tuple[int, float]:
-    """Return the number of trained tokens, and the share of the answers that the model ended."""
+    """Return the number of trained tokens, and the share of answers that were not truncated."""
     return int(batch.trained.sum()), 1.0 - float(batch.truncated.double().mean())
 
 
@@ -100,41 +100,39 @@ def _errors_of(logprobs: Tensor, batch: Batch) -> dict[str, float]:
     }
 
 
-async def _cause(batch: Batch, learner: "Scorer", recipe: "Recipe", found: dict[str, float]) -> str:
-    """Return the explanation that removes most of the disagreement."""
-    own = batch.distribution
+async def _cause(batch: Batch, learner: "Scorer", recipe: "Recipe", errors: dict[str, float]) -> str:
+    """Return the explanation that accounts for most of the difference."""
+    current = batch.distribution
     causes: list[tuple[Distribution, str]] = [
         (
-            replace(own, temperature=other),
-            f"temperature: what the generator reports fits temperature {other:g}, and the recipe samples at "
-            f"{own.temperature:g}; the generator must report log-probs of the distribution that it samples from",
+            replace(current, temperature=other),
+            f"temperature: the generator's log-probs fit temperature {other:g}, but the recipe samples at "
+            f"{current.temperature:g}; the generator must report log-probs of the distribution that it samples from",
         )
         for other in _TEMPERATURES
-        if other != own.temperature
+        if other != current.temperature
     ]
-    whole = replace(own, top_k=0, top_p=1.0, min_p=0.0)
-    if whole != own:
-        text = "truncation: what the generator reports fits the whole vocabulary, and the recipe truncates it "
+    whole = replace(current, top_k=0, top_p=1.0, min_p=0.0)
+    if whole != current:
+        text = "truncation: the generator's log-probs fit the whole vocabulary, but the recipe truncates it "
         causes.append((whole, text + "(sampling.top_k, sampling.top_p, sampling.min_p)"))
     left = [(await _errors(replace(batch, distribution=other), learner))["error"] for other, _ in causes]
     best = min(range(len(causes)), key=left.__getitem__)
-    if left[best] - 1 < (found["error"] - 1) / 3:
+    if left[best] - 1 < (errors["error"] - 1) / 3:
         return causes[best][1]
     dtype = recipe.generator.dtype
-    if "bfloat16" in (dtype, recipe.learner.precision) and found["bias"] < 0.5:
+    if "bfloat16" in (dtype, recipe.learner.precision) and errors["bias"] < 0.5:
         return (
-            f"precision: the generator computes in {dtype}, the learner in {recipe.learner.precision}, and they differ "
-            "in both directions alike; set the same, or float32, or correct for it with "
-            "algorithm.loss.correction=tis"
+            f"precision: the generator computes in {dtype}, the learner in {recipe.learner.precision}, and the "
+            "differences have no bias; use the same precision or float32, or correct with algorithm.loss.correction=tis"
         )
     return (
-        "the models differ: the same weights give other numbers. Look at what the generator changes in the model "
-        "(position encoding, soft caps, attention windows, tied embeddings), with generator.dtype=float32 and "
-        "learner.precision=float32"
+        "the models differ: the same weights give other log-probs. Compare the two implementations (position encoding, "
+        "soft caps, attention windows, tied embeddings) with generator.dtype=float32 and learner.precision=float32"
     )
 
 
 def _of_weights(error: RefitError) -> str:
     if error.tensors and all(any(end in name for end in _ENDS) for name in error.tensors):
-        return f"tied embeddings: the generator holds another head or embedding than the learner. {error}"
+        return f"tied embeddings: the generator's head or embedding differs from the learner's. {error}"
     return f"stale or damaged weights: {error}"

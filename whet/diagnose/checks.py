@@ -1,4 +1,4 @@
-"""The checks of ``whet doctor``. Each looks at one subject and yields findings; none changes anything."""
+"""The checks of ``whet doctor``. Each check examines one subject and yields findings, without side effects."""
 
 import importlib
 import importlib.metadata
@@ -37,12 +37,11 @@ class Finding:
 
 
 _SLOW_CORE = 8.0  # GFLOP/s of one core
-_IMPORTED = ("torch", "transformers")  # a mismatch of versions shows only when these are imported
+_IMPORTED = ("torch", "transformers")  # version mismatches show only at import
 
 
 def packages() -> Iterator[Finding]:
-    """Check Python, the packages that every run needs (installed, new enough, importable), and which extras are
-    there."""
+    """Check Python, the required packages (installed, new enough, importable), and which extras are installed."""
     yield Finding("python", platform.python_version())
     good: list[str] = []
     optional: dict[str, list[Requirement]] = {name: [] for name in EXTRAS}
@@ -62,7 +61,7 @@ def packages() -> Iterator[Finding]:
 
 
 def _problem(need: Requirement) -> Finding | None:
-    """Return what is wrong with a package that every run needs."""
+    """Return the problem with a required package, if any."""
     install = f'pip install "{need.name}{need.specifier}"'
     version = _version(need)
     if version is None:
@@ -76,7 +75,7 @@ def _problem(need: Requirement) -> Finding | None:
 
 
 def _extra(name: str, needs: list[Requirement]) -> Finding:
-    """Return whether an extra is installed, and what it is for. A missing one is not a fault."""
+    """Return whether an extra is installed, and its purpose. A missing extra is not an error."""
     subject, install = f"whet[{name}]", f"pip install 'whet[{name}]'"
     versions = {need.name: _version(need) for need in needs}
     old = [n for n in needs if (v := versions[n.name]) and not n.specifier.contains(v, prereleases=True)]
@@ -97,7 +96,7 @@ def _version(need: Requirement) -> str | None:
 
 
 def memory(name: str, recipe: "Recipe | None") -> Iterator[Finding]:
-    """Compare what is free with what ``whet plan`` says that a recipe needs."""
+    """Compare the free memory with the need of a recipe according to ``whet plan``."""
     total, free = memory_gib()
     value = f"{free:.1f} GiB free of {total:.1f}"
     if recipe is None or _import_problem("torch") or _model_config(recipe) is None:
@@ -134,13 +133,13 @@ def machine() -> Iterator[Finding]:
 
 
 def threads() -> Iterator[Finding]:
-    """Check OpenMP, whose runtimes and settings decide whether threads on the same cores slow each other down."""
+    """Check OpenMP: several runtimes, or wrong settings, make threads on the same cores slow each other down."""
     yield from _runtimes()
     policy = os.environ.get("OMP_WAIT_POLICY", "")
     if policy:
         advice = (
-            "unset OMP_WAIT_POLICY: with PASSIVE threads must be woken, and decoding takes twice as long; with ACTIVE "
-            "idle ones keep the cores from graders. whet sets it for processes that share cores"
+            "unset OMP_WAIT_POLICY: with PASSIVE, waking threads doubles the time of decoding; with ACTIVE, idle "
+            "threads take the cores from graders. whet sets it for processes that share cores"
         )
         yield Finding("OMP_WAIT_POLICY", policy, "advice", advice)
     else:
@@ -154,22 +153,22 @@ def threads() -> Iterator[Finding]:
 
 
 def _runtimes(maps: Path = Path("/proc/self/maps")) -> Iterator[Finding]:
-    """Find the OpenMP runtimes that a training process loads, where the system lists them: each has its own threads."""
+    """Find the OpenMP runtimes that a training process loads, if the system lists them: each has its own threads."""
     if not maps.exists() or any(map(_import_problem, _IMPORTED)):
         return
-    found = sorted(set(re.findall(r"/\S*/(lib(?:g|i)?omp\S*)", maps.read_text())))
-    if len(found) > 1:
+    runtimes = sorted(set(re.findall(r"/\S*/(lib(?:g|i)?omp\S*)", maps.read_text())))
+    if len(runtimes) > 1:
         advice = (
-            "two teams of threads on the same cores slow each other down: uninstall the package that brings the other"
+            "two thread pools on the same cores slow each other down: uninstall the package that loads the second one"
         )
-        yield Finding("OpenMP", " and ".join(found), "advice", advice)
-    elif found:
-        yield Finding("OpenMP", found[0])
+        yield Finding("OpenMP", " and ".join(runtimes), "advice", advice)
+    elif runtimes:
+        yield Finding("OpenMP", runtimes[0])
 
 
 def products(recipe: "Recipe | None" = None) -> Iterator[Finding]:
-    """Measure products of the recipe's model, by default of SmolLM2-135M, in each precision, for about half a second;
-    and say in which one a run computes."""
+    """Measure matrix products with the shapes of the recipe's model, by default SmolLM2-135M, in each precision, for
+    about half a second; and report which precision a run would choose."""
     if _import_problem("torch"):
         return
     import torch
@@ -187,12 +186,14 @@ def products(recipe: "Recipe | None" = None) -> Iterator[Finding]:
     if recipe is not None and isinstance(recipe.algorithm, OnlineAlgorithm):
         asked["generator.dtype"] = recipe.generator.dtype
     slow = [key for key, precision in asked.items() if precision == "bfloat16" and choice.emulates]
-    advice = f"the recipe asks for emulated bfloat16: set {' '.join(f'{key}=auto' for key in slow)}" if slow else ""
+    advice = (
+        f"the recipe sets bfloat16, which is emulated here: set {' '.join(f'{k}=auto' for k in slow)}" if slow else ""
+    )
     yield Finding("precision", f"auto is {choice}", "advice" if slow else "good", advice)
 
 
 def rates_judged(rates: "Rates", where: str) -> Iterator[Finding]:
-    """Say which rates are slow. Those of one core are compared with what processors of the last ten years reach."""
+    """Report slow rates. The rates of one core are compared with processors of the last ten years."""
     from whet.models.rates import GAIN, number
 
     for subject, (wide, narrow) in zip(
@@ -200,7 +201,7 @@ def rates_judged(rates: "Rates", where: str) -> Iterator[Finding]:
     ):
         advice = ""
         if max(wide, narrow) < _SLOW_CORE:
-            advice = "slow in both: is the processor shared or throttled, or torch built for another one?"
+            advice = "slow in both: the processor may be shared or throttled, or torch built for another processor"
         elif narrow * GAIN <= wide:
             advice = "bfloat16 is emulated: leave learner.precision and generator.dtype at auto, or set float32"
         value = f"{number(wide)} GFLOP/s in float32, {number(narrow)} in bfloat16, {where}"
@@ -208,7 +209,7 @@ def rates_judged(rates: "Rates", where: str) -> Iterator[Finding]:
 
 
 def sandbox() -> Iterator[Finding]:
-    """Check that programs of a model can be isolated here, by a program that tries what it must not be able to do."""
+    """Check that model-written programs can be isolated here, with a program that tries forbidden operations."""
     from whet.sandbox.sandbox import offered
 
     kind, problems = offered()
@@ -262,7 +263,7 @@ def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding
 
 
 def _model_config(recipe: "Recipe | None") -> "PretrainedConfig | None":
-    """Return the config of the recipe's model; None where it is not here, which another check reports."""
+    """Return the config of the recipe's model, or None if it is missing, which another check reports."""
     from whet.base.errors import WhetError
     from whet.models.loading import load_model_config
 

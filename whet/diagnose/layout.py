@@ -1,6 +1,6 @@
-"""One rank of a learner of any size, alone in a process. torch's fake process groups stand in for the other ranks and
-the model is built without memory, so the real ``parallelize`` cuts it for a layout of thousands of ranks. A layout that
-torch or ``whet.parallel`` refuse is refused here too, unless the weights decide it; a rank's parameters are counted.
+"""Simulates one rank of a learner of any size in a single process. torch's fake process groups replace the other ranks
+and the model has no memory, so the real ``parallelize`` can shard it for a layout of thousands of ranks. Layouts that
+torch or ``whet.parallel`` refuse are refused here too, except if it depends on the weights' values.
 """
 
 import warnings
@@ -27,7 +27,7 @@ from whet.parallel.parameters import local
 
 
 @dataclass(slots=True, frozen=True)
-class Held:
+class Shard:
     """The part of a model's parameters on one rank."""
 
     weights: int  # bytes
@@ -42,14 +42,14 @@ def lay_out(
     train: bool,
     value_head: bool = False,
     rank: int = 0,
-) -> Held:
-    """Cut the model as ``rank`` does, and count that rank's part. The model's config file is enough. Raises
-    ``WhetError`` where it can't be cut so. Where the parts are uneven, the first ranks hold the most."""
+) -> Shard:
+    """Shard the model as ``rank`` does and count its part. Needs only the model's config file. Raises ``WhetError`` if
+    the model can't be sharded that way. If the shards are uneven, the first ranks have the largest."""
     with rehearsal(parallel, rank) as ranks:
         build = partial(build_whole, model, precision, train, value_head, 0)
         scorer, _ = parallelize(build, ranks, bfloat16=precision == "bfloat16", trains=train)
         parts = [(local(parameter), parameter.requires_grad) for parameter in scorer.parameters()]
-    return Held(
+    return Shard(
         sum(part.numel() * part.element_size() for part, _ in parts),
         sum(part.numel() for part, trains in parts if trains),
     )
@@ -57,27 +57,27 @@ def lay_out(
 
 @contextmanager
 def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
-    """Be ``rank`` of a learner on the device ``meta``. Raises ``WhetError`` in a process that is one of several ranks
-    already."""
+    """Act as ``rank`` of a learner on the device ``meta``. Raises ``WhetError`` in a process that already is one of
+    several ranks."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
-        raise WhetError("this process is one of several ranks, so it can't stand in for others; use another one")
+        raise WhetError("this process is one of several ranks and can't simulate others; use another process")
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=config.ranks)
     try:
         each = config.ranks_per_shard
-        info = RankInfo(rank or 1, config.ranks, rank // each, config.ranks // each)  # the first would read the weights
-        everybody = dist.group.WORLD
-        assert everybody is not None
+        info = RankInfo(rank or 1, config.ranks, rank // each, config.ranks // each)  # rank 0 would read the weights
+        world = dist.group.WORLD
+        assert world is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Set timeout is now only supported")
-            yield arrange(_Alone, config, info, torch.device("meta"), everybody, everybody, True, timedelta(minutes=1))
+            yield arrange(_Alone, config, info, torch.device("meta"), world, world, True, timedelta(minutes=1))
     finally:
         dist.destroy_process_group()
 
 
 class _Alone(Ranks):
-    """Ranks of which only this one exists."""
+    """Ranks of which only the simulated one exists."""
 
     def first(self, value: T) -> T:
         return value
@@ -89,18 +89,18 @@ class _Alone(Ranks):
 
 @dataclass(slots=True, frozen=True)
 class Stage:
-    """One kind of rank of a pipeline; of a learner without a pipeline the only one."""
+    """One kind of rank in a pipeline; without a pipeline, the only kind."""
 
-    name: str = ""  # how it goes on after "each rank"
+    name: str = ""  # appended to "each rank"
     rank: int = 0  # the first rank of this kind
-    first: bool = True  # it has the embeddings
-    last: bool = True  # it has the head
-    share: Fraction = Fraction(1)  # of one micro-batch's activations in the whole model, that it keeps at most
-    borders: int = 0  # over which hidden states, or their gradients, come to it
+    first: bool = True  # has the embeddings
+    last: bool = True  # has the head
+    share: Fraction = Fraction(1)  # maximal saved activations, relative to one micro-batch through the whole model
+    borders: int = 0  # connections over which it receives hidden states or their gradients
 
 
 def stages(layers: int, parallel: ParallelConfig, micro_batches: int) -> Iterator[Stage]:
-    """Yield the ranks with the first stage, those in between, and those with the last. ``micro_batches`` of a step
+    """Yield the kinds of ranks: with the first stage, in between, and with the last stage. ``micro_batches`` of a step
     pass through the pipeline."""
     ranks, rounds = parallel.pipeline, parallel.stages_per_rank
     if ranks == 1:
@@ -108,11 +108,11 @@ def stages(layers: int, parallel: ParallelConfig, micro_batches: int) -> Iterato
         return
     cut = cut_layers(layers, parallel.stages)
     for rank, name in sorted({0: ", first stage", 1: ", stages between", ranks - 1: ", last stage"}.items()):
-        # How many micro-batches a rank has begun and not ended: 1F1B, or what torch's interleaved schedule begins with.
-        begun = Fraction(ranks - rank)
+        # Micro-batches in flight on a rank: of 1F1B, or of the warm-up of torch's interleaved schedule.
+        in_flight = Fraction(ranks - rank)
         if rounds > 1:
-            begun = Fraction((rounds - 1) * ranks + 2 * (ranks - 1 - rank) + 1, rounds)
-        own = sum(map(len, cut[rank::ranks]))
+            in_flight = Fraction((rounds - 1) * ranks + 2 * (ranks - 1 - rank) + 1, rounds)
+        own_layers = sum(map(len, cut[rank::ranks]))
         first, last = rank == 0, rank == ranks - 1
-        share = min(begun, Fraction(micro_batches)) * own / layers
+        share = min(in_flight, Fraction(micro_batches)) * own_layers / layers
         yield Stage(name, rank * parallel.tensor, first, last, share, 2 * rounds - first - last)

@@ -1,6 +1,6 @@
-"""A recipe's plan: its ranks, what each of them holds in each phase, what a refit moves, and warnings.
+"""A recipe's plan: its ranks, the memory of each by phase, the size of a refit, and warnings.
 
-Nothing is started and no weight is read: the model's config file is enough.
+Starts nothing and reads no weights: the model's config file is enough.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from whet.base.errors import WhetError
 from whet.base.files import format_bytes
 from whet.data.rows import PreferenceRows
 from whet.diagnose.activations import ModelSize, activation_bytes, layer_bytes, model_size
-from whet.diagnose.layout import Held, Stage, lay_out, stages
+from whet.diagnose.layout import Shard, Stage, lay_out, stages
 from whet.diagnose.memory import BYTES, CUDA_CONTEXT, Memory, bucket_bytes, generator_memory, learner_memory
 from whet.engines.torch.config import TorchGeneratorConfig
 from whet.models.loading import load_model_config
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from whet.parallel.config import ParallelConfig
     from whet.run.recipe import Recipe
 
-_TRACED = 16384  # tokens; what a longer micro-batch keeps grows in proportion
+_TRACED = 16384  # tokens; the activations of longer micro-batches are extrapolated linearly
 
 
 @dataclass(slots=True)
@@ -37,20 +37,20 @@ class Plan:
     ranks: int  # of each learner
     layout: list[str]  # one line for each dimension that is larger than 1
     models: dict[str, ModelSize]  # by role
-    tokens: int  # of the fullest micro-batch
-    batch: str  # what a step learns from, and what all steps take, in words
+    tokens: int  # of the largest micro-batch
+    batch: str  # the size of a step, and of all steps, in words
     processes: dict[str, Memory]  # the memory of one process of each kind
-    refit: int  # moved by one publication of weights
+    refit: int  # bytes sent by a refit
     refit_tensors: int
-    first_refit: int | None = None  # moved by the first publication, where it is more
-    precision: str = ""  # of learner and generator, and why
+    first_refit: int | None = None  # bytes of the first refit, if it is larger
+    precision: str = ""  # of learner and generator, with the reason
     warnings: list[str] = field(default_factory=list)
 
 
 def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, gpu: bool = False) -> Plan:
-    """Plan a recipe. ``runtime``: bytes of a process that has only imported torch and transformers; on a ``gpu``, of
-    which all sizes are then, those of CUDA. ``available``: bytes of one device, for the warning that a rank doesn't
-    fit."""
+    """Plan a recipe. ``runtime``: bytes of a process that has only imported torch and transformers. With ``gpu`` all
+    sizes are GPU memory, and the CUDA context counts instead. ``available``: bytes of one device, for the warning that
+    a rank doesn't fit."""
     recipe, decision = decide(recipe, starts=False)
     runtime = CUDA_CONTEXT if gpu else runtime
     parallel = recipe.parallel
@@ -59,13 +59,13 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
     plan = Plan(parallel.ranks, _layout(parallel), {}, sum(lengths), _batch(recipe), {"this process": here}, 0, 0)
     plan.precision = str(decision)
     apart = recipe.cluster.has_processes
-    several = len(recipe.algorithm.roles) > 1
+    has_roles = len(recipe.algorithm.roles) > 1
     for role in recipe.algorithm.roles:
         for stage, part in _learners(plan, recipe, role, gpu):
             if apart:
                 plan.processes[f"each rank of the {role}{stage.name}"] = Memory({"runtime": runtime}).merge(part)
             else:
-                here.merge(part, of=role if several else "")
+                here.merge(part, of=role if has_roles else "")
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         _add_generator(plan, recipe, runtime, gpu)
     plan.warnings += _warnings(plan, recipe, available)
@@ -73,7 +73,7 @@ def make_plan(recipe: "Recipe", runtime: int, available: int | None = None, *, g
 
 
 def _batch(recipe: "Recipe") -> str:
-    """Say what a step learns from, whatever its micro-batches, and what all steps take."""
+    """Describe the data of one step and of all steps."""
     groups, steps = recipe.data.groups_per_step, recipe.steps
     if groups is None and isinstance(recipe.algorithm, OnlineAlgorithm):
         prompts, size = recipe.rollouts.prompts_per_step, recipe.algorithm.group_size
@@ -86,23 +86,23 @@ def _batch(recipe: "Recipe") -> str:
 
 
 def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tuple[Stage, Memory]]:
-    """Yield the memory of each kind of rank of a role's learner, on a ``gpu`` that of the GPU alone. Warns where its
-    model can't be laid out so."""
+    """Yield the memory of each kind of rank of a role's learner, with ``gpu`` only GPU memory. Adds a warning if the
+    model can't be sharded that way."""
     algorithm, learner, parallel = recipe.algorithm, recipe.learner, recipe.parallel
-    own = algorithm.roles[role]
-    trains, value, model = own.loss is not None, own.head == "value", own.model_config(recipe.model)
+    spec = algorithm.roles[role]
+    trains, value, model = spec.loss is not None, spec.head == "value", spec.model_config(recipe.model)
     size = plan.models[role] = model_size(load_model_config(model), model.lora if trains else None)
     lengths, micro_batches = _micro_batches(recipe)
     activations, layer = _activations(model, learner, tuple(lengths)) if trains else (0, 0)
-    asked = any(own.fills.get(column) == "reference_logprobs" for column in algorithm.reads)
-    beside = asked and not own.caches_reference and model.lora is None
+    reads_reference = any(spec.fills.get(column) == "reference_logprobs" for column in algorithm.reads)
+    has_reference = reads_reference and not spec.caches_reference and model.lora is None
     for stage in stages(size.layers, parallel, micro_batches):
         try:
-            held, frozen = (
+            shard, frozen = (
                 lay_out(model, parallel, learner.computes_in, train=train, value_head=value, rank=stage.rank)
-                if wanted
-                else Held(0, 0)
-                for train, wanted in ((trains, True), (False, beside))
+                if exists
+                else Shard(0, 0)
+                for train, exists in ((trains, True), (False, has_reference))
             )
         except (WhetError, ValueError, RuntimeError, AssertionError) as error:  # of this package, or of torch
             plan.warnings.append(f"this layout will be refused for the {role}: {error}")
@@ -113,7 +113,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
                 size,
                 learner,
                 parallel,
-                held,
+                shard,
                 stage=stage,
                 activations=activations,
                 layer=layer,
@@ -126,7 +126,7 @@ def _learners(plan: Plan, recipe: "Recipe", role: str, gpu: bool) -> Iterator[tu
 
 
 def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> None:
-    """Add the engines to the plan, and what a refit moves."""
+    """Add the engines and the size of a refit to the plan."""
     config, size, weights = recipe.generator, plan.models["policy"], recipe.weights
     number = BYTES[config.dtype]
     bucket = weights.bucket_bytes or usual_bucket(weights.transport, bool(config.gpus))
@@ -134,7 +134,7 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> Non
         plan.refit, plan.refit_tensors = size.parameters * number, size.tensors
         sampling, prompts = recipe.sampling, recipe.rollouts.prompts_per_step
         answers, prompt = prompts * recipe.online.group_size, sampling.max_prompt_tokens
-        if sampling.max_turns > 1:  # from the second one on each episode has a prompt of its own
+        if sampling.max_turns > 1:  # from the second turn, each episode has a different prompt
             prompts, prompt = answers, sampling.longest - min(sampling.max_new_tokens, sampling.longest - prompt)
         plan.processes["this process"].merge(
             generator_memory(
@@ -154,14 +154,14 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> Non
     if weights.lora == "adapter":
         plan.first_refit = (size.sent + size.adapters) * number * config.replicas
         plan.refit, plan.refit_tensors = size.adapters * number * config.replicas, 2 * size.adapted
-        engine.always["adapter"] = 2 * size.adapters * number  # as it came, and in the layers
+        engine.always["adapter"] = 2 * size.adapters * number  # as received, and in the layers
     if config.on_cluster:
         plan.layout.append(
-            f"engines {config.replicas}: each on any node, with {config.ranks} devices that Ray sets aside for it, "
-            f"{config.replicas * config.ranks} in all, beside those of the learners"
+            f"engines {config.replicas}: each on any node, with {config.ranks} devices that Ray reserves for it, "
+            f"{config.replicas * config.ranks} in total, in addition to the learners' devices"
         )
     plan.processes["each engine" if config.ranks == 1 else "each rank of an engine"] = engine
-    if weights.transport != "disk":  # which has its two in files
+    if weights.transport != "disk":  # the disk transport has its buffers in files
         buffers = {"two buffers of a refit": 2 * bucket_bytes(size, bucket, number)}
         senders = [memory for name, memory in plan.processes.items() if name.startswith("each rank of the policy")]
         for memory in senders or [plan.processes["this process"]]:
@@ -171,8 +171,8 @@ def _add_generator(plan: Plan, recipe: "Recipe", runtime: int, gpu: bool) -> Non
 
 
 def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
-    """Return the sequences of the fullest micro-batch, if every prompt and answer is as long as it may be, and the
-    number of micro-batches of each shard of the data."""
+    """Return the lengths of the sequences in the largest micro-batch, if every prompt and answer has its maximal
+    length, and the number of micro-batches per data-parallel rank."""
     most = recipe.learner.max_tokens
     packed = min(recipe.learner.pack_tokens or most, most)
     if not isinstance(recipe.algorithm, OnlineAlgorithm):
@@ -191,29 +191,31 @@ def _micro_batches(recipe: "Recipe") -> tuple[list[int], int]:
 
 @cache
 def _activations(model: "ModelConfig", learner: "LearnerConfig", lengths: tuple[int, ...]) -> tuple[int, int]:
-    """Return the bytes that a micro-batch keeps for its backward pass, of all layers and of one layer."""
+    """Return the bytes that a micro-batch saves for its backward pass, in all layers and in one layer."""
     config = load_model_config(model)
-    some = list(lengths[: max(1, _TRACED // lengths[0])])
-    kept = activation_bytes(config, some, precision=learner.computes_in, checkpointing=learner.activation_checkpointing)
-    layer = layer_bytes(config, some, precision=learner.computes_in)
-    return kept * sum(lengths) // sum(some), layer * sum(lengths) // sum(some)
+    part = list(lengths[: max(1, _TRACED // lengths[0])])
+    saved = activation_bytes(
+        config, part, precision=learner.computes_in, checkpointing=learner.activation_checkpointing
+    )
+    layer = layer_bytes(config, part, precision=learner.computes_in)
+    return saved * sum(lengths) // sum(part), layer * sum(lengths) // sum(part)
 
 
 def _layout(parallel: "ParallelConfig") -> list[str]:
-    """List the dimensions, from the slowest to the fastest varying, with what their ranks share."""
+    """List the mesh dimensions that are larger than 1, from the slowest to the fastest varying."""
     meanings = {
-        "replicas": "copies of the sharded model, with data of their own",
-        "fsdp": "ranks that each hold a part of every parameter, with data of their own",
-        "context": "ranks that share the tokens of a micro-batch",
+        "replicas": "copies of the sharded model, each with different data",
+        "fsdp": "ranks that each hold a shard of every parameter, with different data",
+        "context": "ranks that split the tokens of a micro-batch",
         "pipeline": "ranks that each hold some of the layers",
-        "tensor": "ranks that share every matrix",
-        "expert": "neighbours among the ranks of one copy, which share the experts of every layer",
+        "tensor": "ranks that split every matrix",
+        "expert": "neighbouring ranks of one copy, which split the experts of every layer",
     }
     return [f"{name} {size}: {text}" for name, text in meanings.items() if (size := getattr(parallel, name)) > 1]
 
 
 def _crowded(plan: Plan, available: int) -> Iterator[str]:
-    """Yield what is too much for a device that learners and an engine share, while the engine samples."""
+    """Yield a warning for each engine that doesn't fit on a device together with sleeping learners."""
     engines = [memory for name, memory in plan.processes.items() if "engine" in name]
     ranks = [memory for name, memory in plan.processes.items() if name.startswith("each rank of the ")]
     staying = sum(sum(memory.always.values()) - memory.always.get("optimizer", 0) for memory in ranks)
@@ -227,32 +229,33 @@ def _crowded(plan: Plan, available: int) -> Iterator[str]:
 
 
 def _warnings(plan: Plan, recipe: "Recipe", available: int | None) -> list[str]:
-    found = list(recipe.warnings())
+    warnings = list(recipe.warnings())
     for process, memory in plan.processes.items():
         if available and memory.peak() > available:
-            found.append(
-                f"{process} needs about {format_bytes(memory.peak())}, and {format_bytes(available)} are there: raise "
-                "parallel.fsdp, lower learner.pack_tokens, or set learner.activation_checkpointing=true"
+            warnings.append(
+                f"{process} needs about {format_bytes(memory.peak())}, but only {format_bytes(available)} are "
+                "available: raise parallel.fsdp, lower learner.pack_tokens, or set "
+                "learner.activation_checkpointing=true"
             )
     if available and recipe.devices.placement == "colocated":
-        found += _crowded(plan, available)
+        warnings += _crowded(plan, available)
     replays = isinstance(recipe.algorithm, OnlineAlgorithm) and recipe.rollouts.router_replay
     balances = recipe.learner.balance is not None
     if reason := experts_missing(load_model_config(recipe.model), replays, balances):
-        found.append(reason)
+        warnings.append(reason)
     micro_batches, pipeline = _micro_batches(recipe)[1], recipe.parallel.pipeline
     if micro_batches < pipeline:
-        found.append(
-            f"micro-batches of a step for each shard of the data: {micro_batches}, fewer than the {pipeline} ranks of "
-            "a pipeline: most of them will be waiting; lower learner.max_tokens, or use parallel.fsdp"
+        warnings.append(
+            f"a step has {micro_batches} micro-batches per data-parallel rank, fewer than the {pipeline} ranks of a "
+            "pipeline, so most of them will be idle; lower learner.max_tokens, or use parallel.fsdp"
         )
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         reason = recipe.generator.cannot_run(load_model_config(recipe.model))
-        found += [reason] if reason is not None else []
+        warnings += [reason] if reason is not None else []
         shards = recipe.parallel.ranks // recipe.parallel.ranks_per_shard
         if recipe.rollouts.prompts_per_step < shards:
-            found.append(
+            warnings.append(
                 f"rollouts.prompts_per_step = {recipe.rollouts.prompts_per_step} is less than the {shards} "
-                "data-parallel ranks: some will compute nothing but padding"
+                "data-parallel ranks: some will compute only padding"
             )
-    return found
+    return warnings
