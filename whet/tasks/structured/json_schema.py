@@ -1,14 +1,12 @@
 """JSON schemas made strict: every property is required and no other is allowed, wherever an object is described."""
 
 import json
+from functools import cache
+from types import ModuleType
 from typing import Any
 from urllib.parse import unquote
 
 from whet.base.extras import extra
-
-with extra("tasks", "data.type=structured_output"):
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
 
 _CLOSED = ("items", "prefixItems", "additionalProperties", "unevaluatedItems", "contains")
 _CLOSED_BY_NAME = ("properties", "patternProperties")
@@ -21,6 +19,14 @@ _PARTS_BY_NAME = {*_CLOSED_BY_NAME, *_SHARED_BY_NAME}
 _PROBES: tuple[Any, ...] = (None, "", 0, [], [None], {}, {"": None})
 
 
+@cache
+def _library() -> ModuleType:
+    """Return jsonschema, which is imported when the first schema is read: naming the task set takes none of it."""
+    with extra("tasks", "data.type=structured_output"):
+        import jsonschema
+    return jsonschema
+
+
 def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
     """Return a schema of draft 2020-12, made strict by ``closed``. Raises ``ValueError`` for what is no schema, for a
     ``$ref`` that leads out of it or nowhere, and for one that never ends."""
@@ -29,12 +35,12 @@ def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
         if not isinstance(schema, dict):
             raise ValueError("it is no JSON object")
         made: dict[str, Any] = closed(schema)
-        Draft202012Validator.check_schema(made)
+        _library().Draft202012Validator.check_schema(made)
         _check_references(made, made)
         opened = open_schema(schema)
         for probe in _PROBES:
             fits(probe, made, opened)
-    except SchemaError as error:
+    except _library().SchemaError as error:
         raise ValueError(f"it is no JSON schema: {error.message[:200]}") from None
     except RecursionError:
         raise ValueError("it refers to itself without end, or is nested too deeply") from None
@@ -46,8 +52,8 @@ def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
     garbled, as some published ones are, is returned strict."""
     made: dict[str, Any] = closed(schema, close=False)
     try:
-        Draft202012Validator.check_schema(made)
-    except SchemaError:
+        _library().Draft202012Validator.check_schema(made)
+    except _library().SchemaError:
         made = closed(schema)
     return made
 
@@ -55,7 +61,7 @@ def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def fits(value: Any, strict: dict[str, Any], opened: dict[str, Any]) -> bool:
     """Return whether a value fits both forms of a schema. The strict one alone would let pass what fits two branches of
     a ``oneOf`` of which one is closed, and what ``additionalProperties`` refuses in a place that is not closed."""
-    return all(Draft202012Validator(form).is_valid(value) for form in (strict, opened))
+    return all(_library().Draft202012Validator(form).is_valid(value) for form in (strict, opened))
 
 
 def closed(schema: Any, here: bool = True, close: bool = True) -> Any:
