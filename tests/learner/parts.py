@@ -1,4 +1,4 @@
-"""What the tests of the learner are made of: tiny models in a folder, workers over them, batches and small losses."""
+"""Helpers of the learner's tests: tiny models in a folder, workers over them, batches and small losses."""
 
 import random
 from collections.abc import Callable, Sequence

@@ -109,12 +109,12 @@ def test_a_rate_of_0_counts_and_changes_nothing(tmp_path: Path) -> None:
     assert metrics[0]["experts/max_load"] > 1
     assert "experts/max_load" not in metrics[1]
     assert_same(weights(counting), weights(plain))
-    with pytest.raises(WhetError, match=r"learner\.balance = 0\.01 moves the biases of routers, and .*mlp has none"):
+    with pytest.raises(WhetError, match=r"learner\.balance = 0\.01 moves the biases of routers, but .*mlp has none"):
         learner(path)
 
 
 def test_a_model_without_experts_is_refused(llama: Path) -> None:
-    with pytest.raises(WhetError, match=r"learner\.balance is about experts"):
+    with pytest.raises(WhetError, match=r"learner\.balance is for experts"):
         learner(llama)
 
 

@@ -88,8 +88,8 @@ def test_a_second_start_reads_the_file_and_computes_nothing(llama, tmp_path, cap
         stamp = path.stat().st_mtime_ns
         again = await fill(learner, path)
         assert again.computed == 0
-        assert first.computed == len(again.found) == 8
-        assert all(torch.equal(column, first.found[name]) for name, column in again.found.items())
+        assert first.computed == len(again.cached) == 8
+        assert all(torch.equal(column, first.cached[name]) for name, column in again.cached.items())
         assert path.stat().st_mtime_ns == stamp
         assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -157,7 +157,7 @@ def test_a_sequence_that_was_not_foreseen_is_computed_and_said(llama, tmp_path, 
         assert (await fill(learner, path)).computed == 0, "it was saved"
         live = (await learner.score(some_batch(1), REFERENCE))["reference_logprobs"]
         assert torch.equal(found, live)
-        assert "the reference is loaded" in caplog.text
+        assert "the reference model is loaded" in caplog.text
 
     with_learner(config(llama), go)
 
@@ -171,7 +171,7 @@ def test_what_was_computed_before_a_filling_was_interrupted_is_kept(llama, tmp_p
             await cached.score(some_batch(0), REFERENCE)
             assert not path.exists(), "not after each batch"
             raise KeyboardInterrupt
-        assert len(CachedReference(learner, path, FACTS).found) == 4
+        assert len(CachedReference(learner, path, FACTS).cached) == 4
         again = await fill(learner, path)
         assert again.computed == 4
         stamp = path.stat().st_mtime_ns
@@ -191,8 +191,8 @@ def test_a_kill_while_filling_loses_only_what_was_computed_last(llama, tmp_path,
             await cached.score(some_batch(0), REFERENCE)
             monkeypatch.setattr(cached_reference, "SAVE_EVERY_S", 60.0)
             await cached.score(some_batch(1), REFERENCE)
-            assert len(CachedReference(learner, path, FACTS).found) == 4, "what a kill would leave now"
-        assert len(CachedReference(learner, path, FACTS).found) == 8
+            assert len(CachedReference(learner, path, FACTS).cached) == 4, "what a kill would leave now"
+        assert len(CachedReference(learner, path, FACTS).cached) == 8
 
     with_learner(config(llama), go)
 

@@ -104,7 +104,7 @@ def test_what_a_loss_needs_is_checked_before_anything_runs(llama):
         batch = some_batch()
         with pytest.raises(WhetError, match="advantages"):
             await learner.update(batch, Needy())
-        with pytest.raises(WhetError, match=r"\['advantage'\], which nobody filled"):
+        with pytest.raises(WhetError, match=r"\['advantage'\], which are not filled"):
             await learner.update(batch, Misspelt())
         batch.weight = None
         with pytest.raises(WhetError, match="no weights"):

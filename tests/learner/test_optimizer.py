@@ -50,7 +50,7 @@ def test_moments_that_are_made_before_the_first_step_change_no_number():
     layers[1].load_state_dict(layers[0].state_dict())
     optimizers = [build_adamw(layer.parameters(), OptimizerConfig(lr=0.1)) for layer in layers]
     for step in range(3):
-        make_moments(optimizers[1])  # those that are there stay
+        make_moments(optimizers[1])  # existing ones stay
         for layer, optimizer in zip(layers, optimizers, strict=True):
             for p in layer.parameters():
                 p.grad = torch.full_like(p, 0.5 - step)

@@ -87,7 +87,7 @@ def test_a_narrow_stream_is_bfloat16_between_all_layers_and_learns_the_same_with
     exact, wide, narrow = (
         worker(tiny_model, precision=kind, learner=learner) for kind in ("float32", "bfloat16", "bfloat16")
     )
-    precision.narrow_stream(narrow.model)
+    precision.bf16_residual_stream(narrow.model)
     seen: set[tuple[str, torch.dtype]] = set()
     for module in narrow.model.modules():
         name = type(module).__name__

@@ -1,4 +1,4 @@
-"""What a worker says about a batch, and the weights it hands out."""
+"""A worker's scores of a batch, and the weights it provides."""
 
 import copy
 
@@ -79,7 +79,7 @@ def test_likeliest_tokens_are_scored_as_given_ones_are(qwen):
         torch.testing.assert_close(scored(learner, one.batch, "topk")["topk"], found["topk"])
         assert not found["topk"][~one.batch.trained].any()
     assert scored(learner, batch, "logprobs").keys() == {"logprobs"}
-    with pytest.raises(WhetError, match="not how many"):
+    with pytest.raises(WhetError, match="requested without their number"):
         scored(learner, batch, "topk_ids")
 
 

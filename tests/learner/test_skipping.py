@@ -75,5 +75,5 @@ def test_a_dump_brings_the_batch_back_and_replays_it(llama, tmp_path):
 
 
 def test_a_folder_without_a_dump_is_refused(tmp_path):
-    with pytest.raises(WhetError, match="holds no dump"):
+    with pytest.raises(WhetError, match="has no dump"):
         read_dump(tmp_path)

@@ -59,7 +59,7 @@ def test_a_learner_saved_before_its_first_step_can_be_loaded(llama, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_refused_and_not_made(llama, tmp_path):
-    with pytest.raises(WhetError, match=r"missing is not there on .*all nodes see"):
+    with pytest.raises(WhetError, match=r"missing doesn't exist on .*visible on all nodes"):
         worker(llama).state.save(tmp_path / "missing")
     assert not (tmp_path / "missing").exists()
 

@@ -1,4 +1,4 @@
-"""What torchao gives a learner: AdamW with moments in 8 bits, on CPUs as on GPUs, and products in float8, which a CPU
+"""AdamW with moments in 8 bits, on CPUs as on GPUs, and products in float8, which a CPU
 only emulates. The optimizer's compiled step is run as it is written here, without its compiler."""
 
 import pytest

@@ -76,7 +76,7 @@ def test_what_is_asked_for_is_taken_without_a_trial(
 def test_what_is_asked_for_and_cannot_be_used_is_refused(
     wanted: Any, config: dict[str, Any], device: torch.device, half: bool, spread: bool, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"learner\.attention = {wanted}, and .*{words}"):
+    with pytest.raises(ConfigError, match=rf"learner\.attention = {wanted}, but .*{words}"):
         choose_attention(wanted, a_model(**config), device, half=half, spread=spread)
 
 

@@ -12,7 +12,7 @@ from tests.tiny import tiny_llama, tiny_qwen3, tiny_qwen3_moe
 from tests.toy import toy_recipe
 from whet.base.errors import ConfigError
 from whet.core.batch import Batch
-from whet.learner.precision import narrow_stream
+from whet.learner.precision import bf16_residual_stream
 from whet.models.attention.forest import forest_hidden, use_forest_attention
 from whet.models.compiled import compile_layers
 
@@ -66,7 +66,7 @@ def test_what_differs_too_much_from_batch_to_batch_is_left_alone() -> None:
 def test_compiled_layers_with_a_narrow_stream_are_those_that_are_not_compiled_within_rounding() -> None:
     plain = tiny_qwen3().train()
     use_forest_attention(plain)
-    narrow_stream(plain)
+    bf16_residual_stream(plain)
     compiled = copy.deepcopy(plain)
     compile_layers(compiled, CPU)
     batch = Batch.from_groups([group(f"g{i}", [3, 4, 5 + i], [[7] * 4, [8, 9]]) for i in range(3)])
@@ -86,12 +86,12 @@ def test_without_a_compiler_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("key", ["tensor", "expert"])
 def test_layers_that_are_cut_are_refused_with_the_recipe(tmp_path: Path, key: str) -> None:
     changes = {"cluster": {"type": "processes"}, "learner": {"compile": True}, "parallel": {"fsdp": 2, key: 2}}
-    with pytest.raises(ConfigError, match=rf"learner\.compile = true .*parallel\.{key} = 2 cuts them"):
+    with pytest.raises(ConfigError, match=rf"learner\.compile = true .*parallel\.{key} = 2 splits them"):
         toy_recipe(tmp_path, **changes)
 
 
 def test_a_model_without_plain_layers_is_refused() -> None:
     model = tiny_llama()
     model.model.layers = nn.ModuleList()
-    with pytest.raises(ConfigError, match=r"found nothing to compile in LlamaForCausalLM"):
+    with pytest.raises(ConfigError, match=r"has nothing to compile in LlamaForCausalLM"):
         compile_layers(model, CPU)

@@ -1,4 +1,4 @@
-"""What differs by device, tried without a GPU: on ``meta``, where nothing is computed, or by what torch is asked."""
+"""Code that differs by device, tested without a GPU: on ``meta``, where nothing is computed, or with fakes of torch."""
 
 import os
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def test_a_rank_takes_a_gpu_of_its_own_unless_told_otherwise(gpus: list[torch.de
 
 def test_a_gpu_that_is_not_there_is_an_error() -> None:
     assert device.choose_device().type == "cpu"
-    with pytest.raises(ConfigError, match=r"learner\.device = cuda, and this process sees no GPU"):
+    with pytest.raises(ConfigError, match=r"learner\.device = cuda, but this process sees no GPU"):
         device.choose_device("cuda")
 
 
@@ -110,7 +110,7 @@ def test_the_head_works_on_more_at_once_on_a_gpu() -> None:
 
 @pytest.mark.parametrize(("where", "sizes"), [("cpu", 32), ("meta", 6)])
 def test_a_gpus_cache_grows_by_doubling(where: str, sizes: int) -> None:
-    """Its allocator keeps every size that it was once asked for."""
+    """A device whose allocator keeps every size that was once requested."""
     place = torch.device(where)
     cache = DecodeCache(1, place)
     one = [(torch.empty(1, 4, 2, device=place),)]
@@ -125,7 +125,7 @@ def test_a_gpus_cache_grows_by_doubling(where: str, sizes: int) -> None:
 
 
 def test_transformers_does_not_look_at_positions_for_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would wait for the GPU in each micro-batch."""
+    """A search that would wait for the GPU in each micro-batch."""
     import transformers.masking_utils as masking
 
     def looks(*_: Any, **__: Any) -> None:

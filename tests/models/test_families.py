@@ -13,7 +13,7 @@ from whet.base.errors import ConfigError, WhetError
 from whet.engines.torch.cached_model import open_engine
 from whet.engines.torch.engine_model import keeps_more
 from whet.models.attention.forest import forest_hidden
-from whet.models.attention.states import forks, steps
+from whet.models.attention.states import supports_cached_decoding, supports_prefix_fork
 from whet.models.families import select_attention
 from whet.models.head import check_head
 from whet.models.moe.experts import experts_of, use_grouped_experts
@@ -23,7 +23,7 @@ def families(names: str) -> set[str]:
     return set(names.split())
 
 
-# Encoders, models that count positions in ways of their own, and heads that are not a plain product.
+# Encoders, models with unusual positions, and heads that are not a plain product.
 REFUSED = families(
     """
     bert bert-generation big_bird camembert cpmant data2vec-text electra ernie megatron-bert minicpm3 prophetnet
@@ -53,7 +53,7 @@ NOT_BUILT = families(
     kimi_linear llama4 musicgen musicgen_melody phi4_multimodal qwen3_5 qwen3_5_moe qwen4_exp reformer zamba
     """
 )
-# With segments of one token, which layers treat in a way of their own, and prompts of one and of several lengths.
+# With segments of one token, which layers treat differently, and prompts of one and of several lengths.
 DEEP, LENGTHS = [-1, 0, 0, 1, 1, -1, 5, 5, 6, 6, -1, 2], [7, 1, 9, 3, 1, 7, 1, 1, 4, 2, 12, 5]
 TOLERANCE = 1e-5  # their norms round to float32
 
@@ -80,7 +80,7 @@ def test_a_family_equals_its_plain_run_or_is_refused_in_words(family: str) -> No
     batch, paths = forest([-1 if family in ROWS else parent for parent in DEEP], LENGTHS)
     expected = states_and_gradients(model, separately(model, batch, paths))
     assert load(model) == (family not in ROWS)
-    assert forks(model.config) == (family in STATES)
+    assert supports_prefix_fork(model.config) == (family in STATES)
     states, gradients = states_and_gradients(model, forest_hidden(model, batch))
     torch.testing.assert_close(states, expected[0], atol=TOLERANCE, rtol=TOLERANCE)
     scale = max(float(gradient.abs().max()) for gradient in expected[1])
@@ -100,7 +100,7 @@ def test_a_family_is_sampled_from_as_its_plain_run_says_or_refused_in_words(fami
     expected = plain[len(prompt) - 1 : -1].log_softmax(-1)[range(4), reply]
     found = torch.tensor(open_engine(model).score_decode(prompt, reply), dtype=torch.float64)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert keeps_more(model.config) is None or steps(model.config)
+    assert keeps_more(model.config) is None or supports_cached_decoding(model.config)
 
 
 def test_the_families_that_could_not_be_made_are_still_there_and_few() -> None:

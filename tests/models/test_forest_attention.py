@@ -48,7 +48,7 @@ ROUNDING = {"gemma2": 1e-5, "gpt_oss": 1e-5}
 
 
 def tiny_gemma2() -> nn.Module:
-    """Soft caps in attention and head, a window, and a scaling of its own."""
+    """Soft caps in attention and head, a window, and a special scaling."""
     return Gemma2ForCausalLM(Gemma2Config(**SIZES, attn_logit_softcapping=0.5, query_pre_attn_scalar=5))
 
 

@@ -16,9 +16,8 @@ from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.core.types import Group, Span, Task
 from whet.models.attention.forest import forest_hidden, supports_forest
-from whet.models.head import head_of
+from whet.models.head import ValueHead, head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model, load_model_config, load_tokenizer
-from whet.models.values import ValueHead
 
 BATCH = Batch.from_groups([Group("a", Task("a", []), [episode([Span([1, 2], False), Span([3, 4], True)])] * 2)])
 
@@ -99,7 +98,7 @@ def test_a_hub_id_without_a_network_fails_soon_and_says_what_to_do(monkeypatch: 
     waited: list[float] = []
     monkeypatch.setattr(time, "sleep", waited.append)
     with pytest.raises(WhetError, match="can't be reached"):
-        load_model(ModelConfig(path="nobody-at-all/no-such-model"), dtype=torch.float32)
+        load_model(ModelConfig(path="no-such-owner/no-such-model"), dtype=torch.float32)
     assert sum(waited) < 15
 
 

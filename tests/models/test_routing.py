@@ -1,4 +1,4 @@
-"""Routers that are told which experts to take: against the families' own code, with gradients."""
+"""Routers that get the experts to use: against the families' own code, with gradients."""
 
 from collections.abc import Callable
 from dataclasses import replace

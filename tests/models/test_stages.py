@@ -68,7 +68,7 @@ def test_layers_that_share_keys_and_values_are_refused(device):
     use_forest_attention(model)
     check_stages(model)
     model.config.num_kv_shared_layers = 1
-    with pytest.raises(WhetError, match="use the keys and values of other layers, so it can't be cut into stages"):
+    with pytest.raises(WhetError, match="use the keys and values of other layers, so it can't be split into stages"):
         check_stages(model)
 
 

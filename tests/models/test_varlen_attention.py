@@ -34,7 +34,7 @@ def layout_of(parents: list[int], lengths: list[int], tokens: Tokens | None = No
 
 
 def pairs(parents: list[int], lengths: list[int], window: int | None) -> Tensor:
-    """Which key each query sees, [N, N], from each token's path."""
+    """Return a mask of the keys that each query sees, [N, N], from each token's path."""
     seen = torch.zeros(sum(lengths), sum(lengths), dtype=torch.bool)
     for path, length in zip(forest(parents, lengths)[1], lengths, strict=True):
         for at in range(len(path) - length, len(path)):

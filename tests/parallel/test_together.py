@@ -189,7 +189,7 @@ def test_several_ranks_in_one_process_are_refused(models):
     config = WorkerConfig(
         model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2), learner=LearnerConfig()
     )
-    with pytest.raises(WhetError, match="needs a process for each and a place to meet"):
+    with pytest.raises(WhetError, match="needs one process per rank"):
         asyncio.run(WorkerLearner.launch(LocalCluster(), config))
 
 

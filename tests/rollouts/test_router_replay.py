@@ -235,5 +235,5 @@ def test_without_records_nothing_is_laid_out() -> None:
 
 
 def test_a_model_without_such_routers_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"router_replay is about experts of .*qwen3_moe.* and this model is a llama"):
+    with pytest.raises(ConfigError, match=r"router_replay is for experts of .*qwen3_moe.* but this model is a llama"):
         TorchGenerator(TorchGeneratorConfig(dtype="float32"), tiny_llama(), record_experts=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from whet.models.attention.forest import NAME, ForestLayout, register, supports_forest
-from whet.models.attention.states import new_cache, steps, tensors_of
+from whet.models.attention.states import new_cache, supports_cached_decoding, tensors_of
 from whet.models.config import LoraSettings
 from whet.models.loading import lora_targets
 from whet.models.moe.experts import experts_of
@@ -56,7 +56,7 @@ def model_size(config: "PretrainedConfig", lora: LoraSettings | None = None) -> 
     parameters = dict(model.named_parameters())
     layers = layers_of(model.get_decoder())[1]
     largest = max(layers, key=_numbers)
-    per_token, state = _cached(config) if steps(config) else (_kv_per_token(text) * len(layers), 0)
+    per_token, state = _cached(config) if supports_cached_decoding(config) else (_kv_per_token(text) * len(layers), 0)
     head = model.get_output_embeddings()
     linears = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and m is not head}
     targets = lora_targets(model, lora) if lora else []

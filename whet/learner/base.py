@@ -19,7 +19,7 @@ from whet.weights.source import WeightSource
 class LearnerFacts:
     """The facts of a learner once it is built; the same on all of its ranks."""
 
-    model: ModelConfig  # what it was loaded from
+    model: ModelConfig  # the model that it was loaded from
     head: Head  # its outputs: log-probs of tokens, or a critic's values
     parameters: int
     trained_parameters: int
@@ -27,12 +27,12 @@ class LearnerFacts:
     matmul_precision: str
     device: str
     ranks: int
-    forest: bool  # sequences can share their prompt: its attention is whet's
+    forest: bool  # sequences can share their prompt, because the attention is whet's
     vocabulary: int  # rows of its output matrix
     steps_done: int  # optimizer steps, as of its last load
 
     def shown(self) -> dict[str, Any]:
-        """Return them as plain values, for people."""
+        """Return the facts as plain values for display."""
         return asdict(self) | {"model": self.model.path}
 
 
@@ -42,41 +42,42 @@ class Update:
 
     metrics: Metrics
     logprobs: Tensor  # [N] float32 on the CPU: log-probs of the batch's tokens before the step; 0 where untrained, nan
-    # where the loss's ``zero_gradient`` spared the forward pass
+    # where the forward pass was skipped because of the loss's ``zero_gradient``
 
 
 @dataclass(slots=True, frozen=True)
 class Top:
-    """The number of most likely tokens that a teacher names at each place."""
+    """The number of most likely tokens that a teacher gives at each position."""
 
     k: int
-    below: int  # only ids below this: a student whose output matrix is shorter has no others
+    below: int  # only ids below this, because the student's output matrix may have fewer rows
 
 
 class Scorer(Protocol):
-    """A model that scores batches, trained or frozen. Batches are whole; it cuts them up and puts columns back in order
-    by itself."""
+    """A model that scores batches, trained or frozen. It gets whole batches, splits them and returns columns in the
+    batch's order."""
 
     @property
     def facts(self) -> LearnerFacts: ...
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
-        """Forward only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]), ``topk`` ([N, K],
-        of the batch's ``topk_ids``; with ``top`` of the most likely tokens, which are then ``topk_ids``).
-        """
+        """Run forward passes only. Columns: ``logprobs``, ``entropy``, ``values``, ``reference_logprobs`` ([N]),
+        ``topk`` ([N, K], of the batch's ``topk_ids``; with ``top`` of the most likely tokens, whose ids are then
+        ``topk_ids``)."""
         ...
 
 
 class Learner(Scorer, WeightSource, Tenant, Protocol):
-    """A ``Scorer`` that learns where it has an optimizer, hands out its weights (by default all, LoRA merged, under the
-    names of the plain Hugging Face model; see ``Content``) and shares its devices (awake for scores and updates)."""
+    """A ``Scorer`` that can be trained if it has an optimizer. It provides its weights (by default all, LoRA merged,
+    under the names of the plain Hugging Face model; see ``Content``) and shares its devices (awake for scores and
+    updates)."""
 
     async def release_reference(self) -> None:
-        """Drop the reference model. The learner loads it again when ``reference_logprobs`` are next asked for."""
+        """Free the reference model. It is loaded again when ``reference_logprobs`` are next requested."""
         ...
 
     async def update(self, batch: Batch, loss: Loss) -> Update:
-        """Forward, backward over micro-batches, one optimizer step. ``batch.weight`` must be set."""
+        """Run forward and backward passes over micro-batches, then one optimizer step. ``batch.weight`` must be set."""
         ...
 
     async def save(self, folder: Path) -> None:
@@ -84,17 +85,17 @@ class Learner(Scorer, WeightSource, Tenant, Protocol):
         ...
 
     async def begin_save(self, folder: Path) -> None:
-        """Start to do the same while training goes on: returns once there is a copy. One at a time."""
+        """Start a save that runs in the background: returns once there is a copy. Only one at a time."""
         ...
 
     async def finish_save(self) -> None:
-        """Wait until what was begun is written; the learner can do other things meanwhile. Raises what went wrong."""
+        """Wait until the background save is written; the learner can do other work meanwhile. Raises its errors."""
         ...
 
     async def load(self, folder: Path) -> None:
-        """Restore exactly what ``save`` wrote. Raises ``WhetError`` where the files belong to another model."""
+        """Restore exactly what ``save`` wrote. Raises ``WhetError`` if the files belong to another model."""
         ...
 
     async def close(self) -> None:
-        """Let go of workers and memory."""
+        """Shut down the workers and free memory."""
         ...

@@ -1,8 +1,8 @@
-"""Reference log-probs that are computed once and kept in a file, so that no reference model stays in memory.
+"""Reference log-probs that are computed once and cached in a file, so that no reference model stays in memory.
 
-The reference never changes, so its log-probs are a function of a sequence's tokens alone. They are kept by a hash of
-the tokens and of which of them train: a row whose text or rendering has changed isn't found, and is computed anew. The
-conditions under which they were computed are kept too: where these differ, the whole file is computed anew.
+The reference never changes, so its log-probs are a function of a sequence's tokens alone. The cache key is a hash of
+the tokens and of the loss mask: a row whose text or rendering has changed is not in the cache, and is computed. The
+conditions of the computation are stored too: if they differ, the whole file is computed again.
 """
 
 import hashlib
@@ -30,15 +30,15 @@ _HASH = 16  # bytes
 
 
 class CachedReference:
-    """A ``Scorer`` that looks ``reference_logprobs`` up and leaves all else to ``learner``."""
+    """A ``Scorer`` that reads ``reference_logprobs`` from the cache and delegates all other columns to ``learner``."""
 
     def __init__(self, learner: Learner, path: Path, conditions: Mapping[str, str], read_only: bool = False) -> None:
-        """Use what ``path`` holds as far as it was computed under the same ``conditions``; what isn't is logged. With
-        ``read_only`` the file stays as it is."""
+        """Load the entries of ``path`` that were computed under the same ``conditions``; differences are logged. With
+        ``read_only`` the file is not changed."""
         self.learner, self.path, self.conditions, self.read_only = learner, path, dict(conditions), read_only
-        self.found = self._load()  # hash -> [trained tokens of the sequence]
+        self.cached = self._load()  # hash -> [trained tokens of the sequence]
         self.computed = 0  # sequences that were not in the file
-        self._saved = len(self.found)
+        self._saved = len(self.cached)
         self._saved_at = time.monotonic()
         self._filling = False
 
@@ -48,9 +48,9 @@ class CachedReference:
 
     @contextmanager
     def filling(self) -> Iterator[None]:
-        """Inside, ``score`` computes and keeps what is not known yet, and answers 0 for all other columns: a run that
-        scores its batches here first has their reference log-probs when it learns from them. What is known is written
-        now and then, and at the end, whatever ends it."""
+        """In this context, ``score`` computes and caches missing sequences, and returns 0 for all other columns: a run
+        that scores its batches here first has their reference log-probs when it trains on them. The cache is written
+        periodically and at the end, even after an error."""
         self._filling, self._saved_at = True, time.monotonic()
         try:
             yield
@@ -59,18 +59,18 @@ class CachedReference:
             self._save()
 
     async def finish(self) -> None:
-        """Write what was computed and let go of the reference model. Calling it twice is harmless."""
+        """Write the cache and free the reference model. May be called twice."""
         await self.learner.release_reference()
         self._save()
-        if 0 < self.computed < len(self.found):
+        if 0 < self.computed < len(self.cached):
             log.warning(
                 "%s lacked %d sequences, because rows, their tokens or the number of steps changed, or because it "
-                "was not finished: they were computed",
+                "was not finished: they were computed now",
                 self.path,
                 self.computed,
             )
         if self.computed:
-            log.info("%s holds the reference log-probs of %d sequences", self.path, len(self.found))
+            log.info("%s holds the reference log-probs of %d sequences", self.path, len(self.cached))
 
     async def score(self, batch: Batch, columns: set[str], top: Top | None = None) -> dict[str, Tensor]:
         """See ``Scorer``."""
@@ -85,17 +85,17 @@ class CachedReference:
 
     async def _reference(self, batch: Batch) -> Tensor:
         sequences = await compute(_sequences, batch)
-        missing = {name: trained for name, trained in sequences if name not in self.found}
+        missing = {name: trained for name, trained in sequences if name not in self.cached}
         if missing:
             await self._score(batch, missing)
         return await compute(self._column, sequences, len(batch))
 
     async def _score(self, batch: Batch, missing: dict[bytes, Tensor]) -> None:
-        """Score the batch by the reference, and keep the columns of the sequences that are ``missing``."""
+        """Score the batch with the reference model, and cache the columns of the ``missing`` sequences."""
         if not self._filling:
-            log.warning("%s lacks %d sequences of this step: the reference is loaded", self.path, len(missing))
+            log.warning("%s lacks %d sequences of this step, so the reference model is loaded", self.path, len(missing))
         column = (await self.learner.score(batch, {COLUMN}))[COLUMN]
-        self.found |= {name: column[trained] for name, trained in missing.items()}
+        self.cached |= {name: column[trained] for name, trained in missing.items()}
         self.computed += len(missing)
         if not self._filling:
             await self.learner.release_reference()
@@ -105,9 +105,9 @@ class CachedReference:
     def _column(self, sequences: list[tuple[bytes, Tensor]], size: int) -> Tensor:
         if not sequences:
             return torch.zeros(size)
-        column = self.found[sequences[0][0]].new_zeros(size)
+        column = self.cached[sequences[0][0]].new_zeros(size)
         for name, trained in sequences:
-            column[trained] = self.found[name]
+            column[trained] = self.cached[name]
         return column
 
     def _load(self) -> dict[bytes, Tensor]:
@@ -119,23 +119,25 @@ class CachedReference:
             columns = tensors["logprobs"].split(tensors["lengths"].tolist())
             names = bytes(tensors["sequences"].tolist())
             if len(names) != _HASH * len(columns):
-                raise ValueError(f"{len(names) / _HASH:g} names of {len(columns)} sequences")
+                raise ValueError(f"{len(names) / _HASH:g} hashes of {len(columns)} sequences")
         except (WhetError, KeyError, ValueError, RuntimeError) as error:
-            log.warning("%s is damaged (%s): reference log-probs are computed anew", self.path, error)
+            log.warning("%s is damaged (%s), so reference log-probs are computed again", self.path, error)
             return {}
         changed = [name for name, value in self.conditions.items() if conditions.get(name) != value]
         if changed:
-            what = ", ".join(changed)
-            log.warning("%s was made with another %s: reference log-probs are computed anew", self.path, what)
+            names_changed = ", ".join(changed)
+            log.warning(
+                "%s was made with another %s, so reference log-probs are computed again", self.path, names_changed
+            )
             return {}
         return {names[_HASH * i : _HASH * (i + 1)]: column for i, column in enumerate(columns)}
 
     def _save(self) -> None:
-        """Write all that is known, atomically, unless the file holds it already."""
-        if len(self.found) == self._saved or self.read_only:
+        """Write all entries, atomically, unless the file already has them."""
+        if len(self.cached) == self._saved or self.read_only:
             return
-        names = sorted(self.found)
-        columns = [self.found[name] for name in names]
+        names = sorted(self.cached)
+        columns = [self.cached[name] for name in names]
         save_tensors(
             self.path,
             {
@@ -145,16 +147,16 @@ class CachedReference:
                 "logprobs": torch.cat(columns),
             },
         )
-        self._saved, self._saved_at = len(self.found), time.monotonic()
+        self._saved, self._saved_at = len(self.cached), time.monotonic()
 
 
 def _sequences(batch: Batch) -> list[tuple[bytes, Tensor]]:
-    """Return a hash of each sequence that trains something, and the indices of its trained tokens."""
-    found = []
+    """Return a hash of each sequence with trained tokens, and the indices of these tokens."""
+    hashed = []
     for path in batch.paths():
         trained = batch.trained[path]
         if bool(trained.any()):
             content = hashlib.blake2b(batch.tokens[path].numpy().tobytes(), digest_size=_HASH)
             content.update(trained.numpy().tobytes())
-            found.append((content.digest(), path[trained]))
-    return found
+            hashed.append((content.digest(), path[trained]))
+    return hashed

@@ -24,60 +24,61 @@ OUTPUTS: dict[Head, frozenset[Output]] = {
 
 
 class LearnerConfig(Config):
-    """The settings of training, whatever is trained on."""
+    """The settings of training, for all algorithms."""
 
     device: DeviceName = "auto"
-    """``auto``: a GPU for each rank where there are any. ``cuda`` is an error without one."""
+    """``auto``: a GPU for each rank if there are any. ``cuda`` is an error without a GPU."""
     attention: AttentionName = "auto"
-    """How segments attend. ``blocks``: padded to blocks of similar size. ``varlen``: unpadded, by FlashAttention, a
-    shared prompt's keys once for all its answers. ``flex``: by FlexAttention, on GPUs. ``auto``: in bfloat16 on a GPU
-    the first of varlen and flex that the model allows and whose trial at the start agrees with plain operations."""
+    """The attention implementation. ``blocks``: padded to blocks of similar size. ``varlen``: unpadded, by
+    FlashAttention, a shared prompt's keys once for all its answers. ``flex``: by FlexAttention, on GPUs. ``auto``: in
+    bfloat16 on a GPU the first of varlen and flex that the model allows and whose trial at the start agrees with plain
+    operations."""
     deterministic: bool = False
-    """On a GPU, compute the same bits each time, more slowly; an operation that can't raises an error. On CPUs the bits
-    are the same anyway."""
+    """On a GPU, compute bit-identical results each time, more slowly; an operation that can't raises an error. On CPUs
+    results are always bit-identical."""
     precision: PrecisionSetting = "auto"
-    """``bfloat16`` computes in bfloat16 (autocast) over float32 weights; ``float64`` is for tests. ``auto``: bfloat16
-    where the machine multiplies the model's shapes at least 1.5 times as fast in it as in float32, which is measured
-    for half a second when a run starts, and on GPUs that have it; else float32."""
+    """``bfloat16`` computes in bfloat16 (autocast) with float32 weights; ``float64`` is for tests. ``auto``: bfloat16
+    on GPUs that support it, and on CPUs that multiply the model's shapes at least 1.5 times as fast in bfloat16 as in
+    float32, which is measured for half a second when a run starts; otherwise float32."""
     max_tokens: int = Field(8192, gt=0)
-    """Most tokens of one micro-batch. It bounds memory and changes no gradient."""
+    """Maximum number of tokens in a micro-batch. It bounds memory and doesn't change gradients."""
     pack_tokens: int | None = Field(None, gt=0)
-    """Tokens up to which short sequences are packed into one micro-batch; a longer one is a micro-batch alone. Fewer
-    take less memory. None: ``max_tokens``."""
+    """Short sequences are packed into micro-batches of at most this many tokens; a longer one is a micro-batch alone.
+    Smaller values take less memory. None: ``max_tokens``."""
     activation_checkpointing: bool = False
     """Recompute each layer's activations in the backward pass: less memory, about a third more compute."""
     balance: float | None = Field(None, ge=0)
-    """Mixtures of experts: how far a step moves each router's bias towards even loads (DeepSeek-V3: 0.001), without a
-    loss for it. 0: only reports the loads. It is the policy's."""
+    """Mixtures of experts: how far a step moves each router's bias towards even loads (DeepSeek-V3: 0.001), without an
+    auxiliary loss. 0: only reports the loads. Applies to the policy."""
     compile: bool = False
-    """Compile layers (torch.compile), all but attention itself: slower to start, faster steps. Needs a C++ compiler on
-    CPUs and neither parallel.tensor nor parallel.expert."""
+    """Compile layers (torch.compile), except for attention itself: slower to start, faster steps. Needs a C++ compiler
+    on CPUs, and can't be combined with parallel.tensor or parallel.expert."""
     float8: bool = False
-    """Multiply in float8 in the layers, on GPUs that can (Ada, Hopper and later), with precision=bfloat16 and best with
-    compile. It pays from hidden sizes of about 4,096 on. Needs ``whet[torchao]``."""
+    """Multiply in float8 in the layers, on GPUs that support it (Ada, Hopper and later), with precision=bfloat16 and
+    best with compile. Worthwhile from hidden sizes of about 4,096 on. Needs ``whet[torchao]``."""
     max_skipped_steps: int = Field(3, gt=0)
-    """So many steps in a row with a loss or gradient that is not finite end the run."""
+    """The run stops after this many consecutive steps whose loss or gradient is not finite."""
     matmul_precision: MatmulPrecision = "auto"
-    """How float32 products are computed. ``auto`` measures at the start, on a CPU, whether ``medium`` is faster at the
-    same accuracy; elsewhere it is ``highest``."""
+    """The precision of float32 products. ``auto`` measures at the start, on a CPU, whether ``medium`` is faster with
+    the same accuracy; elsewhere it is ``highest``."""
     deadline: float = Field(1800.0, gt=0)
     """Seconds that one call of a worker (a forward pass over a batch, an optimizer step, a save) may take."""
 
     @property
     def computes_in(self) -> Precision:
-        """``precision``, once it is decided."""
+        """The precision, once ``auto`` has been resolved."""
         if self.precision == "auto":
-            raise ValueError("learner.precision is auto, and nothing has decided yet what that is")
+            raise ValueError("learner.precision is auto and has not been resolved yet")
         return self.precision
 
     def problems(self, parallel: ParallelConfig, lora: bool) -> Iterator[str]:
-        """Name what does not go together with the ranks that the learner has, or with LoRA."""
+        """Yield the settings that can't be combined with the learner's ranks, or with LoRA."""
         if self.float8 and (self.precision not in ("auto", "bfloat16") or parallel.ranks > 1 or lora):
             yield "learner.float8 = true needs precision = bfloat16, one rank, and no LoRA"
         for key, ranks in (("tensor", parallel.tensor), ("expert", parallel.expert)):
             if self.compile and ranks > 1:
                 yield (
-                    f"learner.compile = true compiles layers, and parallel.{key} = {ranks} cuts "
+                    f"learner.compile = true compiles layers, but parallel.{key} = {ranks} splits "
                     "them; leave one of them out"
                 )
 
@@ -90,19 +91,19 @@ class OptimizerConfig(Config):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     moments: Literal["float32", "8bit"] = "float32"
-    """``8bit``: in blocks of 256 numbers of a byte each, with a scale (arXiv 2110.02861): 6 bytes less for each
+    """``8bit``: blocks of 256 one-byte numbers, each block with a scale (arXiv 2110.02861). This saves 6 bytes per
     parameter, on one rank. Needs ``whet[torchao]`` and a compiler, as ``learner.compile`` does."""
     weight_decay: float = Field(0.0, ge=0)
-    """Of parameters with two or more dimensions (matrices, embeddings, LoRA's A and B), not of norms or biases."""
+    """For parameters with two or more dimensions (matrices, embeddings, LoRA's A and B), not for norms or biases."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """The gradient of the whole step is scaled down to this norm."""
+    """The gradient of the whole step is clipped to this norm."""
     warmup_steps: int = Field(0, ge=0)
     """The learning rate rises linearly; the first step has ``lr / warmup_steps``."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up, towards ``min_lr_ratio * lr`` at the last step."""
+    """The schedule after the warm-up, towards ``min_lr_ratio * lr`` at the last step."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
 
     def problems(self, parallel: ParallelConfig) -> Iterator[str]:
-        """Name what does not go together with the ranks that the learner has."""
+        """Yield the settings that can't be combined with the learner's ranks."""
         if self.moments == "8bit" and parallel.ranks > 1:
-            yield f"optimizer.moments = 8bit is for one rank, and there are {parallel.ranks}; leave one of them out"
+            yield f"optimizer.moments = 8bit is for one rank, but there are {parallel.ranks}; leave one of them out"

@@ -1,5 +1,5 @@
-"""The micro-batches of a skipped step on disk, to find out why: a folder of safetensors and JSON. Loading it runs no
-code. Knows batches and files, no model."""
+"""Dumps of a skipped step's micro-batches, for debugging: a folder of safetensors and JSON files. Loading a dump runs
+no code."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _FACTS = "dump.json"
 
 
 def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[str, Any]) -> None:
-    """Write ``folder`` as a whole; an older dump there is replaced. ``facts`` are JSON values."""
+    """Write ``folder`` as a whole; an older dump in it is replaced. ``facts`` are JSON values."""
     with replacing(folder) as staging:
         for index, micro in enumerate(micro_batches):
             save_tensors(staging / _file(index), _tensors(micro.batch) | {"whole_batch_tokens": micro.tokens})
@@ -31,11 +31,11 @@ def write_dump(folder: Path, micro_batches: Sequence[MicroBatch], facts: dict[st
 
 
 def read_dump(folder: Path) -> tuple[list[MicroBatch], dict[str, Any]]:
-    """Return the micro-batches and the facts. Raises ``WhetError`` where ``folder`` holds no dump."""
+    """Return the micro-batches and the facts. Raises ``WhetError`` if ``folder`` has no dump."""
     try:
         facts = json.loads((folder / _FACTS).read_text())
     except (OSError, ValueError) as error:
-        raise WhetError(f"{folder} holds no dump of a skipped step: {error}") from error
+        raise WhetError(f"{folder} has no dump of a skipped step: {error}") from error
     micro_batches = []
     for index, other in enumerate(facts.pop("micro_batches")):
         tensors = load_tensors(folder / _file(index))
@@ -49,10 +49,10 @@ def _file(index: int) -> str:
 
 
 def _tensors(batch: Batch) -> dict[str, Tensor]:
-    found = {column.name: getattr(batch, column.name) for column in fields(batch)}
-    found = {name: value for name, value in found.items() if isinstance(value, Tensor)}
-    found |= {f"score/{name}": values for name, values in batch.scores.items()}
-    return found | {f"{column.axis}/{name}": column.values for name, column in batch.columns.items()}
+    tensors = {column.name: getattr(batch, column.name) for column in fields(batch)}
+    tensors = {name: value for name, value in tensors.items() if isinstance(value, Tensor)}
+    tensors |= {f"score/{name}": values for name, values in batch.scores.items()}
+    return tensors | {f"{column.axis}/{name}": column.values for name, column in batch.columns.items()}
 
 
 def _batch(tensors: dict[str, Tensor], other: dict[str, Any]) -> Batch:

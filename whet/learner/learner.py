@@ -1,5 +1,5 @@
-"""The controller's side of a learner: whole batches in, whole columns out. It cuts a batch into micro-batches, hands
-them to the workers, and puts their answers back in the batch's order. Knows no model and no device."""
+"""The controller's side of a learner: whole batches in, whole columns out. It splits a batch into micro-batches, sends
+them to the workers, and puts their results back in the batch's order. It has no model and no device."""
 
 import asyncio
 import math
@@ -24,24 +24,24 @@ from whet.metrics import Metrics
 from whet.processes.compute import compute
 from whet.weights.source import Bucket, Handshake, WeightRequest
 
-_ASKING = 0.1  # seconds between two questions whether a save is written
+_ASKING = 0.1  # seconds between two polls of a background save
 
 
 class WorkerLearner:
-    """A ``Learner`` over a group of workers. Make one with ``launch``."""
+    """A ``Learner`` backed by a group of workers. Create one with ``launch``."""
 
     def __init__(self, group: WorkerGroup, config: WorkerConfig, facts: LearnerFacts) -> None:
         self._group, self._config, self.facts = group, config, facts
 
     @classmethod
     async def launch(cls, cluster: Cluster, config: WorkerConfig, placement: Placement | None = None) -> Self:
-        """Build the workers. By default as many as the sizes of ``parallel`` ask for, with the learner's deadline."""
+        """Start the workers: by default the number that ``parallel`` needs, with the learner's deadline."""
         sizes = config.parallel
         placement = placement or Placement(sizes.ranks, sizes.ranks_per_shard, config.learner.deadline)
         if placement.ranks > 1 and isinstance(cluster, LocalCluster):
             raise WhetError(
-                f"a learner of {placement.ranks} ranks needs a process for each and a place to meet, and the local "
-                "cluster is one process; use cluster=processes or cluster=ray"
+                f"a learner of {placement.ranks} ranks needs one process per rank, but the local cluster is a single "
+                "process; use cluster=processes or cluster=ray"
             )
         group = cluster.launch(LearnerWorker, config, placement)
         try:
@@ -61,9 +61,9 @@ class WorkerLearner:
         await self._group.call("release_reference")
 
     async def update(self, batch: Batch, loss: Loss) -> Update:
-        """See ``Learner``. Reports the loss's own metrics and ``loss``, ``gradient_norm``, ``lr``, ``learner/tokens``
+        """See ``Learner``. Reports the loss's metrics and ``loss``, ``gradient_norm``, ``lr``, ``learner/tokens``
         (trained), ``learner/micro_batches``, ``learner/zero_gradient`` (sequences that were not computed), and
-        ``learner/skipped`` (steps). A batch without a trained token changes nothing and is counted in
+        ``learner/skipped`` (steps). A batch without trained tokens changes nothing and is counted in
         ``learner/empty``."""
         self._check(batch, loss)
         work = await compute(self._pack_update, batch, loss)
@@ -71,7 +71,7 @@ class WorkerLearner:
         return await compute(_update, work, loss, answers)
 
     async def begin_weights(self, request: WeightRequest) -> Handshake:
-        """See ``Learner``. A tied head is among them."""
+        """See ``Learner``. A tied head is included."""
         handshake: Handshake = (await self._group.call("weights.begin", request))[0]
         return handshake
 
@@ -89,7 +89,7 @@ class WorkerLearner:
         await self._group.call("state.begin_save", folder)
 
     async def finish_save(self) -> None:
-        """See ``Learner``. Polls the workers, because one that waits could do nothing else."""
+        """See ``Learner``. Polls the workers, because a worker that waited could do nothing else."""
         deadline = self._config.learner.deadline
         try:
             async with asyncio.timeout(deadline):
@@ -107,7 +107,7 @@ class WorkerLearner:
         self.facts = (await self._group.call("facts"))[0]
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """Make room on the devices; to be woken before the next update."""
+        """Free memory on the devices until ``wake``, which must be called before the next update."""
         await self._group.call("sleep")
 
     async def wake(self, new_weights: bool = False) -> None:
@@ -117,12 +117,12 @@ class WorkerLearner:
         await self._group.close()
 
     def _pack_trained(self, batch: Batch) -> "_Work":
-        """Cut up the sequences that train something; the others need not be computed."""
+        """Pack the sequences with trained tokens; the others need not be computed."""
         return self._pack(batch, _none(batch), *trained_only(batch))
 
     def _pack_update(self, batch: Batch, loss: Loss) -> "_Work":
-        """Cut up the sequences that change the gradient. Losses that compare the members of a group keep all members of
-        each group that trains something; where routers are balanced, every token is counted, so all are computed."""
+        """Pack the sequences that contribute to the gradient. Losses over groups get all members of each group with
+        trained tokens. If routers are balanced, every token is counted, so all sequences are computed."""
         zero, balanced = _none(batch), self._config.learner.balance is not None
         if isinstance(loss, WeightedLoss) and not balanced and batch.rollout_logprobs is not None:
             zero = loss.zero_gradient(batch) & (batch.trained_per_sequence > 0)
@@ -135,22 +135,22 @@ class WorkerLearner:
             return _Work(batch, pack(part, ranks, learner.max_tokens, unit, learner.pack_tokens), kept, zero)
         if not bool(batch.trained.any()):
             return _Work(batch, [], kept, zero)
-        # A gradient of 0 is a step, too: moments and the schedule move on.
+        # A gradient of 0 is a step too: moments and the schedule advance.
         return _Work(batch, idle_micro_batches(batch, ranks), torch.arange(len(batch)), zero)
 
     def _check(self, batch: Batch, loss: Loss) -> None:
         if batch.weight is None:
             raise WhetError("the batch has no weights; call Batch.weigh before an update")
         if empty := sorted(loss.reads - batch.filled):
-            raise WhetError(f"the loss reads the columns {empty}, which nobody filled")
+            raise WhetError(f"the loss reads the columns {empty}, which are not filled")
 
 
 @dataclass(slots=True, frozen=True)
 class _Work:
-    """A batch as the workers get it."""
+    """A batch, packed for the workers."""
 
     batch: Batch
-    shards: list[list[MicroBatch]]  # by data-parallel rank; none where nothing is trained
+    shards: list[list[MicroBatch]]  # by data-parallel rank; empty if nothing is trained
     kept: Tensor  # [n] the indices in the batch of the tokens that were packed
     zero: Tensor  # [S] bool: trained, but not computed, because the gradient is exactly 0
 
@@ -158,15 +158,15 @@ class _Work:
         """Put the columns of the micro-batches, [n, ...] each, into the order of the batch, 0 elsewhere. [N, ...]"""
         size = len(self.batch)
         whole = parts[0].new_zeros(size, *parts[0].shape[1:]) if parts else torch.zeros(size)
-        for micro, part in zip((one for shard in self.shards for one in shard), parts, strict=True):
+        for micro, part in zip((micro for shard in self.shards for micro in shard), parts, strict=True):
             trained = micro.batch.trained
             whole[self.kept[micro.tokens[trained]]] = part[trained]
         return whole
 
 
 def trained_only(batch: Batch, whole_groups: bool = False, without: Tensor | None = None) -> tuple[Batch, Tensor]:
-    """Return the sequences that train something, apart from those of ``without`` ([S] bool), and the indices of their
-    tokens. With ``whole_groups`` all members of each group that trains something are kept."""
+    """Return the sequences with trained tokens, without the sequences of ``without`` ([S] bool), and the indices of
+    their tokens. With ``whole_groups`` all members of a group are kept if one of them has trained tokens."""
     trains = batch.trained_per_sequence > 0
     if without is not None:
         trains &= ~without
@@ -182,15 +182,15 @@ def _none(batch: Batch) -> Tensor:
 
 
 def _columns(work: _Work, answers: list[list[dict[str, Tensor]]], names: Iterable[str]) -> dict[str, Tensor]:
-    """Put the columns of micro-batches together to those of the whole batch."""
-    scored = [one for answer in answers for one in answer]
-    return {name: work.in_order([one[name] for one in scored]) for name in names}
+    """Join the columns of micro-batches into the columns of the whole batch."""
+    scored = [columns for answer in answers for columns in answer]
+    return {name: work.in_order([columns[name] for columns in scored]) for name in names}
 
 
 def _update(work: _Work, loss: Loss, answers: list[RankUpdate]) -> Update:
-    """Merge the ranks' answers of one step; without answers nothing was trained."""
+    """Merge the ranks' results of one step; without results nothing was trained."""
     batch = work.batch
-    logprobs = work.in_order([one for answer in answers for one in answer.logprobs])
+    logprobs = work.in_order([column for answer in answers for column in answer.logprobs])
     if not answers:
         return Update(Metrics().sum("learner/empty", 1), logprobs)
     metrics = Metrics()
@@ -203,18 +203,18 @@ def _update(work: _Work, loss: Loss, answers: list[RankUpdate]) -> Update:
 
 @torch.no_grad()
 def _metrics_of_zero(work: _Work, loss: Loss) -> Metrics:
-    """Measure the sequences that were not computed by the log-probs they have from before the step, or else from the
-    sampler, so that every metric of the loss is over all trained tokens."""
+    """Return the metrics of the sequences that were not computed, from their old log-probs or, without these, the
+    sampler's, so that every metric of the loss covers all trained tokens."""
     part, _ = work.batch.select(work.zero.nonzero().squeeze(1))
-    known = part.column("rollout_logprobs") if part.old_logprobs is None else part.old_logprobs
-    return loss(ModelOutput(at_trained(part, known)), part)[1].read()
+    logprobs = part.column("rollout_logprobs") if part.old_logprobs is None else part.old_logprobs
+    return loss(ModelOutput(at_trained(part, logprobs)), part)[1].read()
 
 
 def _metrics(answers: list[RankUpdate], tokens: int, micro_batches: int) -> Metrics:
     metrics, first = Metrics(), answers[0]
     metrics.sum("learner/tokens", tokens).sum("learner/micro_batches", micro_batches)
     metrics.sum("learner/skipped", first.skipped)
-    if first.skipped:  # what is not finite must not spoil the other numbers of the step
+    if first.skipped:  # values that are not finite must not affect the step's other metrics
         return metrics
     for answer in answers:
         metrics.merge(answer.metrics)

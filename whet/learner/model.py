@@ -1,6 +1,6 @@
-"""The model of a learner with its head, as one module: all of it on this rank's device, or this rank's part of it. From
-a batch to its log-probs or values: one gather, by predictor, is all the shifting there is, and the head runs only where
-a token is trained. Knows no loss and no optimizer."""
+"""A learner's model with its head, as one module: all of it on this rank's device, or this rank's part of it. It
+computes a batch's log-probs or values. The only shift between inputs and targets is one gather by ``predictor``, and
+the head runs only at trained tokens."""
 
 from collections.abc import Iterator, Set
 from functools import partial
@@ -13,17 +13,16 @@ from whet.core.batch import Batch, ModelOutput, Output
 from whet.learner.base import Top
 from whet.learner.config import Precision
 from whet.learner.float8 import use_float8
-from whet.learner.precision import autocast, keep_in_bfloat16, narrow_stream, weight_dtype
+from whet.learner.precision import autocast, bf16_residual_stream, keep_in_bfloat16, weight_dtype
 from whet.models.attention.choice import choose_attention
 from whet.models.attention.forest import forest_hidden, unwrapped
 from whet.models.compiled import compile_layers
 from whet.models.config import AttentionKernel, AttentionName, ModelConfig
 from whet.models.device import placed
-from whet.models.head import head_of
+from whet.models.head import ValueHead, head_of
 from whet.models.loading import load_model
 from whet.models.shards import WHOLE, Shards
 from whet.models.stages import StageInput
-from whet.models.values import ValueHead
 from whet.parallel.mesh import Ranks
 from whet.parallel.parallelize import parallelize
 from whet.parallel.parameters import local
@@ -31,34 +30,34 @@ from whet.parallel.pipeline import Pipeline
 
 
 class LearnerModel(nn.Module):
-    """A module, so that hooks around one (of sharded parameters) are around all of it: the weights of the model's head
-    are read in here, the head itself is not called."""
+    """A module, so that hooks around it (of sharded parameters) cover all of it: the weights of the model's head are
+    read in ``forward``, and the head itself is not called."""
 
     def __init__(self, model: nn.Module, value_head: ValueHead | None, precision: Precision) -> None:
         super().__init__()
         self.model, self.value_head, self.precision = model, value_head, precision
-        self.device = torch.device("cpu")  # where it computes
+        self.device = torch.device("cpu")  # the device of its computations
         self.attention: AttentionKernel = "blocks"
         self.lockstep = False  # other ranks run the layers at the same time
         self.shards: Shards = WHOLE
-        self.pipeline: Pipeline | None = None  # where some of the layers are on other ranks
-        self.size = self.trained_size = 0  # numbers of all parameters, and of those that are trained, on all ranks
+        self.pipeline: Pipeline | None = None  # set if some of the layers are on other ranks
+        self.size = self.trained_size = 0  # number of parameters, and of trained parameters, on all ranks
 
     def forward(
         self, batch: Batch, outputs: Set[Output], top: Top | None = None, stage_input: StageInput | None = None
     ) -> ModelOutput | Tensor:
         """Return the model's outputs for the batch's N tokens, on its device; every column is 0 where untrained.
 
-        The batch is best on the CPU: its layout is made there, and a GPU is not waited for.
+        The batch should be on the CPU: its layout is computed there, without waiting for a GPU.
 
         ``outputs`` adds to the log-probs: ``entropy`` [N], and ``topk`` [N, K], the log-probs of the batch's
-        ``topk_ids``. With ``top`` there are ``topk`` and ``topk_ids`` alone: the ``top.k`` most likely tokens (all,
-        where there are fewer), the most likely first. With a value head there are values alone. What is not asked for
-        is None, or log-probs of 0.
+        ``topk_ids``. With ``top`` the only outputs are ``topk`` and ``topk_ids``: the ``top.k`` most likely tokens
+        (all, if there are fewer), the most likely first. With a value head the only output is the values. Outputs that
+        are not requested are None, or log-probs of 0.
 
-        Gradients flow; where no token is trained, zeros flow, so that all ranks of a step take part in the backward
-        pass. With ``stage_input`` one stage of a pipeline is run; unless it is the last one, hidden states [1, n, H]
-        are returned.
+        Gradients flow; if no token is trained, zeros flow, so that all ranks of a step take part in the backward pass.
+        With ``stage_input`` one stage of a pipeline is run; unless it is the last one, hidden states [1, n, H] are
+        returned.
         """
         with autocast(self.precision, self.device):
             hidden = forest_hidden(
@@ -66,19 +65,19 @@ class LearnerModel(nn.Module):
             )
             if stage_input is not None and not stage_input.stage.last:
                 return hidden
-            return self._read(hidden, batch, outputs, top)
+            return self._apply_head(hidden, batch, outputs, top)
 
-    def _read(self, hidden: Tensor, batch: Batch, outputs: Set[Output], top: Top | None) -> ModelOutput:
-        """``hidden`` [N, H]: the last hidden state of every token."""
+    def _apply_head(self, hidden: Tensor, batch: Batch, outputs: Set[Output], top: Top | None) -> ModelOutput:
+        """Return the outputs for ``hidden`` [N, H], the last hidden state of every token."""
         device = hidden.device
-        chosen = self.shards.tokens.share(batch.trained.nonzero().squeeze(1))
+        chosen = self.shards.tokens.local_slice(batch.trained.nonzero().squeeze(1))
         trained = placed(chosen, device)
         # index_select, because its backward sums the children of one predictor in a fixed order on CPUs.
         picked = hidden.index_select(0, placed(batch.predictor[chosen], device))
 
         def spread(rows: Tensor) -> Tensor:
             column = rows.new_zeros(len(batch), *rows.shape[1:]).index_copy(0, trained, rows)
-            return self.shards.tokens.combine(column)
+            return self.shards.tokens.all_reduce(column)
 
         if self.value_head is not None:
             values = self.value_head(picked)
@@ -96,29 +95,29 @@ class LearnerModel(nn.Module):
         return output
 
     def by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters of the model, by its own names, and of the value head; on a pipeline's stage, those that
-        are there."""
+        """Yield the parameters of the model, by their names, and of the value head; on a pipeline's stage, the
+        parameters of that stage."""
         yield from self.model.named_parameters()
         if self.value_head is not None:
             yield from self.value_head.named_parameters(prefix="value_head")
 
-    def counted(self) -> Iterator[nn.Parameter]:
-        """Return the parameters that are here, without the copies that another stage of a pipeline counts."""
+    def owned_parameters(self) -> Iterator[nn.Parameter]:
+        """Return the parameters on this rank, without copies of parameters that belong to another pipeline stage."""
         copy = None if self.pipeline is None else self.pipeline.copy
         return (parameter for parameter in self.parameters() if parameter is not copy)
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Return the gradients that there are, by parameter; of several ranks, the parts that are here."""
+        """Return all gradients, by parameter; with several ranks, the local parts."""
         return ((name, local(p.grad)) for name, p in self.by_name() if p.grad is not None)
 
     @property
-    def all_is_trained(self) -> bool:
-        """True where nothing is frozen, on any rank."""
+    def fully_trainable(self) -> bool:
+        """True if no parameter is frozen, on any rank."""
         return self.size == self.trained_size
 
     def measure(self) -> None:
-        """Find ``size`` and ``trained_size``; all ranks must do it together."""
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.counted()]
+        """Compute ``size`` and ``trained_size``; all ranks must call this together."""
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in self.owned_parameters()]
         counts = sum(size for size, _ in sizes), sum(size for size, trained in sizes if trained)
         self.size, self.trained_size = counts if self.pipeline is None else self.pipeline.sum(counts)
 
@@ -136,10 +135,10 @@ def build_model(
     attention: AttentionName = "blocks",
     float8: bool = False,
 ) -> LearnerModel:
-    """Build it on this rank. See ``load_model`` for ``train`` and ``seed``; of several ranks, all must call this
-    together."""
+    """Build the model on this rank. See ``load_model`` for ``train`` and ``seed``; with several ranks, all must call
+    this together."""
     half = precision == "bfloat16"
-    narrow = half and device.type == "cuda"
+    bf16_stream = half and device.type == "cuda"
     build = partial(build_whole, config, precision, train, value_head, seed)
     if ranks is None:
         model = build(torch.device("cpu")).to(device)
@@ -147,10 +146,10 @@ def build_model(
         model, shards = parallelize(build, ranks, bfloat16=half, trains=train)
         model.shards, model.lockstep = shards, True
         if ranks.config.pipeline > 1:
-            model.pipeline = Pipeline(model.model, shards.tokens, ranks, narrow)
+            model.pipeline = Pipeline(model.model, shards.tokens, ranks, bf16_stream)
     model.device = device
-    if narrow:
-        narrow_stream(model.model)
+    if bf16_stream:
+        bf16_residual_stream(model.model)
     spread = model.shards.tokens.spread
     model.attention = choose_attention(attention, unwrapped(model.model), device, half=half, spread=spread)
     model.measure()
@@ -164,7 +163,7 @@ def build_model(
 def build_whole(
     config: ModelConfig, precision: Precision, train: bool, value_head: bool, seed: int, device: torch.device
 ) -> LearnerModel:
-    """Build all of it, on the CPU with its weights, or on ``meta`` without."""
+    """Build the whole model, on the CPU with its weights, or on ``meta`` without."""
     dtype = weight_dtype(precision)
     model: Any = load_model(config, dtype=dtype, train=train, seed=seed, empty=device.type == "meta")
     keep_in_bfloat16(model, precision)

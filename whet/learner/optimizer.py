@@ -1,4 +1,4 @@
-"""AdamW, the schedule of its learning rate, and the norm of the gradient. Knows parameters, not models or losses."""
+"""AdamW, its learning rate schedule, and the gradient norm."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -13,8 +13,8 @@ from whet.parallel.parameters import local
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Return the rate of optimizer step ``step`` (from 0) out of ``steps``. A run that goes on longer stays at the
-    minimum.
+    """Return the rate of optimizer step ``step`` (from 0) out of ``steps``. A run that continues beyond ``steps`` stays
+    at the minimum.
 
     Warm-up: lr (step + 1) / warmup_steps. Then the schedule falls from lr at the first step after the warm-up towards
     min_lr_ratio lr, which it would reach at step ``steps`` (linear, or half a cosine: arXiv 1608.03983).
@@ -29,11 +29,11 @@ def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
 
 
 def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW over the parameters that ask for a gradient, decaying those of two or more dimensions. Raises
-    ``ConfigError`` where it wants a package that is missing."""
+    """Return AdamW for the parameters that require a gradient, with weight decay for matrices only. Raises
+    ``ConfigError`` if a package is missing."""
     groups: dict[Any, list[nn.Parameter]] = {}
     for p in sorted((p for p in parameters if p.requires_grad), key=lambda p: p.dim() < 2):
-        mesh = getattr(p, "device_mesh", None)  # what is updated in one go must be spread over the same ranks
+        mesh = getattr(p, "device_mesh", None)  # parameters of one fused update must be sharded over the same ranks
         groups.setdefault((p.dim() >= 2, mesh), []).append(p)
     groups = groups or {(True, None): []}  # a stage of a pipeline may have no layer with an adapter
     decay = {True: config.weight_decay, False: 0.0}
@@ -49,14 +49,14 @@ def build_adamw(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of the next step."""
     for group in optimizer.param_groups:
-        if isinstance(group["lr"], Tensor):  # a compiled step reads it there
+        if isinstance(group["lr"], Tensor):  # a compiled step reads the tensor
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
 
 
 def empty_state(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, Tensor]:
-    """Return a parameter's moments and number of steps before the first one."""
+    """Return a parameter's moments and number of steps before the first step."""
     p, made = parameter.detach(), optimizer  # type: Tensor, Any
     if isinstance(optimizer, torch.optim.AdamW):
         return {
@@ -77,12 +77,12 @@ def make_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 def pieces(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """Return the plain tensors of a parameter's state, as KIND/NAME: a moment in 8 bits has two."""
-    found: dict[str, Tensor] = {}
+    """Return the plain tensors of a parameter's state, as KIND/NAME: an 8-bit moment has two."""
+    tensors: dict[str, Tensor] = {}
     for kind, tensor in state.items():
         parts = [part for part in ("codes", "scale") if hasattr(tensor, part)]
-        found |= {f"{kind}/{part}/{name}": getattr(tensor, part) for part in parts} or {f"{kind}/{name}": tensor}
-    return found
+        tensors |= {f"{kind}/{part}/{name}": getattr(tensor, part) for part in parts} or {f"{kind}/{name}": tensor}
+    return tensors
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
@@ -91,14 +91,14 @@ def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
 
 
 def move_moments(optimizer: torch.optim.Optimizer, device: torch.device | None) -> None:
-    """Move them to ``device``; None: to where their parameters are. From a GPU they are on their way."""
+    """Move the moments to ``device``; None: to the device of their parameters. Copies from a GPU are asynchronous."""
     for parameter, kinds in optimizer.state.items():
-        for kind in kinds.keys() - {"step"}:  # that number is where AdamW keeps it
+        for kind in kinds.keys() - {"step"}:  # AdamW needs the step count where it is
             kinds[kind] = _moved(kinds[kind], device or parameter.device)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """Begin a copy, between a GPU and pinned memory, which torch keeps for the next time."""
+    """Start a copy, between a GPU and pinned memory, which torch caches for the next call."""
     if device.type == "cpu" and tensor.device.type == "cuda" and type(tensor) is Tensor:
         host = torch.empty_like(tensor, device=device, pin_memory=True)
         return host.copy_(tensor, non_blocking=True)

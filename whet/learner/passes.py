@@ -1,5 +1,5 @@
-"""Forward and backward passes of micro-batches: one after the other, or, where layers are spread over ranks, through
-the stages of a pipeline, all of which get the last one's results. Knows no loss and no optimizer."""
+"""Forward and backward passes of micro-batches: one after the other or, if layers are distributed over ranks, through
+the stages of a pipeline, which all get the last stage's results."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import fields, replace
@@ -21,26 +21,26 @@ def forward(
     model: LearnerModel, batches: Sequence[Batch], outputs: Set[Output], top: Top | None = None
 ) -> list[ModelOutput]:
     """Return the model's outputs for each batch, on the CPU; see ``LearnerModel.forward``. No gradient flows."""
-    found: dict[int, ModelOutput] = {}
+    results: dict[int, ModelOutput] = {}
 
     def run(number: int, batch: Batch, stage_input: StageInput | None = None) -> Tensor:
         output = model(batch, outputs, top, stage_input)
         if isinstance(output, Tensor):
             return output
-        found[number] = output
+        results[number] = output
         return torch.zeros(())
 
     if model.pipeline is None:
         for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
             COMPUTE.let_turns()
             run(number, batch)
-        found = {number: _on_cpu(output) for number, output in found.items()}  # in the end: it waits for the device
+        results = {number: _on_cpu(output) for number, output in results.items()}  # at the end: it waits for the device
     else:
         full = _full(model.pipeline.micro_batches(len(batches)), batches)
         lengths = [len(batch) for batch in full]
         model.pipeline.run(lambda number, stage_input: run(number, full[number], stage_input), lengths, backward=False)
-        found = model.pipeline.from_last({number: _on_cpu(output) for number, output in found.items()})
-    return [found[number] for number in range(len(batches))]
+        results = model.pipeline.from_last({number: _on_cpu(output) for number, output in results.items()})
+    return [results[number] for number in range(len(batches))]
 
 
 def forward_backward(
@@ -49,7 +49,7 @@ def forward_backward(
     outputs: Set[Output],
     loss: Callable[[int, ModelOutput], Tensor],
 ) -> None:
-    """Add up gradients. ``loss(number, output)`` is called for each batch where the head is."""
+    """Accumulate gradients. ``loss(number, output)`` is called for each batch on the rank with the head."""
 
     def run(number: int, batch: Batch, stage_input: StageInput | None = None) -> Tensor:
         output = model(batch, outputs, stage_input=stage_input)
@@ -69,7 +69,7 @@ def forward_backward(
 
     def stage(number: int, stage_input: StageInput) -> Tensor:
         output = run(number, full[number], stage_input)
-        if output.requires_grad:  # of one stage's backward passes, the last one is that of the last micro-batch
+        if output.requires_grad:  # a stage's last backward pass is the last micro-batch's
             output.register_hook(lambda _: set_last_backward(model, number == len(full) - 1))
         return output
 
@@ -87,5 +87,5 @@ def _columns(output: ModelOutput) -> dict[str, Tensor]:
 
 
 def _full(count: int, batches: Sequence[Batch]) -> list[Batch]:
-    """Add batches that train nothing, to as many as the schedule wants."""
+    """Return the batches, padded with batches without trained tokens to the number that the schedule needs."""
     return [*batches, *[idle(batches[-1])] * (count - len(batches))]

@@ -1,4 +1,4 @@
-"""The precision in which a learner computes."""
+"""The precision of a learner's computations."""
 
 import time
 from contextlib import AbstractContextManager
@@ -11,37 +11,38 @@ from torch import Tensor, nn
 
 from whet.learner.config import MatmulPrecision, Precision
 from whet.models.attention.forest import decoder_of
-from whet.models.rounding import rounded_modules
+from whet.models.precision import autocast_modules
 
 _GAIN = 1.1  # how much faster "medium" must be to be chosen over "highest"
 _ACCURACY = 2.0  # how many times the error of "highest" it may have
 
 
 def weight_dtype(precision: Precision) -> torch.dtype:
-    """Return the type that weights are kept in."""
+    """Return the dtype in which weights are stored."""
     return torch.float64 if precision == "float64" else torch.float32
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context of a forward pass."""
+    """Return the autocast context of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def choose_matmul_precision(wanted: MatmulPrecision, precision: Precision, device: torch.device) -> str:
+def choose_matmul_precision(setting: MatmulPrecision, precision: Precision, device: torch.device) -> str:
     """Return ``highest`` or ``medium`` (torch.set_float32_matmul_precision). ``auto`` measures on a CPU in float32, and
-    is ``highest`` for anything else.
+    is ``highest`` otherwise.
 
-    It is one setting of the process, so what is measured is the same for all learners in it.
+    The setting is global to the process, so the measurement is shared by all its learners.
     """
-    if wanted != "auto":
-        return wanted
+    if setting != "auto":
+        return setting
     return fastest_on_cpu() if device.type == "cpu" and precision == "float32" else "highest"
 
 
 @cache
 def fastest_on_cpu() -> str:
-    """Measure once in a process, in about 0.1 s. On a CPU the two are different libraries, and which is faster differs
-    by machine. Where "medium" would round to bfloat16, its error shows in the measurement and it is not chosen."""
+    """Return the faster precision, measured once per process in about 0.1 s. On a CPU the two use different libraries,
+    and which is faster depends on the machine. If "medium" rounds to bfloat16, its error shows in the measurement and
+    it is not chosen."""
     before = torch.get_float32_matmul_precision()
     try:
         measured = {name: _measure(name) for name in ("highest", "medium")}
@@ -52,8 +53,8 @@ def fastest_on_cpu() -> str:
 
 
 def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) -> tuple[float, float]:
-    """Return (seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a
-    few."""
+    """Return (seconds, relative error) of a linear layer (of a small model), forward and backward; the fastest of a few
+    runs."""
     torch.set_float32_matmul_precision(name)
     random = torch.Generator().manual_seed(0)
     x = torch.randn(rows, width, generator=random, requires_grad=True)
@@ -69,30 +70,30 @@ def _measure(name: str, width: int = 576, inner: int = 1536, rows: int = 512) ->
 
 
 def keep_in_bfloat16(model: nn.Module, precision: Precision) -> None:
-    """Keep linear layers and experts that are frozen, of a whole model or under LoRA, in bfloat16 where autocast would
-    round them to it anyway: half the memory, the same numbers to the last bit, and no cast in every pass. Everything
-    else, the head included, stays as it is."""
+    """Store frozen linear layers and experts, of a whole model or under LoRA, in bfloat16 if autocast would round them
+    to it anyway: half the memory, bit-identical results, and no cast in every pass. Everything else, including the
+    head, is unchanged."""
     if precision != "bfloat16":
         return
     head = model.get_output_embeddings()  # type: ignore[operator]
-    for module in rounded_modules(model):
+    for module in autocast_modules(model):
         if module is not head and not any(parameter.requires_grad for parameter in module.parameters()):
             module.to(torch.bfloat16)
 
 
-def narrow_stream(model: nn.Module) -> None:
-    """Have hidden states in bfloat16 between layers, too, and out of norms, as engines have them: half the memory and
-    traffic of what is no product. Weights and their gradients stay as they are. Call it once."""
+def bf16_residual_stream(model: nn.Module) -> None:
+    """Keep hidden states between layers, and the outputs of norms, in bfloat16 too, as engines do: half the memory and
+    traffic of everything except matrix products. Weights and their gradients are unchanged. Call it once."""
     decoder = decoder_of(model)
     decoder.get_input_embeddings().register_forward_hook(_in_bfloat16)
     for module in decoder.modules():
-        if type(module).__name__.endswith("Norm"):  # its weight is float32, and so would its result be
-            module.register_forward_hook(_as_given)
+        if type(module).__name__.endswith("Norm"):  # a float32 weight would make the result float32
+            module.register_forward_hook(_in_input_dtype)
 
 
-def _in_bfloat16(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
+def _in_bfloat16(module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
     return out.to(torch.bfloat16)
 
 
-def _as_given(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
-    return out.to(given[0].dtype)
+def _in_input_dtype(module: nn.Module, inputs: tuple[Any, ...], out: Tensor) -> Tensor:
+    return out.to(inputs[0].dtype)

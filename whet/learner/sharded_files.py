@@ -1,7 +1,6 @@
-"""A learner's tensors in a folder of safetensors files, whole or in pieces. Of several ranks each writes its pieces
-into a file of its own (``shard-...``), which records their places in the tensors, and reads what it needs. This is
-torch's distributed checkpoint in safetensors.
-"""
+"""A learner's tensors in a folder of safetensors files, whole or in pieces. With several ranks each writes its pieces
+into a separate file (``shard-...``) with their positions in the tensors, and reads the pieces it needs. This is torch's
+distributed checkpoint format in safetensors."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -20,14 +19,15 @@ from whet.parallel.mesh import Ranks
 
 
 def write_pieces(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
-    """Write what this rank holds of the tensors; all ranks of the group call it together."""
+    """Write this rank's pieces of the tensors; all ranks of the group call it together."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     with _first_failure():
         dcp.save(dict(tensors), storage_writer=writer, process_group=group)
 
 
 def described(folder: Path) -> dict[str, Tensor]:
-    """Return every tensor of the folder's files by name, on ``meta``. Raises ``WhetError`` where it is not whole."""
+    """Return every tensor of the folder's files by name, on ``meta``. Raises ``WhetError`` if the files are
+    incomplete."""
     from safetensors import SafetensorError
 
     try:
@@ -37,23 +37,23 @@ def described(folder: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise WhetError(f"no learner can be loaded from {folder}: {error}") from error
     for name, tensor in metadata.items():
-        there = sum(chunk.sizes.numel() for chunk in tensor.chunks)
-        if there != tensor.size.numel():  # or torch would leave the rest as it is
-            raise WhetError(f"{folder} is incomplete: {there} of the {tensor.size.numel()} numbers of {name} are there")
+        present = sum(chunk.sizes.numel() for chunk in tensor.chunks)
+        if present != tensor.size.numel():  # torch would silently leave the rest unchanged
+            raise WhetError(f"{folder} is incomplete: it has {present} of the {tensor.size.numel()} numbers of {name}")
     return {name: torch.empty(t.size, dtype=t.properties.dtype, device="meta") for name, t in metadata.items()}
 
 
-def fill(wanted: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:
-    """Fill the tensors from the folder's files; each rank reads what it holds of them."""
+def fill(tensors: dict[str, Tensor], folder: Path, ranks: Ranks | None = None) -> None:
+    """Fill the tensors from the folder's files; each rank reads its own pieces."""
     reader, group = HuggingFaceStorageReader(str(folder)), None if ranks is None else ranks.messages
     with _first_failure(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        dcp.load(wanted, storage_reader=reader, process_group=group, no_dist=ranks is None)
+        dcp.load(tensors, storage_reader=reader, process_group=group, no_dist=ranks is None)
 
 
 @contextmanager
 def _first_failure() -> Iterator[None]:
-    """Name the first failure of torch's distributed checkpoint, which fails on all ranks together."""
+    """Raise the first failure of torch's distributed checkpoint, which fails on all ranks together."""
     try:
         yield
     except dcp.api.CheckpointException as error:

@@ -1,5 +1,5 @@
 """Steps whose loss or gradient is not finite. Such a step is skipped; its micro-batches are dumped, so that the cause
-can be found (``LearnerWorker.replay``), and too many such steps in a row end the run. No weight is changed here."""
+can be found (``LearnerWorker.replay``), and too many consecutive ones stop the run. No weight is changed here."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ from whet.parallel.mesh import Ranks, together
 
 @dataclass(slots=True, frozen=True)
 class SkippedStep:
-    """One rank's facts of a step that it has counted as skipped. ``gradients`` are those of this rank, by name."""
+    """One rank's facts of a skipped step. ``gradients`` are this rank's gradients, by name."""
 
     progress: Progress
     loss: float  # of the whole step
@@ -34,8 +34,8 @@ class SkippedStep:
         return f"the norm of the gradient ({self.gradient_norm})"
 
     def dump(self, dumps: Path, loss: Loss, ranks: Ranks | None) -> Path:
-        """Write the micro-batches of this rank's shard into a new folder of ``dumps``; returns it. Of several ranks all
-        call it together."""
+        """Write the micro-batches of this rank's shard into a new folder of ``dumps``, and return it. With several
+        ranks all call it together."""
         info = None if ranks is None or ranks.info.shards == 1 else ranks.info
         name = f"step-{self.progress.step:06d}-{self.progress.skipped:03d}"
         folder = dumps / (name if info is None else f"{name}-shard-{info.shard}")
@@ -56,7 +56,7 @@ class SkippedStep:
         return folder
 
     def check(self, limit: int, folder: Path | None) -> None:
-        """Raise ``WhetError`` after ``limit`` skipped steps in a row. ``folder`` is that of the last one's dump."""
+        """Raise ``WhetError`` after ``limit`` consecutive skipped steps. ``folder`` has the dump of the last one."""
         if self.progress.skipped_in_a_row >= limit:
             where = "set a folder for dumps to keep its batch" if folder is None else f"its batch is in {folder}"
             raise WhetError(
@@ -67,5 +67,5 @@ class SkippedStep:
 
 
 def first_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Return the first name whose tensor holds a nan or an infinity."""
+    """Return the first name whose tensor has a nan or an infinity."""
     return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), None)

@@ -1,8 +1,8 @@
-"""A learner's state on disk: safetensors and ``learner.json``. Loading is bit-exact, and checks every name, shape and
-type before it changes anything. Knows parameters and files, no loss and no batch.
+"""A learner's state on disk: safetensors files and ``learner.json``. Loading is bit-exact, and checks every name, shape
+and dtype before it changes anything.
 
-One rank writes ``model.safetensors`` and ``optimizer.safetensors``; of several, each writes its pieces of every tensor
-(``whet.learner.sharded_files``). Either can be read by any number of ranks, however they share the model.
+A single rank writes ``model.safetensors`` and ``optimizer.safetensors``; with several ranks, each writes its pieces of
+every tensor (``whet.learner.sharded_files``). Both can be read by any number of ranks, with any sharding of the model.
 """
 
 import json
@@ -29,12 +29,12 @@ from whet.parallel.mesh import Ranks, together
 from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
-_KINDS = ("step", "exp_avg", "exp_avg_sq")  # of AdamW's state, as "KIND/PARAMETER"
+_KINDS = ("step", "exp_avg", "exp_avg_sq")  # kinds of AdamW's state, in names "KIND/PARAMETER"
 
 
 @dataclass(slots=True)
 class Progress:
-    """The state of a learner beside its tensors."""
+    """A learner's state other than its tensors."""
 
     matmul_precision: str  # torch's setting for float32 products
     step: int = 0  # optimizer steps done; skipped ones don't count
@@ -43,8 +43,8 @@ class Progress:
 
 
 class LearnerState:
-    """The part of a worker that is saved and loaded. Of several ranks all do each of these together, into folders that
-    all of them see; what fails on one of them is raised on each."""
+    """The part of a worker that is saved and loaded. With several ranks all call each method together, with folders
+    that all of them see; an error on one rank is raised on each."""
 
     def __init__(
         self,
@@ -66,24 +66,24 @@ class LearnerState:
         self._write_facts(folder, asdict(self.progress))
 
     def begin_save(self, folder: Path) -> None:
-        """Do the same while training goes on: return once there is a copy. One at a time; ``finish_save`` ends it."""
+        """Start a background save: return once there is a copy. Only one at a time; ``finish_save`` ends it."""
         if self._saving is not None:
-            raise WhetError("a save is under way already; finish it first")
+            raise WhetError("a save is already in progress; finish it first")
         self._check_there(folder)
         weights, moments = (
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in some.items()} for some in self._tensors()
         )
-        # Writing threads have a process group of their own: their messages would mix with those of training.
+        # Writing threads use a separate process group, so that their messages don't mix with messages of training.
         group = None if self._ranks is None else self._ranks.background
         written = self._writer.submit(self._write, folder, weights, moments, group)
         self._saving = _Saving(folder, asdict(self.progress), written)
 
     def save_written(self) -> bool:
-        """Return whether ``finish_save`` would not have to wait on this rank."""
+        """Return whether ``finish_save`` would return without waiting on this rank."""
         return self._saving is None or self._saving.written.done()
 
     def finish_save(self) -> None:
-        """Wait until what was begun is written. Raises ``DeadlineError`` after the learner's deadline."""
+        """Wait until the background save is written. Raises ``DeadlineError`` after the learner's deadline."""
         saving, self._saving = self._saving, None
         if saving is None:
             return
@@ -97,21 +97,23 @@ class LearnerState:
         self._write_facts(saving.folder, saving.facts)
 
     def load(self, folder: Path) -> None:
-        """Copy into the model and the optimizer in place, and go on exactly where ``save`` was called; a precision of
-        products that was chosen by measuring comes along. Raises ``WhetError`` where the files belong to another model,
-        or are missing; then nothing is changed on any rank."""
+        """Copy into the model and the optimizer in place, to resume exactly where ``save`` was called; a matmul
+        precision that was chosen by measuring is restored too. Raises ``WhetError`` if the files are missing or belong
+        to another model; then nothing is changed on any rank."""
         tensors = self._changing()
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad and self._optimizer is not None]
         names = {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
-        everywhere = names if self._ranks is None else names.union(*self._ranks.all(names))  # stages hold other layers
+        everywhere = (
+            names if self._ranks is None else names.union(*self._ranks.all(names))
+        )  # each pipeline stage has other layers
         with together(self._ranks, "loading"):
             progress = _read_facts(folder)
-            found = described(folder)
+            stored = described(folder)
             states: dict[str, dict[str, Tensor]] = {}
-            if self._optimizer is not None and any(name.startswith("step/") for name in found):
+            if self._optimizer is not None and any(name.startswith("step/") for name in stored):
                 states = {name: empty_state(self._optimizer, tensors[name]) for name in trained}
             moments = {piece: tensor for name in states for piece, tensor in pieces(states[name], name).items()}
-            if mismatch := match(found, tensors | moments, everywhere):
+            if mismatch := match(stored, tensors | moments, everywhere):
                 raise WhetError(
                     f"{folder} does not fit this learner: {mismatch}. Resume with the settings of model, LoRA, "
                     "precision and optimizer.moments that it was saved with"
@@ -127,26 +129,26 @@ class LearnerState:
         self.progress = progress
 
     def _changing(self) -> dict[str, Tensor]:
-        """Return what training changes, by name: everything, without the repetition of tied weights; where some of it
-        is frozen (LoRA, a model that only scores), on whichever rank, the trained parameters."""
-        found: dict[str, Tensor] = {}
+        """Return the tensors that training changes, by name: all, without duplicates of tied weights; if some are
+        frozen (LoRA, a model that only scores), on any rank, the trained parameters."""
+        tensors: dict[str, Tensor] = {}
         for prefix, module in (("", self._model.model), ("value_head.", self._model.value_head)):
             if module is None:
                 continue
             parameters = dict(module.named_parameters())
-            found |= {prefix + name: p for name, p in parameters.items() if p.requires_grad}
+            tensors |= {prefix + name: p for name, p in parameters.items() if p.requires_grad}
             persistent = module.state_dict(keep_vars=True)
             buffers = {name: buffer for name, buffer in module.named_buffers() if name in persistent}
-            if not self._model.all_is_trained:  # routers' biases change also where LoRA alone is trained
+            if not self._model.fully_trainable:  # routers' biases change even if only LoRA is trained
                 buffers = {name: buffer for name, buffer in buffers.items() if self._config.balance and BIAS in name}
-            found |= {prefix + name: buffer for name, buffer in buffers.items()}
-        return found
+            tensors |= {prefix + name: buffer for name, buffer in buffers.items()}
+        return tensors
 
     def _tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return weights and AdamW's moments, by name."""
         weights, state = self._changing(), {} if self._optimizer is None else self._optimizer.state
         moments = [pieces(state.get(tensor, {}), name) for name, tensor in weights.items()]
-        return weights, {name: tensor for one in moments for name, tensor in one.items()}
+        return weights, {name: tensor for state in moments for name, tensor in state.items()}
 
     def _write(
         self, folder: Path, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor], group: ProcessGroup | None
@@ -158,32 +160,32 @@ class LearnerState:
             write_pieces(folder, {**weights, **moments}, group)
 
     def _write_facts(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write the facts, which come last: where they are, all is there."""
+        """Write the facts last: if they exist, the save is complete."""
         with together(self._ranks, "saving"):
             if self._ranks is None or self._ranks.info.rank == 0:
                 write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1))
 
     def _check_there(self, folder: Path) -> None:
-        """Raise where the folder is missing: files in one that is made here would be seen by no other node."""
+        """Raise if the folder is missing: a folder created here would not be visible on other nodes."""
         with together(self._ranks, "saving"):
             if not folder.is_dir():
                 raise WhetError(
-                    f"{folder} is not there on {socket.gethostname()}, where a learner has to save; the run folder "
-                    "must be one that all nodes see"
+                    f"{folder} doesn't exist on {socket.gethostname()}, where a learner has to save; the run folder "
+                    "must be visible on all nodes"
                 )
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Return the whole tensors of a saved learner, without its optimizer's."""
-    found = {name: tensor for name, tensor in described(folder).items() if name.partition("/")[0] not in _KINDS}
-    weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in found.items()}
+    stored = {name: tensor for name, tensor in described(folder).items() if name.partition("/")[0] not in _KINDS}
+    weights = {name: torch.empty_like(tensor, device="cpu") for name, tensor in stored.items()}
     fill(weights, folder)
     return weights
 
 
 @dataclass(slots=True, frozen=True)
 class _Saving:
-    """A save under way."""
+    """A save in progress."""
 
     folder: Path
     facts: dict[str, Any]

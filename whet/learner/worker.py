@@ -1,8 +1,8 @@
-"""One rank of a learner: a model, its optimizer, and what they do with micro-batches. Scores and updates; its ``state``
-is saved and loaded, its ``weights`` are handed out. Knows losses only as functions of a model's output and a batch.
+"""One rank of a learner: a model and its optimizer. It scores micro-batches and trains on them; its ``state`` is saved
+and loaded, its ``weights`` are published. A loss is only a function of a model's output and a batch here.
 
-Several ranks each run the same calls in step. They meet where the model is built (``whet.parallel``), inside its
-forward and backward passes, where the gradient gets its norm, and where weights and state are put together.
+All ranks run the same calls together. They communicate when the model is built (``whet.parallel``), inside its forward
+and backward passes, when the gradient norm is computed, and when weights and state are gathered.
 """
 
 import math
@@ -45,7 +45,7 @@ from whet.learner.state import LearnerState, Progress
 from whet.losses.base import Loss
 from whet.metrics import Metrics
 from whet.models.attention.forest import supports_forest
-from whet.models.attention.states import forks
+from whet.models.attention.states import supports_prefix_fork
 from whet.models.config import ModelConfig
 from whet.models.device import be_deterministic, choose_device
 from whet.models.loading import load_model_config
@@ -61,7 +61,7 @@ from whet.weights.shared_memory import settle
 
 
 class WorkerConfig(Config):
-    """Everything that one worker of a learner is built from."""
+    """The settings from which a worker of a learner is built."""
 
     model: ModelConfig
     learner: LearnerConfig = LearnerConfig()
@@ -69,14 +69,14 @@ class WorkerConfig(Config):
     optimizer: OptimizerConfig | None = None
     """None: the model is frozen and only scores."""
     head: Head = "language"
-    """Its outputs: log-probs of tokens, or a critic's values."""
+    """The outputs: log-probs of tokens, or a critic's values."""
     steps: int = Field(0, ge=0)
-    """Optimizer steps of the whole run: where a schedule ends."""
+    """Optimizer steps of the whole run, at which a schedule ends."""
     seed: int = 0
     follows_routes: bool = False
-    """It is the policy's: where a batch has the generator's experts, its routers take them."""
+    """True for the policy: its routers use the generator's experts if a batch has them."""
     dumps: Path | None = None
-    """Where the batches of skipped steps are written for replay. None: they are not."""
+    """Folder for dumps of skipped steps, for replay. None: no dumps."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class RankUpdate:
 
 
 class LearnerWorker:
-    """A model that scores and, with an optimizer, learns."""
+    """A model that scores and, with an optimizer, is trained."""
 
     def __init__(self, config: WorkerConfig, info: RankInfo | None = None) -> None:
         self.info = info or RankInfo()
@@ -102,12 +102,12 @@ class LearnerWorker:
         self.ranks: Ranks | None = None
         if max(self.info.ranks, config.parallel.ranks) > 1:
             self.ranks = join(config.parallel, self.info, self.device, config.learner.deadline)
-        self.config = config = self._decided(config)
+        self.config = config = self._resolve_auto(config)
         self.trains = config.optimizer is not None
         self.module = self._build(train=self.trains)
         if config.follows_routes:
             follow_routes(self.model)
-        self.reference: LearnerModel | None = None  # loaded when first asked for
+        self.reference: LearnerModel | None = None  # loaded when first needed
         if config.learner.activation_checkpointing and self.trains:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
         self.optimizer = build_adamw(self.module.parameters(), config.optimizer) if config.optimizer else None
@@ -127,7 +127,7 @@ class LearnerWorker:
 
     @property
     def model(self) -> nn.Module:
-        """The language model, or PEFT's wrap of it."""
+        """The language model, or PEFT's wrapper of it."""
         return self.module.model
 
     @property
@@ -145,13 +145,13 @@ class LearnerWorker:
             self.progress.matmul_precision,
             str(self.device),
             self.info.ranks,
-            supports_forest(hf) or (forks(hf) and self._keeps_states()),
+            supports_forest(hf) or (supports_prefix_fork(hf) and self._keeps_states()),
             int(hf.get_text_config().vocab_size),
             self.progress.step,
         )
 
     def _keeps_states(self) -> bool:
-        """Tell whether layers can be given caches, and called as often as this rank likes."""
+        """Return whether layers can use caches and be called any number of times on this rank."""
         learner = self.config.learner
         return self.ranks is None and not (learner.activation_checkpointing or learner.compile)
 
@@ -162,34 +162,34 @@ class LearnerWorker:
         self, micro_batches: Sequence[MicroBatch], columns: Set[str], top: Top | None = None
     ) -> list[dict[str, Tensor]]:
         """Return the columns of each micro-batch, [n] or [n, K], on the CPU, in float32 or wider."""
-        head, own = self.config.head, OUTPUTS[self.config.head] & columns
+        head, outputs = self.config.head, OUTPUTS[self.config.head] & columns
         possible = OUTPUTS[head] | ({"reference_logprobs"} if head == "language" else set[str]())
         if columns - possible:
             raise WhetError(f"a learner with a {head} head scores {sorted(possible)}, not {sorted(columns - possible)}")
         if "topk_ids" in columns and top is None:
-            raise WhetError("the most likely tokens were asked for, but not how many; give top")
+            raise WhetError("the most likely tokens were requested without their number; pass top")
         self.model.eval()
         batches = [micro.batch for micro in micro_batches]
         scored: list[dict[str, Tensor]] = [{} for _ in batches]
 
-        def keep(found: Sequence[ModelOutput], names: Set[Output], prefix: str = "") -> None:
-            for output, one in zip(found, scored, strict=True):
-                one |= {prefix + name: output.column(name) for name in names}
+        def keep(results: Sequence[ModelOutput], names: Set[Output], prefix: str = "") -> None:
+            for result, kept in zip(results, scored, strict=True):
+                kept |= {prefix + name: result.column(name) for name in names}
 
-        of_top = own & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
-        if given := own - of_top:
+        of_top = outputs & {"topk_ids", "topk"} if top is not None else frozenset[Output]()
+        if given := outputs - of_top:
             keep(forward(self.module, batches, given), given)
         if "reference_logprobs" in columns:
-            keep(self._of_reference(batches), {"logprobs"}, "reference_")
+            keep(self._score_reference(batches), {"logprobs"}, "reference_")
         if of_top:
             keep(forward(self.module, batches, set(), top), of_top)
         reshard(self.module)
         return scored
 
-    def _of_reference(self, batches: Sequence[Batch]) -> list[ModelOutput]:
-        """Score under the weights that the run started from."""
+    def _score_reference(self, batches: Sequence[Batch]) -> list[ModelOutput]:
+        """Score with the reference model, whose weights are the run's initial weights."""
         model: Any = self.model
-        batches = [replace(batch, experts=None) for batch in batches]  # they were the policy's choice
+        batches = [replace(batch, experts=None) for batch in batches]  # the recorded experts are the policy's
         if hasattr(model, "disable_adapter"):
             with model.disable_adapter():
                 return forward(self.module, batches, set())
@@ -198,24 +198,23 @@ class LearnerWorker:
         return forward(self.reference or self.module, batches, set())
 
     def release_reference(self) -> None:
-        """Drop the reference model; it is loaded again when asked for."""
+        """Free the reference model; it is loaded again when needed."""
         self.reference = None
 
     # Learning
 
     def update(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> RankUpdate:
-        """Forward and backward over the micro-batches, then one optimizer step.
+        """Run forward and backward passes over the micro-batches, then one optimizer step.
 
-        Where the loss or the gradient's norm is not finite on any rank, nothing changes: not the weights, not the
-        moments, not the schedule. See ``whet.learner.skipping``; ``max_skipped_steps`` of that in a row raise
-        ``WhetError``.
+        If the loss or the gradient norm is not finite on any rank, weights, moments and schedule don't change. See
+        ``whet.learner.skipping``; ``max_skipped_steps`` consecutive such steps raise ``WhetError``.
         """
         config, progress = self.config.optimizer, self.progress
         if self.optimizer is None or config is None:
             raise WhetError("this learner has no optimizer, so it can score but not update")
         make_moments(self.optimizer)
         total, metrics, logprobs = self.accumulate(micro_batches, loss)
-        own_loss, loss_value, norm_value = self._measure(total)
+        shard_loss, loss_value, norm_value = self._measure(total)
         lr = learning_rate(config, progress.step, self.config.steps)
         finite = math.isfinite(loss_value) and math.isfinite(norm_value)
         if finite:
@@ -234,11 +233,11 @@ class LearnerWorker:
             dump = skipped.dump(self.config.dumps, loss, self.ranks) if self.config.dumps is not None else None
             skipped.check(self.config.learner.max_skipped_steps, dump)
         self.optimizer.zero_grad(set_to_none=True)  # generation between two updates gets the memory
-        return RankUpdate(own_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
+        return RankUpdate(shard_loss, metrics, logprobs, norm_value, lr, skipped=not finite)
 
     def accumulate(self, micro_batches: Sequence[MicroBatch], loss: Loss) -> tuple[Tensor, Metrics, list[Tensor]]:
-        """Sum fresh gradients over the micro-batches; return the loss [], its metrics, and the log-probs of each,
-        [n]."""
+        """Compute new gradients, summed over the micro-batches; return the loss [], its metrics, and the log-probs of
+        each, [n]."""
         assert self.optimizer is not None
         self.optimizer.zero_grad(set_to_none=True)
         self.model.train()
@@ -246,7 +245,7 @@ class LearnerWorker:
             self.balance.reset()
         total, metrics = torch.zeros((), dtype=torch.float64, device=self.device), Metrics()
         logprobs: dict[int, Tensor] = {}
-        batches = [micro.batch for micro in micro_batches]  # on the CPU, where they are laid out for the model
+        batches = [micro.batch for micro in micro_batches]  # on the CPU, where the model's layout is computed
         of_loss = [batch.to(self.device) for batch in batches]
 
         def loss_of(number: int, output: ModelOutput) -> Tensor:
@@ -258,28 +257,30 @@ class LearnerWorker:
 
         with self._seeded_dropout():
             forward_backward(self.module, batches, loss.outputs, loss_of)
-        found = (total.cpu(), metrics.read(), [logprobs[number].cpu() for number in sorted(logprobs)])
+        result = (total.cpu(), metrics.read(), [logprobs[number].cpu() for number in sorted(logprobs)])
         if self.module.pipeline is not None:
-            found = self.module.pipeline.from_last(found)
-        return found[0].to(self.device), *found[1:]
+            result = self.module.pipeline.from_last(result)
+        return result[0].to(self.device), *result[1:]
 
     def _measure(self, total: Tensor) -> tuple[float, float, float]:
-        """Return the loss of this shard of the data, that of the whole step, and the norm of its gradient: the latter
-        two have the same bits on every rank, so that all ranks decide alike."""
+        """Return the loss of this shard of the data, the loss of the whole step, and the norm of its gradient. The
+        latter two are bit-identical on every rank, so that all ranks decide alike."""
         if self.ranks is None:
             loss, norm = torch.stack([total.double(), gradient_norm(self.module.parameters()).double()]).tolist()
             return loss, loss, norm
-        gradients = [parameter.grad for parameter in self.module.counted() if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.module.owned_parameters() if parameter.grad is not None]
         squares = squared_norm(gradients, self.info.ranks // self.config.parallel.pipeline).to(self.device)
         loss, squared = self.ranks.sum(torch.stack([total / self.config.parallel.ranks_per_shard, squares])).tolist()
         return float(total), loss, math.sqrt(squared) if squared >= 0 else math.nan
 
     def replay(self, dump: Path, loss: Loss) -> list[dict[str, Any]]:
-        """Find what each micro-batch of a skipped step's dump does to the weights as they are now, without changing
-        them: ``loss``, ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or
+        """Return, for each micro-batch of a skipped step's dump, its effect with the current weights, which are not
+        changed: ``loss``, ``gradient_norm``, and ``not_finite``, the first parameter whose gradient is not finite (or
         None)."""
         if self.ranks is not None:
-            raise WhetError("a dump is replayed by one process; it does not depend on how the model was spread")
+            raise WhetError(
+                "a dump must be replayed by a single process; it does not depend on how the model was sharded"
+            )
         results = []
         for micro in read_dump(dump)[0]:
             total, _, _ = self.accumulate([micro], loss)
@@ -290,8 +291,8 @@ class LearnerWorker:
     # Room on the device
 
     def sleep(self) -> None:
-        """Let the optimizer's moments go to the CPU and gradients go altogether. The model stays: it is what a
-        generator gets its weights from."""
+        """Move the optimizer's moments to the CPU and free the gradients. The model stays, because the generator gets
+        its weights from it."""
         if self.optimizer is not None:
             self.optimizer.zero_grad(set_to_none=True)
             move_moments(self.optimizer, torch.device("cpu"))
@@ -300,12 +301,12 @@ class LearnerWorker:
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
-        """Bring the moments back."""
+        """Move the moments back to the device."""
         if self.optimizer is not None:
             move_moments(self.optimizer, None)
 
     def close(self) -> None:
-        """Let go of everything large, and of the other ranks."""
+        """Free everything large, and leave the process groups."""
         self.weights.close()
         del self.module, self.reference, self.optimizer, self.state, self.weights
         if self.ranks is not None:
@@ -313,8 +314,9 @@ class LearnerWorker:
 
     # Parts
 
-    def _decided(self, config: WorkerConfig) -> WorkerConfig:
-        """Return the config with the precision that ``auto`` is on the first rank's device. A run decides it before."""
+    def _resolve_auto(self, config: WorkerConfig) -> WorkerConfig:
+        """Return the config with ``auto`` resolved to the precision on the first rank's device. A run has resolved it
+        before."""
         if config.learner.precision != "auto":
             return config
         chosen = choose_precision(load_model_config(config.model), self.device.type).precision
@@ -323,7 +325,7 @@ class LearnerWorker:
         return config.model_copy(update={"learner": config.learner.model_copy(update={"precision": chosen})})
 
     def _build(self, *, train: bool) -> LearnerModel:
-        """Build the model that this learner is about, or with ``train`` false its reference."""
+        """Build this learner's model, or with ``train`` false its reference model."""
         return build_model(
             self.config.model,
             self.config.learner.computes_in,
@@ -347,7 +349,8 @@ class LearnerWorker:
 
     @contextmanager
     def _seeded_dropout(self) -> Iterator[None]:
-        """Make dropout, where a model has it, a function of the seed and the step, not of what ran before."""
+        """Make dropout, if a model has it, a function of the seed and the step, independent of previous
+        computations."""
         hf: Any = self.model.config
         drops = bool(getattr(hf.get_text_config(), "attention_dropout", 0.0)) or any(
             isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules()

@@ -1,4 +1,4 @@
-"""The settings of a model and of LoRA. Apart from the loading, so that a recipe is read without torch."""
+"""The settings of a model and of LoRA. Separate from the loading, so that a recipe is read without torch."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,9 +23,9 @@ class LoraSettings(Config):
     alpha: float = Field(default=32.0, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers, by the end of their names. In a mixture of experts ``all-linear`` leaves routed experts out."""
+    """Layers, by the end of their names. In a mixture of experts ``all-linear`` excludes routed experts."""
     experts: bool = False
-    """Adapt routed experts too: A and B of each of them, of this rank."""
+    """Also adapt routed experts: A and B for each of them, of this rank."""
 
     @model_validator(mode="after")
     def _fits_experts(self) -> "LoraSettings":
@@ -55,13 +55,13 @@ class ModelConfig(Config):
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: str) -> str:
-        """A run may be resumed or exported from another working folder."""
+        """Return an absolute path, because a run may be resumed or exported from another working folder."""
         folder = Path(path).expanduser()
         return str(folder.resolve()) if folder.is_dir() else path
 
 
 def check_models(config: Config) -> None:
-    """Raise ``WhetError`` where a model that is named anywhere in it is missing here and can't be downloaded."""
+    """Raise ``WhetError`` if a model that the config names anywhere is missing here and can't be downloaded."""
     for part in within(config):
         if isinstance(part, ModelConfig):
             if part.lora is not None:

@@ -1,4 +1,4 @@
-"""The device that a part of a run computes on, and the ways to it."""
+"""The device of a part of a run, and copies to it."""
 
 import os
 
@@ -9,15 +9,15 @@ from whet.base.errors import ConfigError
 from whet.models.config import DeviceName
 
 
-def choose_device(wanted: DeviceName = "auto", rank: int = 0) -> torch.device:
-    """Return a device for one of several ``rank``s: a GPU of its own, where there are any (a cluster may have hidden
-    the others' from this process), else the CPU. Raises ``ConfigError`` where a GPU is wanted and there is none."""
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("learner.device = cuda, and this process sees no GPU; leave it out, or look at whet doctor")
-    if wanted == "cpu" or not torch.cuda.is_available():
+def choose_device(name: DeviceName = "auto", rank: int = 0) -> torch.device:
+    """Return a device for ``rank``: its GPU, if there are any (a cluster may have hidden the other ranks' GPUs from
+    this process), otherwise the CPU. Raises ``ConfigError`` if a GPU is requested and there is none."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("learner.device = cuda, but this process sees no GPU; leave it out, or run whet doctor")
+    if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    # cuDNN's attention makes a plan for each new shape, 25 ms to 1 s long, and the blocks of a forest have new shapes
-    # in every micro-batch (docs/gpu.md).
+    # cuDNN's attention plans each new shape for 25 ms to 1 s, and the blocks of a forest have new shapes in every
+    # micro-batch (docs/gpu.md).
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -25,13 +25,14 @@ def choose_device(wanted: DeviceName = "auto", rank: int = 0) -> torch.device:
 
 
 def be_deterministic() -> None:
-    """Have this process compute the same bits each time, or raise where an operation can't. On CPUs it does anyway."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's products are first used
+    """Make this process compute bit-identical results each time, or raise if an operation can't. On CPUs results are
+    always bit-identical."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first use of CUDA's products
     torch.use_deterministic_algorithms(True)
 
 
 def placed(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a CPU's tensor on a device, without waiting for what the device is doing."""
+    """Return a CPU tensor on a device, without waiting for the device."""
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)

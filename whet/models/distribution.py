@@ -1,6 +1,7 @@
-"""From logits to the distribution that is sampled from: temperature, then min-p, top-k and top-p, as vLLM orders them.
+"""The sampling distribution of logits: temperature, then min-p, top-k and top-p, in vLLM's order.
 
-Tokens stay by comparison with a threshold, so what is kept depends on the logits alone and not on a sort's order.
+Tokens are kept by comparison with a threshold, so the result depends on the logits alone and not on the order of a
+sort.
 """
 
 import math
@@ -12,15 +13,16 @@ from whet.core.types import Distribution
 
 
 def truncates(distribution: Distribution) -> bool:
-    """Return whether some tokens may fall outside the support."""
+    """Return whether some tokens may be outside the support."""
     return distribution.top_k > 0 or distribution.top_p < 1.0 or distribution.min_p > 0.0
 
 
 def least_logit(logits: Tensor, distribution: Distribution) -> Tensor:
-    """The least logit that may still be sampled, given logits already divided by the temperature. [T, V] -> [T, 1]
+    """Return the smallest logit that may be sampled, given logits already divided by the temperature. [T, V] -> [T, 1]
 
     min-p keeps p >= min_p * max p; top-k keeps the k largest; top-p keeps the smallest set of the largest whose mass,
-    among what the others left, reaches p. Ties with the last one kept are kept; the most likely token always is.
+    among the tokens that the other two keep, reaches p. Ties with the last kept token are kept; the most likely token
+    always is.
     """
     floor = torch.full_like(logits[:, :1], float("-inf"))
     if distribution.min_p > 0.0:

@@ -1,5 +1,5 @@
-"""A check of every model that is loaded: run as whet runs it, it must give what it gives on each sequence alone. An
-architecture may look ahead, mask or count positions in ways of its own."""
+"""A check of every loaded model: with whet's layout it must give the same result as on each sequence alone. An
+architecture may look ahead, or have its own masks or positions."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from whet.base.errors import WhetError
 from whet.core.batch import Batch
 from whet.core.types import Episode, Group, Span, Task, Trajectory
 from whet.models.attention.forest import decoder_of, forest_hidden, supports_forest, use_forest_attention
-from whet.models.attention.states import forks
+from whet.models.attention.states import supports_prefix_fork
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,11 +20,11 @@ _TOLERANCE = 1e-3  # of the largest hidden state
 
 @torch.no_grad()
 def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
-    """Select forest attention where the architecture allows; return whether its prompts can be shared, so or by copies
-    of states. ``check`` compares hidden states with the model's own on a few tokens, which needs weights. Raises
-    ``WhetError`` where they differ."""
+    """Select forest attention if the architecture supports it; return whether prompts can be shared, with forest
+    attention or by copies of states. ``check`` compares hidden states with the unmodified model's on a few tokens,
+    which needs weights. Raises ``WhetError`` if they differ."""
     forest = supports_forest(model.config)
-    shares = forest or forks(model.config)
+    shares = forest or supports_prefix_fork(model.config)
     if check:
         training, precision = model.training, torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("highest")
@@ -41,8 +41,8 @@ def select_attention(model: "PreTrainedModel", *, check: bool = True) -> bool:
 
 
 def _difference(model: "PreTrainedModel", forest: bool, shares: bool) -> str:
-    """Return what is wrong with the states of two answers to one prompt, in words; nothing where they are those of each
-    sequence alone."""
+    """Return a description of the difference between the states of two answers to one prompt and the states of each
+    sequence alone; empty if there is none."""
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt, *replies = ([token % vocabulary for token in row] for row in ([3, 4, 5, 6, 7], [9, 8], [13, 12, 11, 10]))
     answers = [Trajectory([Span(prompt, False), Span(reply, True)]) for reply in replies]
@@ -53,15 +53,15 @@ def _difference(model: "PreTrainedModel", forest: bool, shares: bool) -> str:
         alone = torch.cat([_alone(model, answer) for answer in answers])
         if forest:
             use_forest_attention(model)
-        found = forest_hidden(model, batch)[batch.trained]
-    except Exception as error:  # of an architecture that was never tried
+        states = forest_hidden(model, batch)[batch.trained]
+    except Exception as error:  # an unknown architecture may raise any error
         return f"it can't be run on tokens alone ({type(error).__name__}: {error})"
-    if float((found - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max()):
+    if float((states - alone).abs().max()) <= _TOLERANCE * float(alone.abs().max()):
         return ""
-    how = "with shared prompts" if shares else "as padded rows"
+    layout = "with shared prompts" if shares else "as padded rows"
     return (
-        f"run {how}, its hidden states are not those of each sequence alone (it may attend to later tokens, or count "
-        "positions in another way)"
+        f"run {layout}, its hidden states differ from each sequence's alone (it may attend to later tokens, or "
+        "count positions differently)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Compare tensors with a model by name, shape and type, before any of them is copied."""
+"""Comparison of tensors with a model by name, shape and dtype, before any of them is copied."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ _SHOWN = 3
 
 @dataclass(slots=True, frozen=True)
 class Mismatch:
-    """The problems of tensors that do not fit, one sentence each. False where all fit."""
+    """The problems of tensors that do not fit, one sentence each. False if all fit."""
 
     problems: tuple[str, ...]
 
@@ -23,16 +23,16 @@ class Mismatch:
 
 
 def match(
-    given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], others: Collection[str] = (), *, types: bool = True
+    given: Mapping[str, Tensor], expected: Mapping[str, Tensor], others: Collection[str] = (), *, types: bool = True
 ) -> Mismatch:
-    """Compare names, shapes and, with ``types``, dtypes; no number is read, so both may be on ``meta``. ``others`` are
-    names that may be given beside those that are wanted."""
-    problems = [f"{name} is missing" for name in wanted if name not in given]
-    problems += [f"{name} is not of this model" for name in given if name not in wanted and name not in others]
-    for name in given.keys() & wanted.keys():
-        found, want = given[name], wanted[name]
-        if found.shape != want.shape or (types and found.dtype != want.dtype):
-            problems.append(f"{name} is {_described(found, types)}, not {_described(want, types)}")
+    """Compare names, shapes and, with ``types``, dtypes; values are not read, so both may be on ``meta``. ``others``
+    are names that ``given`` may have in addition to ``expected``."""
+    problems = [f"{name} is missing" for name in expected if name not in given]
+    problems += [f"{name} is not of this model" for name in given if name not in expected and name not in others]
+    for name in given.keys() & expected.keys():
+        tensor, target = given[name], expected[name]
+        if tensor.shape != target.shape or (types and tensor.dtype != target.dtype):
+            problems.append(f"{name} is {_described(tensor, types)}, not {_described(target, types)}")
     return Mismatch(tuple(sorted(problems)))
 
 

@@ -1,8 +1,8 @@
-"""The vocabulary head and its log-softmax as one operation: logits exist for a few tokens and words at a time only.
+"""The heads of a model: the vocabulary head with its log-softmax as one operation, and a scalar head.
 
-What flows through: hidden states of the tokens that predict, [T, H], and the output matrix, [V, H]; out come the
-log-probs of given tokens under a ``Distribution``. Memory does not grow with tokens x vocabulary. Also finds the head
-of any causal language model and proves that it is the right one. Knows no batch and no learner.
+The vocabulary head takes hidden states of the predicting tokens, [T, H], and the output matrix, [V, H], and returns the
+log-probs of given tokens under a ``Distribution``. Logits exist for a few tokens and words at a time only, so memory
+does not grow with tokens x vocabulary. This module also finds the head of any causal language model and checks it.
 """
 
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.base.errors import WhetError
+from whet.base.seeds import derive_seed
 from whet.core.types import Distribution
 from whet.models.attention.forest import NAME, ForestLayout, unwrapped
 from whet.models.distribution import least_logit, truncates
@@ -26,19 +27,19 @@ if TYPE_CHECKING:
 class Head:
     """The map from final hidden states to logits: ``softcap * tanh(scale * (W h + bias) / softcap)``.
 
-    Its methods take hidden states [T, H] and answer in float32 (float64 for float64 inputs), with products in
-    autocast's type where it is on. Where the ``vocabulary`` is spread, ``weight`` and ``bias`` are the rows that are
-    here; hidden states and targets are the same on all its ranks, and so is what comes out.
+    Its methods take hidden states [T, H] and return float32 (float64 for float64 inputs), with products in autocast's
+    dtype if it is enabled. If the ``vocabulary`` is sharded, ``weight`` and ``bias`` are this rank's rows; hidden
+    states, targets and results are the same on all its ranks.
     """
 
-    weight: Tensor  # [V, H]; the model's own parameter, also when it is tied to the embeddings
+    weight: Tensor  # [V, H]; the model's parameter, even if it is tied to the embeddings
     bias: Tensor | None = None  # [V]
     scale: float = 1.0
     softcap: float | None = None
     vocabulary: Vocabulary = WHOLE.vocabulary
 
     def local(self, vocabulary: Vocabulary) -> "Head":
-        """Return this rank's rows of a head that is spread like ``vocabulary``."""
+        """Return this rank's rows of a head that is sharded like ``vocabulary``."""
         bias = None if self.bias is None else vocabulary.local(self.bias)
         return replace(self, weight=vocabulary.local(self.weight), bias=bias, vocabulary=vocabulary)
 
@@ -55,7 +56,7 @@ class Head:
         with_entropy: bool = False,
         chunk: int | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probs of ``targets`` [T] and, when asked, entropies, [T] each, under the truncated and
+        """Return the log-probs of ``targets`` [T] and, if requested, entropies, [T] each, under the truncated and
         tempered distribution. A target is always inside the truncation's support, which counts as constant in the
         backward pass."""
         logprobs, entropy = self._tiled(hidden, targets[:, None], distribution, with_entropy, chunk)
@@ -64,20 +65,22 @@ class Head:
     def ids_logprobs(
         self, hidden: Tensor, ids: Tensor, distribution: Distribution, *, chunk: int | None = None
     ) -> Tensor:
-        """Return the log-probs of K given tokens at each place, for distillation. ids [T, K] -> [T, K]"""
+        """Return the log-probs of K given tokens at each position, for distillation. ids [T, K] -> [T, K]"""
         return self._tiled(hidden, ids, distribution, False, chunk)[0]
 
     @torch.no_grad()
     def topk_logprobs(
         self, hidden: Tensor, k: int, distribution: Distribution, *, below: int | None = None, chunk: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the k most likely tokens at each place and their log-probs, a teacher's answer: ([T, K] int64, [T,
+        """Return the k most likely tokens at each position and their log-probs, as a teacher does: ([T, K] int64, [T,
         K]).
 
-        Only ids under ``below`` are named, though all share the mass; K is k, or as many tokens as there are."""
+        Only ids below ``below`` are returned, but all tokens share the probability mass; K is k, or the number of
+        tokens if that is smaller.
+        """
         ids, logprobs = [], []
         for piece in hidden.split(chunk or tiles_on(hidden.device).sorted):
-            logits = self.vocabulary.join(self._logits(piece, distribution))
+            logits = self.vocabulary.all_gather(self._logits(piece, distribution))
             if truncates(distribution):
                 logits = logits.masked_fill_(logits < least_logit(logits, distribution), float("-inf"))
             named = logits[:, :below]
@@ -98,16 +101,16 @@ class Head:
     def _tiled(
         self, hidden: Tensor, ids: Tensor, distribution: Distribution, with_entropy: bool, chunk: int | None
     ) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = TokenLogprobs.apply(
+        result: tuple[Tensor, Tensor] = TokenLogprobs.apply(
             hidden, self.weight, self.bias, ids, self._settings(distribution), with_entropy, chunk
         )
-        return found
+        return result
 
 
 def head_of(model: nn.Module) -> Head:
-    """Return the head of a Hugging Face causal language model (or a PEFT wrap of it).
+    """Return the head of a Hugging Face causal language model (or its PEFT wrapper).
 
-    Raises ``WhetError`` where it is not one linear map with the usual scaling and soft cap.
+    Raises ``WhetError`` if it is not one linear map with the usual scaling and soft cap.
     """
     inner = unwrapped(model)
     linear = inner.get_output_embeddings()
@@ -130,9 +133,9 @@ def head_of(model: nn.Module) -> Head:
 
 @torch.no_grad()
 def check_head(model: "PreTrainedModel") -> None:
-    """Compare the head found by ``head_of`` with the model's own logits on three tokens.
+    """Compare the head returned by ``head_of`` with the model's logits on three tokens.
 
-    Raises ``WhetError`` when they differ: an architecture may do something to its logits that is not in its config.
+    Raises ``WhetError`` if they differ: an architecture may transform its logits in a way that is not in its config.
     """
     head = head_of(model)
     tokens = torch.tensor([[1, 2, 3]], device=head.weight.device) % head.weight.shape[0]
@@ -154,7 +157,26 @@ def check_head(model: "PreTrainedModel") -> None:
     tolerance = 1e-4 if theirs.dtype == head.weight.dtype else 0.02
     if not torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max())):
         raise WhetError(
-            f"{type(model).__name__}: its logits are not its head's product with the known scalings "
-            f"(they differ by {float((ours - theirs).abs().max()):.3g}), so log-probs would be wrong; "
+            f"{type(model).__name__}: its logits differ from its head's product with the known scalings "
+            f"(by {float((ours - theirs).abs().max()):.3g}), so log-probs would be wrong; "
             "this architecture is not supported yet"
         )
+
+
+class ValueHead(nn.Module):
+    """One linear map to a number, kept in float32, because values are regressed and bfloat16 has only 8 bits of
+    mantissa. It has no bias, like the heads of transformers' sequence classifiers, so that a reward model can be
+    exported as one."""
+
+    def __init__(self, hidden_size: int, *, seed: int = 0, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1, bias=False, device=device)
+        generator = torch.Generator().manual_seed(derive_seed("value head", seed))
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.randn(1, hidden_size, generator=generator) / (hidden_size + 1))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return the values. [T, H] -> [T]"""
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.linear(hidden.to(self.linear.weight.dtype)).squeeze(-1)
+        return values

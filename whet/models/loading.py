@@ -1,8 +1,7 @@
-"""From a name or folder to a Hugging Face model, its tokenizer and its config. Reads safetensors only.
+"""Loading of a Hugging Face model, its tokenizer and its config. Only safetensors weights are read.
 
-What flows through: a ``ModelConfig`` is resolved once to a local folder (the built-in model is converted, a Hub id is
-downloaded); everything is then read from that folder, so nothing after that can wait on a network. Knows no batch,
-no optimizer and no device mesh.
+A ``ModelConfig`` is resolved once to a local folder (the built-in model is converted, a Hub id is downloaded); all
+files are then read from that folder, so later steps never wait for a network.
 """
 
 import hashlib
@@ -28,13 +27,13 @@ _OF_EXPERTS = {"gate", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "exp
 
 
 def resolve(config: ModelConfig) -> Path:
-    """Return the local folder that holds the model; converted or downloaded where it must be. Raises ``WhetError``
-    where that can't be done."""
+    """Return the local folder of the model, converted or downloaded if necessary. Raises ``WhetError`` if that
+    fails."""
     return fetch_model(config.path, config.revision, with_code=config.trust_remote_code)
 
 
 def fingerprint(config: ModelConfig) -> str:
-    """Return a hash of the model's config and weights, by what their files hold."""
+    """Return a hash of the contents of the model's config and weight files."""
     folder = resolve(config)
     content = hashlib.blake2b(digest_size=16)
     for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
@@ -44,18 +43,18 @@ def fingerprint(config: ModelConfig) -> str:
 
 
 def load_model_config(config: ModelConfig) -> "PretrainedConfig":
-    """Return the Hugging Face config alone; of a Hub id no weight is downloaded."""
+    """Return the Hugging Face config alone; for a Hub id no weights are downloaded."""
     from transformers import AutoConfig
 
     folder = fetch_model(config.path, config.revision, with_code=config.trust_remote_code, with_weights=False)
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # whatever a wrong config.json makes transformers say
+    except Exception as error:  # a wrong config.json makes transformers raise many types of errors
         raise _cannot_load(folder, error) from error
 
 
 def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
-    """Return the tokenizer. Raises ``WhetError`` where the folder has none."""
+    """Return the tokenizer. Raises ``WhetError`` if the folder has none."""
     from transformers import AutoTokenizer
 
     folder = resolve(config)
@@ -68,11 +67,11 @@ def load_tokenizer(config: ModelConfig) -> "PreTrainedTokenizerBase":
 def load_model(
     config: ModelConfig, *, dtype: torch.dtype, train: bool = True, seed: int = 0, empty: bool = False
 ) -> "PreTrainedModel | PeftModel":
-    """Load the model onto the CPU, select forest attention (where its architecture allows) and check its head.
+    """Load the model onto the CPU, select forest attention (if its architecture supports it) and check its head.
 
-    With ``train`` false no parameter asks for a gradient, dropout is off, and LoRA adapters are left out: that is the
-    reference. ``seed`` determines fresh adapters. ``empty`` gives the same on the device ``meta``, without weights.
-    Raises ``WhetError`` where weights or architecture don't serve.
+    With ``train`` false no parameter requires a gradient, dropout is off, and LoRA adapters are left out: this is the
+    reference model. ``seed`` determines new adapters. ``empty`` gives the same on the device ``meta``, without weights.
+    Raises ``WhetError`` if weights or architecture are not suitable.
     """
     from whet.models.families import select_attention
     from whet.models.head import check_head
@@ -109,13 +108,13 @@ def _with_weights(config: ModelConfig, dtype: torch.dtype) -> Any:
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
         )
-    except Exception as error:  # damaged files raise errors of many libraries
+    except Exception as error:  # damaged files raise errors of several libraries
         raise _cannot_load(folder, error) from error
     if missing := sorted(info["missing_keys"]):
         raise WhetError(
             f"model folder {folder}: its *.safetensors files lack {len(missing)} of the weights that its config.json "
             f"asks for, such as {', '.join(missing[:3])}; they would start from random numbers. Download or export the "
-            "model again, or mend config.json"
+            "model again, or fix config.json"
         )
     return model
 
@@ -145,7 +144,7 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
 
         settings["target_parameters"] = expert_parameters(model)
         if not settings["target_parameters"]:
-            raise WhetError(f"model.lora.experts = true, and {type(model).__name__} has no experts; leave it out")
+            raise WhetError(f"model.lora.experts = true, but {type(model).__name__} has no experts; leave it out")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed("lora", seed))
         adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=targets, **settings))
@@ -157,9 +156,9 @@ def _with_lora(model: "PreTrainedModel", lora: LoraSettings, seed: int) -> "Peft
 
 
 def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str]:
-    """Return the layers that PEFT is asked to adapt. In a mixture of experts, "all-linear" are the linear layers whose
-    names PEFT doesn't take for those of routed experts, which are adapted as parameters (``lora.experts``). Raises
-    ``WhetError`` where such a layer is asked for."""
+    """Return the layers that PEFT adapts. In a mixture of experts, "all-linear" means the linear layers whose names
+    differ from the names of routed experts, which are adapted as parameters (``lora.experts``). Raises ``WhetError`` if
+    ``target_modules`` names a layer of routed experts."""
     from whet.models.moe.experts import experts_of
 
     if not any(True for _ in experts_of(model)):
@@ -172,15 +171,15 @@ def lora_targets(model: "PreTrainedModel", lora: LoraSettings) -> str | list[str
     if wrong:
         raise WhetError(
             f"model.lora.target_modules: {', '.join(wrong)} are, or have the names of, layers of routed experts in "
-            f"{type(model).__name__}, which model.lora.experts=true adapts; name layers of its attention, or take "
+            f"{type(model).__name__}, which model.lora.experts=true adapts; name layers of its attention, or use "
             "all-linear"
         )
     return lora.target_modules
 
 
 def adapted_modules(config: ModelConfig) -> list[str]:
-    """Return the names of the modules that LoRA adapts, for an engine that applies it by itself. Nothing is loaded.
-    Raises ``WhetError`` where embeddings or the output matrix are among them."""
+    """Return the names of the modules that LoRA adapts, for an engine that applies LoRA itself. No weights are loaded.
+    Raises ``WhetError`` if embeddings or the output matrix are among them."""
     from peft.tuners.lora import LoraLayer
 
     model: Any = load_model(config, dtype=torch.float32, empty=True)
@@ -188,11 +187,11 @@ def adapted_modules(config: ModelConfig) -> list[str]:
     if config.lora is not None and config.lora.experts:
         raise WhetError("model.lora.experts: an engine gets adapted experts merged; set weights.lora=merged")
     ends = (plain.get_input_embeddings(), plain.get_output_embeddings())
-    found = {name: module for name, module in plain.named_modules() if isinstance(module, LoraLayer)}
-    wrong = [name for name, module in found.items() if module in ends]
+    adapted = {name: module for name, module in plain.named_modules() if isinstance(module, LoraLayer)}
+    wrong = [name for name, module in adapted.items() if module in ends]
     if wrong:
         raise WhetError(
-            f"model.lora.target_modules: {', '.join(wrong)} is one of the model's ends, and an engine applies LoRA to "
-            "the layers between; adapt other modules, or send merged weights: weights.lora=merged"
+            f"model.lora.target_modules: {', '.join(wrong)} is the model's embeddings or output matrix, but an engine "
+            "applies LoRA only to the layers between; adapt other modules, or set weights.lora=merged"
         )
-    return list(found)
+    return list(adapted)

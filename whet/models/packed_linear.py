@@ -1,19 +1,19 @@
-"""Linear layers that keep their weight a second time in the order in which oneDNN's kernel reads it.
+"""Linear layers with a second copy of their weight in the memory order of oneDNN's kernel.
 
-Otherwise the kernel reorders the weight in every call: with few rows, as in decoding, a tenth of the time on a CPU. In
-float32 the plain product loses that only where the weight is as wide as a vocabulary; elsewhere a copy would cost
-memory and the time to make it after each refit. The layers' own weights stay the truth: copy new values into them and
-the next product uses them.
+Without it the kernel reorders the weight in every call, which takes a tenth of the time on a CPU if there are few rows,
+as in decoding. In float32 the plain product has this cost only if the weight is as wide as a vocabulary; elsewhere a
+copy would cost memory and time after each refit. The layers' weights remain authoritative: copy new values into them
+and the next product uses them.
 """
 
 import torch
 from torch import Tensor, nn
 
-_WIDE = 8192  # outputs from which a copy pays in float32
+_WIDE = 8192  # number of outputs from which on a copy is worthwhile in float32
 
 
 class PackedLinear:
-    """The forward pass of ``linear``, for inference in one thread; with gradients enabled it is the layer's own."""
+    """The forward pass of ``linear`` for single-threaded inference; with gradients enabled, the layer's normal one."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self._linear = linear
@@ -22,12 +22,12 @@ class PackedLinear:
         setattr(linear, "forward", self)  # noqa: B010
 
     def refresh(self) -> None:
-        """Forget the copy. Call it after writing to the weight in a way that autograd's version counter does not see
+        """Drop the copy. Call this after writing to the weight in a way that autograd's version counter does not see
         (``.data``)."""
         self._packed = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[..., inputs] -> [..., outputs]"""
+        """Return the product. [..., inputs] -> [..., outputs]"""
         weight, bias = self._linear.weight, self._linear.bias
         if torch.is_grad_enabled():
             return nn.functional.linear(x, weight, bias)
@@ -41,7 +41,7 @@ class PackedLinear:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Return whether oneDNN has a kernel for packed weights like this one here."""
+    """Return whether oneDNN has a kernel for packed weights like this one on this machine."""
     if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
@@ -52,12 +52,12 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def pays(weight: Tensor) -> bool:
-    """Return whether products of a few rows with a packed copy are faster by more than the copy costs."""
+    """Return whether the gain for products of a few rows is larger than the cost of the packed copy."""
     return can_pack(weight) and (weight.dtype != torch.float32 or weight.shape[0] >= _WIDE)
 
 
 def pack_linears(model: nn.Module) -> list[PackedLinear]:
-    """Put a ``PackedLinear`` behind each plain linear layer of ``model`` that has none and where it pays; returns
+    """Replace the forward pass of each plain linear layer of ``model`` by a ``PackedLinear`` if that is faster; return
     them."""
     linears = [module for module in model.modules() if type(module) is nn.Linear and "forward" not in vars(module)]
     return [PackedLinear(linear) for linear in linears if pays(linear.weight)]

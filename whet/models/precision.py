@@ -1,19 +1,21 @@
-"""The precision that a model is computed in on a device: the choice behind ``auto``, and the facts of a processor that
-decide whether two machines compute the same bits.
-"""
+"""The precision of a model's computations on a device: the choice behind ``auto``, the modules that autocast covers,
+and the facts of a processor that decide whether two machines give bit-identical results."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
+from whet.models.moe.experts import experts_of
 from whet.models.rates import GAIN, Multiplies, Rates, Shapes, measure, number
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_NARROW = 256  # hidden size below which products take too little of the time to decide
+_NARROW = 256  # hidden size below which products take too small a part of the time to matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Choice:
 
     precision: Multiplies
     why: str
-    emulates: bool = False  # bfloat16 would be slower
+    emulates: bool = False  # True if bfloat16 would be slower
     rates: Rates | None = None  # None: not measured
 
     def __str__(self) -> str:
@@ -31,7 +33,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """The facts of a machine that the last digits of a result depend on."""
+    """The facts of a machine on which the last digits of a result depend."""
 
     device: str  # a GPU's name, or "cpu"
     instructions: str  # of the CPU, as torch uses them: AVX2, AVX512 ...
@@ -58,9 +60,9 @@ def multiplies_bfloat16() -> bool:
 
 
 def choose_precision(model: "PretrainedConfig | None", device: str) -> Choice:
-    """Return the precision in which a ``cpu`` or ``cuda`` multiplies clearly faster at a model's shapes, by default
-    those of SmolLM2-135M. Measures on a CPU, once in a process. A GPU that this process doesn't see is taken to have
-    bfloat16."""
+    """Return the precision in which a ``cpu`` or ``cuda`` device multiplies clearly faster at a model's shapes, by
+    default SmolLM2-135M's. Measures on a CPU, once per process. A GPU that this process doesn't see is assumed to
+    support bfloat16."""
     shapes = Shapes() if model is None else Shapes.of(model)
     if shapes.hidden < _NARROW:
         return Choice("float32", f"layers {shapes.hidden} wide are too narrow for the choice to matter")
@@ -75,9 +77,19 @@ def choose_precision(model: "PretrainedConfig | None", device: str) -> Choice:
 def _why(rates: Rates) -> str:
     gain = rates.gain
     if gain >= GAIN:
-        found = f"{number(gain)} times as fast as float32"
+        comparison = f"{number(gain)} times as fast as float32"
     elif gain >= 1:
-        found = f"bfloat16 is {number(gain)} times as fast, which does not pay"
+        comparison = f"bfloat16 is {number(gain)} times as fast, which is not worthwhile"
     else:
-        found = f"bfloat16 takes {number(1 / gain)} times as long"
-    return f"{found}; on one core {rates.in_words()}"
+        comparison = f"bfloat16 takes {number(1 / gain)} times as long"
+    return f"{comparison}; on one core {rates.in_words()}"
+
+
+def autocast_modules(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules whose weights autocast rounds to bfloat16 at every use, so that they can be stored or sent in
+    it: the linear layers, including the head if ``model`` has one, and the experts. Norms are not rounded."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            yield module
+    for _, experts in experts_of(model):
+        yield experts

@@ -1,7 +1,7 @@
-"""The rates at which a device multiplies matrices of a model's shapes, in float32 and in bfloat16, and the precision
-that follows from them. What flows through: widths of a model to GFLOP/s. Knows no model, no recipe and no run.
+"""The rates at which a device multiplies matrices of a model's shapes, in float32 and in bfloat16, in GFLOP/s, and the
+resulting precision.
 
-On a CPU they are those of one core, by the processor time of one thread: beside other programs the choice is the same.
+On a CPU the rates are per core, by the processor time of one thread, so that other programs don't change the choice.
 """
 
 import time
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 Multiplies = Literal["float32", "bfloat16"]
 
-GAIN = 1.5  # how much faster bfloat16 must be to be chosen: by less, the choice could differ from run to run
-_BATCHED = 0.1  # share of attention's batched products in the arithmetic of a small model over short texts
-_LEAST_ROUNDS = 2  # the first one also sets kernels up
-_MOST_WORK = 4e8  # operations of one product on a CPU
-_ROWS = {"cpu": (64, 512), "cuda": (256, 8192)}  # tokens of a forward: decoding, learning
+GAIN = 1.5  # minimum gain of bfloat16; with a smaller one the choice could differ from run to run
+_BATCHED = 0.1  # share of attention's products in the operations of a small model on short texts
+_LEAST_ROUNDS = 2  # the first round also initialises kernels
+_MOST_WORK = 4e8  # maximum number of operations of a product on a CPU
+_ROWS = {"cpu": (64, 512), "cuda": (256, 8192)}  # tokens of a forward pass: decoding, training
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The widths of a model's layers. By default those of SmolLM2-135M."""
+    """The widths of a model's layers. By default SmolLM2-135M's."""
 
     hidden: int = 576
-    inner: int = 1536  # of a feed-forward layer, or of one expert
+    inner: int = 1536  # width of a feed-forward layer, or of one expert
     heads: int = 9
     kv_heads: int = 3
-    head: int = 64  # width of one
+    head: int = 64  # width of one head
 
     @classmethod
     def of(cls, config: "PretrainedConfig") -> Self:
-        """Read them off a Hugging Face config."""
+        """Return the shapes in a Hugging Face config."""
         text = config.get_text_config()
         heads = int(getattr(text, "num_attention_heads", 0) or 1)
         inner = getattr(text, "intermediate_size", None) or getattr(text, "moe_intermediate_size", None)
@@ -54,7 +54,7 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """GFLOP/s of a model's linear layers and of its attention's batched products; on a CPU those of one core."""
+    """GFLOP/s of a model's linear layers and of its attention's batched products; on a CPU per core."""
 
     linear_float32: float
     linear_bfloat16: float
@@ -63,7 +63,7 @@ class Rates:
 
     @property
     def gain(self) -> float:
-        """How many times as fast bfloat16 is, both kinds of products together; below 1 it is slower."""
+        """The speed of bfloat16 relative to float32, for both kinds of products together; below 1 it is slower."""
         slow = (1 - _BATCHED) / self.linear_float32 + _BATCHED / self.batched_float32
         fast = (1 - _BATCHED) / self.linear_bfloat16 + _BATCHED / self.batched_bfloat16
         return slow / fast
@@ -75,11 +75,11 @@ class Rates:
 
     @property
     def emulates(self) -> bool:
-        """Whether float32 is faster by as much, as it is where bfloat16 has no instructions."""
+        """True if float32 is faster by the same factor, as it is if bfloat16 has no instructions."""
         return self.gain <= 1 / GAIN
 
     def of(self, precision: Multiplies) -> tuple[float, float]:
-        """Return those of linear layers and of batched products."""
+        """Return the rates of linear layers and of batched products."""
         if precision == "bfloat16":
             return self.linear_bfloat16, self.batched_bfloat16
         return self.linear_float32, self.batched_float32
@@ -92,14 +92,14 @@ class Rates:
 
 
 def number(rate: float) -> str:
-    """Write a rate or a factor with two digits or more."""
+    """Format a rate or a factor with two digits or more."""
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" if rate >= 1 else f"{rate:.2g}"
 
 
 @cache
 def measure(shapes: Shapes, device: str = "cpu", seconds: float = 0.5) -> Rates:
-    """Measure once in a process, for ``seconds`` or a few rounds of all products, whichever is longer. All take turns,
-    and the fastest of each counts."""
+    """Return the rates, measured once per process for ``seconds`` or a few rounds of all products, whichever is longer.
+    The products take turns, and the fastest run of each counts."""
     products = [
         product
         for rows in _ROWS[device]
@@ -135,7 +135,7 @@ class _Product:
     kind: Literal["linear", "batched"]
     precision: torch.dtype
     device: str
-    work: float  # operations, a multiplication and an addition each
+    work: float  # number of multiplications and additions
     run: Callable[[], Tensor]
 
     def time(self) -> float:
@@ -162,7 +162,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _linear(shapes: Shapes, rows: int, precision: torch.dtype, device: str) -> _Product:
-    """A feed-forward layer over the tokens of a forward; of a wide model on a CPU a part of it."""
+    """Return the product of a feed-forward layer over the tokens of a forward pass; for a wide model on a CPU, a part
+    of it."""
     width, inner = shapes.hidden, shapes.inner
     if device == "cpu":
         width, inner = min(width, 1024), min(inner, 2048)
@@ -172,7 +173,8 @@ def _linear(shapes: Shapes, rows: int, precision: torch.dtype, device: str) -> _
 
 
 def _batched(shapes: Shapes, rows: int, precision: torch.dtype, device: str) -> _Product:
-    """Queries times keys. In decoding many answers share the keys of their prompt; in learning a text has its own."""
+    """Return the product of queries and keys. In decoding, many answers share the keys of their prompt; in training,
+    each text has its own keys."""
     most = 4 if device == "cpu" else 64
     kv_heads, group = min(shapes.kv_heads, most), min(max(1, shapes.heads // shapes.kv_heads), most)
     decodes = rows == _ROWS[device][0]

@@ -1,7 +1,6 @@
-"""A reward model: conversations come in, scores go out. Runs in a process of its own, which
-``whet.tasks.preference.reward_model_process`` starts without torch. Answers to one prompt are one forest, so that the
-prompt is computed once. Knows no reward.
-"""
+"""A reward model that scores conversations. Runs in a separate process, which
+``whet.tasks.preference.reward_model_process`` starts without torch. Answers to one prompt form one forest, so that the
+prompt is computed once."""
 
 import json
 from functools import cache, partial
@@ -21,7 +20,7 @@ from whet.tasks.preference.reward_model_process import CutScore
 
 
 class RewardModel:
-    """A sequence classifier with one label, and its tokenizer with its chat template."""
+    """A sequence classifier with one label, its tokenizer and its chat template."""
 
     def __init__(self, model: str, revision: str | None, device: str, dtype: str, threads: int) -> None:
         """Raises ``WhetError`` for a model that can't be loaded, or is not a reward model."""
@@ -32,7 +31,7 @@ class RewardModel:
         set_verbosity_error()
         torch.set_num_threads(threads)
         if device == "cuda" and not torch.cuda.is_available():
-            raise WhetError("device is cuda, and torch finds no GPU here; use cpu")
+            raise WhetError("device is cuda, but torch finds no GPU here; use cpu")
         folder = resolve(ModelConfig(path=model, revision=revision))
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -50,7 +49,7 @@ class RewardModel:
         if type(head) is not torch.nn.Linear or head.out_features != 1:
             raise WhetError(f"{folder} is not a reward model: its head must be one linear map, 'score', to one number")
         if not self.tokenizer.chat_template:
-            raise WhetError(f"{folder}: the tokenizer has no chat template, so conversations can't be written for it")
+            raise WhetError(f"{folder}: the tokenizer has no chat template, so conversations can't be rendered")
         self.control = ControlTokens(self.tokenizer, self.tokenizer.chat_template)
         text = self.model.config.get_text_config()
         self.padding: int | None = text.pad_token_id
@@ -60,48 +59,48 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, conversations: list[dict[str, Any]]) -> list[float | str]:
-        """The score of each conversation (``messages`` and ``tools``), a ``CutScore`` where its replies had to be cut,
-        or why it has none."""
-        found: list[float | str] = [""] * len(conversations)
+        """Return for each conversation (``messages`` and ``tools``) its score, a ``CutScore`` if its replies had to be
+        cut, or the reason why it has none."""
+        results: list[float | str] = [""] * len(conversations)
         cut = [False] * len(conversations)
         prompts: dict[str, dict[int, list[int]]] = {}
         for index, conversation in enumerate(conversations):
             try:
                 tokens, cut[index] = self._fitting(**conversation)
             except DataError as error:
-                found[index] = str(error)
+                results[index] = str(error)
             else:
-                own = index if cut[index] else None  # its earlier replies are cut as well
-                prompt = json.dumps([own, conversation["messages"][:-1], conversation["tools"]])
+                distinct = index if cut[index] else None  # its earlier replies are cut as well
+                prompt = json.dumps([distinct, conversation["messages"][:-1], conversation["tools"]])
                 prompts.setdefault(prompt, {})[index] = tokens
         if prompts:
             scores = self._read([list(rows.values()) for rows in prompts.values()])
             for index, score in zip([index for rows in prompts.values() for index in rows], scores, strict=True):
-                found[index] = CutScore(score) if cut[index] else score
-        return found
+                results[index] = CutScore(score) if cut[index] else score
+        return results
 
     def _fitting(self, messages: list[Any], tools: list[Any] | None) -> tuple[list[int], bool]:
-        """Return the tokens of a conversation that is not too long for the model, and whether it was made so: then its
-        replies are cut to the greatest common length that fits, each with its proper end, so that who writes too much
-        is judged by how it begins. Raises ``DataError`` where the rest alone is too long."""
+        """Return the tokens of a conversation, shortened to fit the model, and whether it was shortened. The replies
+        are then cut to the largest common length that fits, each with its proper end, so that a reply that is too long
+        is judged by its beginning. Raises ``DataError`` if the rest alone is too long."""
         tokens = self._tokens(messages, tools)
         if self.longest is None or len(tokens) <= self.longest:
             return tokens, False
-        found = None
+        fitting = None
         fits, too_long = -1, 1 + max(len(message["content"]) for message in messages)
         while too_long - fits > 1:
             middle = (fits + too_long) // 2
             tried = self._tokens([_cut(message, middle) for message in messages], tools)
             if len(tried) <= self.longest:
-                fits, found = middle, tried
+                fits, fitting = middle, tried
             else:
                 too_long = middle
-        if found is None:
+        if fitting is None:
             raise DataError(
                 f"the conversation has {len(tokens)} tokens, the reward model reads at most {self.longest}, and "
                 "without the replies it is still too long: lower sampling.max_prompt_tokens or max_observation_tokens"
             )
-        return found, True
+        return fitting, True
 
     def _tokens(self, messages: list[Any], tools: list[Any] | None) -> list[int]:
         from jinja2 import TemplateError
@@ -111,13 +110,13 @@ class RewardModel:
             tokens = self.control.encode(self.control.render(write, messages, tools))
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
-        while len(tokens) > 1 and tokens[-1] == self.padding:  # a classifier reads the last token that isn't padding
+        while len(tokens) > 1 and tokens[-1] == self.padding:  # a classifier uses the last token that isn't padding
             tokens.pop()
         return tokens
 
     def _read(self, groups: list[list[list[int]]]) -> list[float]:
-        """Return the scores of token rows, in groups that share a beginning. Each row is followed by a token that holds
-        the place whose predictor is the row's last token, as in training."""
+        """Return the scores of token rows, in groups with a shared prefix. Each row is followed by a dummy token whose
+        predictor is the row's last token, as in training."""
         made = []
         for number, rows in enumerate(groups):
             episodes = [Episode([Trajectory([Span(row, False), Span(row[-1:], True)])]) for row in rows]
@@ -131,24 +130,24 @@ class RewardModel:
 
     @torch.no_grad()
     def _select_attention(self, vocabulary: int) -> None:
-        """Select forest attention where the architecture allows. Raises ``WhetError`` where that, or the head, gives
-        another score than the model itself."""
+        """Select forest attention if the architecture supports it. Raises ``WhetError`` if forest attention or the head
+        gives a different score than the unmodified model."""
         tokens = [token % vocabulary for token in (1, 2, 3) if token % vocabulary != self.padding]
-        own = float(self.model(torch.tensor([tokens], device=self.model.device), use_cache=False).logits[0, 0])
+        expected = float(self.model(torch.tensor([tokens], device=self.model.device), use_cache=False).logits[0, 0])
         self.forest = supports_forest(self.model.config)
         if self.forest:
             use_forest_attention(self.model)
-        (found,) = self._read([[tokens]])
+        (score,) = self._read([[tokens]])
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 0.05
-        if not abs(found - own) <= tolerance * (1 + abs(own)):
+        if not abs(score - expected) <= tolerance * (1 + abs(expected)):
             raise WhetError(
-                f"{type(self.model).__name__} scores {own:.6g} where its head on its last hidden state gives "
-                f"{found:.6g}; this architecture can't be used as a reward model yet"
+                f"{type(self.model).__name__} scores {expected:.6g}, but its head on its last hidden state gives "
+                f"{score:.6g}; this architecture can't be used as a reward model yet"
             )
 
 
 def _cut(message: dict[str, Any], characters: int) -> dict[str, Any]:
-    """Return a message; of a reply, the beginning of what it says, without thoughts and calls."""
+    """Return the message; for a reply, the beginning of its text, without thoughts and calls."""
     if message["role"] != "assistant":
         return message
     return {"role": "assistant", "content": message["content"][:characters]}
@@ -156,12 +155,12 @@ def _cut(message: dict[str, Any], characters: int) -> dict[str, Any]:
 
 @cache
 def load(model: str, revision: str | None, device: str, dtype: str, threads: int) -> RewardModel:
-    """Return the process's reward model, loaded at the first call."""
+    """Return the process's reward model, which is loaded at the first call."""
     return RewardModel(model, revision, device, dtype, threads)
 
 
 def scores(settings: tuple[Any, ...], conversations: list[dict[str, Any]]) -> list[float | str | list[float]]:
-    """Return the scores that the model of these settings, those of ``load``, gives; a ``CutScore`` alone in a list, for
-    only plain values pass between processes."""
-    found = load(*settings).scores(conversations)
-    return [[float(one)] if isinstance(one, CutScore) else one for one in found]
+    """Return the scores by the model of these settings, the arguments of ``load``. A ``CutScore`` is passed as a list
+    of one number, because only plain values pass between processes."""
+    results = load(*settings).scores(conversations)
+    return [[float(score)] if isinstance(score, CutScore) else score for score in results]

@@ -1,5 +1,5 @@
-"""The layout of a model's work over ranks: which part of a batch or a vocabulary is here, and how parts are put
-together. In these two classes everything is here; ``whet.parallel`` has those that communicate."""
+"""The layout of a model's work over ranks: this rank's part of a batch or a vocabulary, and the collectives that
+combine parts. The classes here are for a single rank; ``whet.parallel`` has the ones that communicate."""
 
 from dataclasses import dataclass, field
 
@@ -11,49 +11,49 @@ class Tokens:
 
     spread = False
     multiple = 1  # N is padded to a multiple of this
-    least = 0  # and to at least so many
+    least = 0  # and to at least this number
 
     def padded(self, tokens: int) -> int:
-        """Return N for a batch of so many tokens."""
+        """Return N for a batch of ``tokens`` tokens."""
         return -(-max(tokens, self.least) // self.multiple) * self.multiple
 
     def runs(self, tokens: int) -> list[range]:
-        """Return this rank's tokens out of N, as runs of neighbours."""
+        """Return this rank's tokens out of N, as contiguous ranges."""
         return [range(tokens)]
 
     def gather(self, rows: Tensor) -> Tensor:
         """Gather [n, ...] of each rank into [N, ...] in the batch's order. The backward pass sums over the ranks."""
         return rows
 
-    def share(self, rows: Tensor) -> Tensor:
-        """Return the part of [T] that this rank looks up in the vocabulary."""
+    def local_slice(self, rows: Tensor) -> Tensor:
+        """Return this rank's slice of rows [T] for lookups in the vocabulary."""
         return rows
 
-    def combine(self, column: Tensor) -> Tensor:
-        """Turn a column that is 0 but for this rank's share into the whole column on every rank. Every rank must then
-        compute the same loss from it: the backward pass takes each rank's gradient as it is."""
+    def all_reduce(self, column: Tensor) -> Tensor:
+        """Return on every rank the whole column, from columns that are 0 except for each rank's slice. Every rank must
+        then compute the same loss from it: the backward pass uses each rank's gradient unchanged."""
         return column
 
 
 class Vocabulary:
     """The layout of a vocabulary. Here: all of it is on this rank."""
 
-    start = 0  # the first word that is here
+    start = 0  # the first word on this rank
 
     def local(self, weight: Tensor) -> Tensor:
-        """The rows of an output matrix (or of its bias) that are here."""
+        """Return this rank's rows of an output matrix (or of its bias)."""
         return weight
 
     def sum(self, values: Tensor) -> Tensor:
-        """Reduce over the ranks, element by element."""
+        """Return the elementwise sum over the ranks."""
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Reduce over the ranks, element by element."""
+        """Return the elementwise maximum over the ranks."""
         return values
 
-    def join(self, logits: Tensor) -> Tensor:
-        """Gather [T, words here] of each rank into [T, V]."""
+    def all_gather(self, logits: Tensor) -> Tensor:
+        """Gather the logits [T, local words] of each rank into [T, V]."""
         return logits
 
 
@@ -66,4 +66,4 @@ class Shards:
 
 
 WHOLE = Shards()
-"""The layout of one rank that works alone."""
+"""The layout of a single rank."""

@@ -1,7 +1,8 @@
-"""A decoder cut into stages by its layers: the first one embeds tokens, the last one ends with the norm and the head.
+"""A decoder split into pipeline stages by its layers: the first stage embeds tokens, the last ends with the norm and
+head.
 
-What flows through: hidden states, from one stage to the next. A stage is the model's own code over some of its layers:
-placeholders that do nothing stand in for the others, so every parameter keeps its name. Knows no ranks.
+Hidden states are passed from one stage to the next. A stage is the model's code over some of its layers: placeholders
+without effect replace the other layers, so every parameter keeps its name.
 """
 
 import copy
@@ -18,7 +19,7 @@ from whet.base.errors import WhetError
 
 @dataclass(slots=True, frozen=True)
 class Stage:
-    """Neighbouring layers of a decoder."""
+    """Contiguous layers of a decoder."""
 
     index: int
     layers: range
@@ -35,8 +36,8 @@ class StageInput:
 
 
 class Placeholder(nn.Module):
-    """Stands in for a layer, the embeddings or the head, without their weights. It keeps what a decoder reads off its
-    layers (their kind of attention)."""
+    """Replaces a layer, the embeddings or the head, without their weights. It keeps the attributes that a decoder reads
+    from its layers (their kind of attention)."""
 
     weight = None
 
@@ -51,35 +52,35 @@ class Placeholder(nn.Module):
 
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
-    """Return the name of the decoder's first list of modules, and the list; an empty one where there is none."""
+    """Return the name of the decoder's first list of modules, and the list; an empty list if there is none."""
     lists = ((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
     return next(lists, ("", nn.ModuleList()))
 
 
 def cut_layers(layers: int, stages: int) -> list[range]:
-    """Return each stage's layers: as equal in number as can be, and never more at the last stage, which has the
+    """Return each stage's layers: as equal in number as possible, and never more in the last stage, which has the
     head."""
     starts = [-(-index * layers // stages) for index in range(stages + 1)]
     return [range(start, end) for start, end in pairwise(starts)]
 
 
 def stages_of(decoder: Any, count: int) -> list[Stage]:
-    """``count`` stages. Raises ``WhetError`` where there are more of them than layers."""
+    """Return ``count`` stages. Raises ``WhetError`` if there are fewer layers."""
     layers = len(layers_of(decoder)[1])
     if count > layers:
         raise WhetError(
             f"{type(decoder).__name__} has {layers} layers, too few for {count} stages; lower parallel.pipeline or "
             "parallel.stages_per_rank"
         )
-    return [Stage(i, own, i == 0, i == count - 1) for i, own in enumerate(cut_layers(layers, count))]
+    return [Stage(i, numbers, i == 0, i == count - 1) for i, numbers in enumerate(cut_layers(layers, count))]
 
 
 def check_stages(model: Any) -> None:
-    """Raises ``WhetError`` where a model does more to hidden states than its layers and its last norm do: that would be
-    done once per stage; or where layers hand each other more than those. ``model`` is Hugging Face's; without weights
-    only what its config and its parameters' names tell is checked."""
+    """Raise ``WhetError`` if a model changes hidden states outside of its layers and its last norm, which would happen
+    once per stage, or if layers pass each other more than hidden states. ``model`` is Hugging Face's; without weights
+    only its config and the names of its parameters are checked."""
     name, decoder = type(model).__name__, model.get_decoder()
-    advice = "so it can't be cut into stages; set parallel.pipeline to 1"
+    advice = "so it can't be split into stages; set parallel.pipeline to 1"
     inside = {id(p) for module in (decoder, model.get_output_embeddings()) for p in module.parameters()}
     for more in (parameter for parameter, p in model.named_parameters() if id(p) not in inside):
         raise WhetError(f"{name} has more than a decoder and a head ({more}), {advice}")
@@ -101,7 +102,7 @@ def check_stages(model: Any) -> None:
 
 def drop_other_layers(model: Any, stages: Collection[Stage]) -> None:
     """Drop from Hugging Face's ``model``, in place, the parameters that none of ``stages`` needs. The last stage keeps
-    tied embeddings: they are its head."""
+    tied embeddings as its head."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     (_, layers), embeddings = layers_of(decoder), decoder.get_input_embeddings()
     tied, last = head.weight is embeddings.weight, any(stage.last for stage in stages)
@@ -118,19 +119,19 @@ def drop_other_layers(model: Any, stages: Collection[Stage]) -> None:
 
 
 def stage_decoder(decoder: Any, stage: Stage) -> Any:
-    """A decoder that runs one stage, and shares its modules with ``decoder``, which may have several."""
+    """Return a decoder that runs one stage, and shares its modules with ``decoder``, which may have several stages."""
     part = copy.copy(decoder)
     name, layers = layers_of(decoder)
     shown = [layer if index in stage.layers else Placeholder(layer) for index, layer in enumerate(layers)]
     part._modules = decoder._modules | {name: nn.ModuleList(shown)}
     if not stage.last:
         part._modules |= {name: nn.Identity() for name in _after_layers(decoder)}
-        part._forward_hooks = type(part._forward_hooks)()  # they are for what comes out at the end
+        part._forward_hooks = type(part._forward_hooks)()  # they apply to the decoder's final output
     return part
 
 
 def _after_layers(decoder: Any) -> list[str]:
-    """Return the names of what else has parameters, beside the embeddings: the last norm."""
+    """Return the names of modules with parameters other than layers and embeddings: the last norm."""
     others = (layers_of(decoder)[1], decoder.get_input_embeddings())
     children = decoder.named_children()
     return [name for name, child in children if child not in others and any(True for _ in child.parameters())]

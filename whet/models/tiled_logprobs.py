@@ -1,8 +1,8 @@
-"""Log-probs of chosen tokens by tiles of [tokens, words], with their own backward pass: the engine of ``head``.
+"""Log-probs of chosen tokens by tiles of [tokens, words], with a custom backward pass; the implementation of ``head``.
 
-The backward pass computes each tile's logits again. That costs an eighth more of the head's products, and the memory
-between the passes is a few numbers per token, whatever the size of the vocabulary. Where the vocabulary is spread over
-ranks, each works on its own words, and a few numbers per token are put together. Knows no model.
+The backward pass recomputes each tile's logits. That costs an eighth more of the head's products, and saves only a few
+numbers per token between the passes, independent of the size of the vocabulary. If the vocabulary is sharded over
+ranks, each works on its words, and a few numbers per token are reduced.
 """
 
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ from whet.models.shards import WHOLE, Vocabulary
 
 @dataclass(slots=True, frozen=True)
 class Tiles:
-    """What is worked on at once."""
+    """The sizes of tiles."""
 
     tokens: int
-    words: int  # of the vocabulary: products this large run at full speed
-    sorted: int  # tokens where a truncation, or a search for the likeliest, needs the whole vocabulary of each
+    words: int  # words of the vocabulary: products of this size run at full speed
+    sorted: int  # tokens, if truncation or top-k needs the whole vocabulary of each
 
 
 def tiles_on(device: torch.device) -> Tiles:
-    """Return the sizes for a device: on a GPU every operation costs some microseconds to begin."""
+    """Return the sizes for a device: on a GPU every operation takes some microseconds to start."""
     return Tiles(1024, 2048, 128) if device.type == "cpu" else Tiles(4096, 16384, 1024)
 
 
 def products(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return rows @ weight.T, on GPUs in float32 also of half precision: rounded to it, logits of 16 and more are off
-    by up to 1/16."""
+    """Return rows @ weight.T, on GPUs in float32 for half precision too: rounded to half precision, logits of 16 and
+    more have errors up to 1/16."""
     if rows.device.type == "cuda" and rows.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(rows, weight.T, out_dtype=torch.float32)
     return rows @ weight.T
@@ -40,7 +40,7 @@ def products(rows: Tensor, weight: Tensor) -> Tensor:
 
 @dataclass(slots=True, frozen=True)
 class HeadSettings:
-    """From products to the logits of the distribution, tile by tile."""
+    """The map from products to the logits of the distribution, tile by tile."""
 
     distribution: Distribution
     scale: float
@@ -67,11 +67,12 @@ class HeadSettings:
         return logits, capped
 
     def truncate_(self, logits: Tensor, floor: Tensor, column: Tensor, here: Tensor) -> Tensor:
-        """Put -inf outside the support, in place; the wanted tokens are always inside. Returns its argument."""
+        """Set logits outside the support to -inf, in place; the target tokens are always inside. Return the
+        argument."""
         if not truncates(self.distribution):
             return logits
-        wanted = torch.zeros_like(logits).scatter_add_(-1, column, here.to(logits.dtype))
-        return logits.masked_fill_((logits < floor[:, None]) & (wanted == 0), float("-inf"))
+        target = torch.zeros_like(logits).scatter_add_(-1, column, here.to(logits.dtype))
+        return logits.masked_fill_((logits < floor[:, None]) & (target == 0), float("-inf"))
 
 
 def _spans(length: int, size: int) -> list[slice]:
@@ -79,7 +80,7 @@ def _spans(length: int, size: int) -> list[slice]:
 
 
 def _locate(ids: Tensor, tile: slice) -> tuple[Tensor, Tensor]:
-    """Return the ids' places in a tile of the vocabulary, and which ids are in it. [T, K] each"""
+    """Return the ids' indices in a tile of the vocabulary, and a mask of the ids in it. [T, K] each"""
     here = (ids >= tile.start) & (ids < tile.stop)
     return (ids - tile.start).clamp(0, tile.stop - tile.start - 1), here
 
@@ -112,15 +113,15 @@ class TokenLogprobs(torch.autograd.Function):
             narrow = weight.to(ctx.compute)
             tiles = _spans(len(narrow), sizes.words)
             for part in _spans(len(hidden), chunk):
-                rows, wanted = hidden[part].to(ctx.compute), ids[part] - how.vocabulary.start
+                rows, targets = hidden[part].to(ctx.compute), ids[part] - how.vocabulary.start
                 if truncates(how.distribution):
                     whole = torch.cat([how.logits(rows, narrow[tile], _of(bias, tile))[0] for tile in tiles], dim=1)
-                    floor[part] = least_logit(how.vocabulary.join(whole), how.distribution)[:, 0]
+                    floor[part] = least_logit(how.vocabulary.all_gather(whole), how.distribution)[:, 0]
                     del whole
                 total, mean = normaliser[part], torch.zeros_like(normaliser[part])
                 for tile in tiles:
                     logits, _ = how.logits(rows, narrow[tile], _of(bias, tile))
-                    column, here = _locate(wanted, tile)
+                    column, here = _locate(targets, tile)
                     logprobs[part] += torch.where(here, logits.gather(-1, column), 0.0)
                     how.truncate_(logits, floor[part], column, here)
                     grown = torch.logaddexp(total, logits.logsumexp(-1))
@@ -157,13 +158,13 @@ class TokenLogprobs(torch.autograd.Function):
                 for tile in _spans(len(narrow), tiles_on(hidden.device).words):
                     logits, capped = how.logits(rows, narrow[tile], _of(bias, tile))
                     column, here = _locate(ids[part] - how.vocabulary.start, tile)
-                    own = how.truncate_(logits, floor[part], column, here).sub_(normaliser[part, None])
+                    scores = how.truncate_(logits, floor[part], column, here).sub_(normaliser[part, None])
                     if ctx.with_entropy:
-                        shares = own.exp()
-                        surprise = own.masked_fill_(own == float("-inf"), 0.0).add_(entropy[part, None])
+                        shares = scores.exp()
+                        surprise = scores.masked_fill_(scores == float("-inf"), 0.0).add_(entropy[part, None])
                         d_logits = surprise.mul_(-of_entropy[part, None]).add_(to_all).mul_(shares)
                     else:
-                        d_logits = own.exp_().mul_(to_all)
+                        d_logits = scores.exp_().mul_(to_all)
                     d_logits.scatter_add_(-1, column, torch.where(here, of_chosen, 0.0))
                     if capped is not None:
                         d_logits.mul_(capped.square_().neg_().add_(1.0))

@@ -36,10 +36,10 @@ class SpreadTokens(Tokens):
         gathered: Tensor = _Gather.apply(rows, self.group)
         return gathered
 
-    def share(self, rows: Tensor) -> Tensor:
+    def local_slice(self, rows: Tensor) -> Tensor:
         return rows[self.rank :: self.ranks]
 
-    def combine(self, column: Tensor) -> Tensor:
+    def all_reduce(self, column: Tensor) -> Tensor:
         combined: Tensor = _Combine.apply(column, self.group)
         return combined
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from whet.models.rounding import rounded_modules
+from whet.models.precision import autocast_modules
 from whet.parallel.experts import placement
 from whet.parallel.mesh import Ranks
 
@@ -27,8 +27,9 @@ def shard(
     """Shard each of ``layers``, then what is left of ``root``, in place. The way in must be ``root``'s forward pass.
     Parts of layers with their ``own_mesh`` are sharded first, over that.
 
-    With ``bfloat16`` what autocast would round to it anyway (see ``whet.models.rounding``) is gathered in it; gradients
-    are summed in the parameters' own type. The rest (the layers' norms, embeddings, head) is gathered as it is.
+    With ``bfloat16`` what autocast would round to it anyway (see ``whet.models.precision``) is gathered in it;
+    gradients are summed in the parameters' own type. The rest (the layers' norms, embeddings, head) is gathered as it
+    is.
     """
     offload = OffloadPolicy()
     if ranks.config.cpu_offload:
@@ -65,7 +66,7 @@ def reshard(root: nn.Module) -> None:
 def _not_rounded(part: nn.Module) -> list[nn.Module]:
     """Return the modules in it whose own parameters autocast does not round, and that are not sharded yet. One group
     for them all, for they are small. A module that has matrices inside as well takes them along."""
-    others = {id(module) for module in rounded_modules(part)}
+    others = {id(module) for module in autocast_modules(part)}
     return [
         module
         for module in part.modules()

@@ -30,7 +30,7 @@ class SpreadVocabulary(Vocabulary):
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
         return largest
 
-    def join(self, logits: Tensor) -> Tensor:
+    def all_gather(self, logits: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(logits, (0, self.piece - logits.shape[1]), value=float("-inf"))
         parts = [torch.empty_like(padded) for _ in range(self.group.size())]
         dist.all_gather(parts, padded, group=self.group)

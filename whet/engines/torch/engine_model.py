@@ -18,7 +18,7 @@ from whet.engines.torch import decode_attention
 from whet.engines.torch.decode_attention import ROWS, DecodeCache, Prefill
 from whet.engines.torch.prefix import Prefix
 from whet.models.attention.forest import supports_forest
-from whet.models.attention.states import steps
+from whet.models.attention.states import supports_cached_decoding
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
 
@@ -257,7 +257,7 @@ def keeps_more(config: "PretrainedConfig") -> str | None:
 def cannot_sample(config: "PretrainedConfig") -> str | None:
     """Return why models of this config can't be sampled from in this process, in words."""
     why = keeps_more(config)
-    if why is None or steps(config):
+    if why is None or supports_cached_decoding(config):
         return None
     return _unsupported(config.model_type, f"{why}, and it is not known to go on exactly from transformers' cache")
 

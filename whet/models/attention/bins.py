@@ -1,11 +1,11 @@
-"""Rows of similar size, which are padded to one size and computed together."""
+"""Binning of rows by size: the rows of a bin are padded to one size and computed together."""
 
-_PADDING = 1.25  # a bin may hold this many times the query-key pairs that its rows need ...
-_SLACK = 1 << 16  # ... plus this many, which cost about as much as starting another block
+_PADDING = 1.25  # maximum ratio of a bin's query-key pairs, with padding, to the pairs that its rows need ...
+_SLACK = 1 << 16  # ... plus this many pairs, which cost about as much as starting another block
 
 
 def bins_of(before: list[int], lengths: list[int]) -> list[list[int]]:
-    """Put rows into bins of similar size, so that padding to one size wastes little."""
+    """Group rows into bins of similar size, to limit padding. Return the indices of each bin's rows."""
     bins: list[list[int]] = []
     longest, needed, size = 0, 0, (0, 0)
     for i in sorted(range(len(lengths)), key=lambda i: (before[i], lengths[i])):

@@ -1,4 +1,4 @@
-"""The way in which segments attend, by device, precision and model, and a trial of it at the start of a run."""
+"""The choice of the attention implementation, by device, precision and model, with a trial at the start of a run."""
 
 import logging
 from typing import Any
@@ -16,20 +16,20 @@ from whet.models.shards import Tokens
 log = logging.getLogger(__name__)
 
 _KERNELS: dict[AttentionKernel, str] = {"varlen": "FlashAttention", "flex": "FlexAttention"}
-"""Those that ``auto`` tries, the first one first: it has nothing to compile."""
+"""The kernels that ``auto`` tries, in order: the first needs no compilation."""
 
 
 def choose_attention(
-    wanted: AttentionName, model: nn.Module, device: torch.device, *, half: bool, spread: bool
+    requested: AttentionName, model: nn.Module, device: torch.device, *, half: bool, spread: bool
 ) -> AttentionKernel:
-    """Return the way for a model that computes on ``device``, in ``half`` precision or not. ``spread``: a batch's
-    tokens are over several ranks. Raises ``ConfigError`` where one is wanted that can't be used."""
+    """Return the implementation for a model that computes on ``device``, in ``half`` precision or not. ``spread``: a
+    batch's tokens are distributed over several ranks. Raises ``ConfigError`` if the requested one can't be used."""
     for name in _KERNELS:
-        if wanted in ("auto", name):
+        if requested in ("auto", name):
             problem = _problem(name, model, device, half, spread)
-            if wanted == name and problem is not None:
-                raise ConfigError(f"learner.attention = {name}, and {problem}; set learner.attention=auto")
-            if wanted == name:
+            if requested == name and problem is not None:
+                raise ConfigError(f"learner.attention = {name}, but {problem}; set learner.attention=auto")
+            if requested == name:
                 return name
             if device.type == "cuda" and half and problem is None and _works(name, model, device):
                 return name
@@ -37,7 +37,7 @@ def choose_attention(
 
 
 def _problem(name: AttentionKernel, model: nn.Module, device: torch.device, half: bool, spread: bool) -> str | None:
-    """Return why a kernel can't be used."""
+    """Return why a kernel can't be used, or None."""
     text, (_, _, size) = _text(model), _sizes(model)
     kind = type(model).__name__
     if getattr(text, "attention_dropout", 0.0) or any(name.endswith("sinks") for name, _ in model.named_parameters()):
@@ -45,7 +45,7 @@ def _problem(name: AttentionKernel, model: nn.Module, device: torch.device, half
     if name == "flex":
         if device.type != "cuda":
             return "it has no backward pass on CPUs"
-        return "parallel.context spreads a batch's tokens" if spread else None
+        return "parallel.context distributes a batch's tokens over ranks" if spread else None
     if getattr(text, "attn_logit_softcapping", None) or getattr(text, "v_head_dim", size) != size:
         return f"{kind} has soft caps, or values of another size than its keys"
     if device.type == "cuda" and not half:
@@ -61,7 +61,7 @@ def _text(model: nn.Module) -> Any:
 
 
 def _sizes(model: nn.Module) -> tuple[int, int, int]:
-    """Return the heads, the heads of keys, and a head's size."""
+    """Return the number of heads, the number of key heads, and the size of a head."""
     text = _text(model)
     heads = text.num_attention_heads
     shared = getattr(text, "num_key_value_heads", None) or heads
@@ -69,7 +69,7 @@ def _sizes(model: nn.Module) -> tuple[int, int, int]:
 
 
 def _works(name: AttentionKernel, model: nn.Module, device: torch.device) -> bool:
-    """Try it: whether this machine runs it, and its results and gradients are those of plain operations."""
+    """Try a kernel: return whether it runs on this machine, with the results and gradients of plain operations."""
     heads, shared, size = _sizes(model)
     random = torch.Generator(device).manual_seed(0)
     starts, parents = [0, 100, 190, 250], [-1, 0, 0, -1]
@@ -83,8 +83,8 @@ def _works(name: AttentionKernel, model: nn.Module, device: torch.device) -> boo
     wide = [x.detach().double().requires_grad_() for x in inputs]
     try:
         out = layout.attend(*inputs, AttentionSettings(size**-0.5))  # type: ignore[arg-type, call-arg]
-        found = torch.autograd.grad(out.sum(), inputs)
-    except Exception as error:  # of the compiler, of any kind
+        gradients = torch.autograd.grad(out.sum(), inputs)
+    except Exception as error:  # compilers raise errors of any type
         log.warning("learner.attention: %s does not run here, so it is not used: %s", _KERNELS[name], error)
         return False
     key, value = (x.repeat_interleave(heads // shared, 1) for x in wide[1:])
@@ -92,7 +92,7 @@ def _works(name: AttentionKernel, model: nn.Module, device: torch.device) -> boo
     sees = (at <= at[:, None]) & (at[:, None] < oracle.end[:300])
     plain = nn.functional.scaled_dot_product_attention(wide[0], key, value, sees, scale=size**-0.5).transpose(1, 2)
     right = [plain, *torch.autograd.grad(plain.sum(), wide)]
-    pairs = zip([out.detach(), *found], [x.detach() for x in right], strict=True)
+    pairs = zip([out.detach(), *gradients], [x.detach() for x in right], strict=True)
     off = [float((ours.double() - exact).norm() / exact.norm().clamp(min=1e-9)) for ours, exact in pairs]
     if max(off) > 0.02:
         log.warning("learner.attention: %s is off by %.2g here, so it is not used", _KERNELS[name], max(off))

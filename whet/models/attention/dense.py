@@ -1,9 +1,9 @@
-"""Attention of a padded block by torch's fused kernels, or by plain batched products, with its own backward pass.
+"""Attention of a padded block by torch's fused kernels, or by plain batched products with a custom backward pass.
 
-What flows through: queries [C, L, heads, size] and keys, values [C, K, kv heads, size]. For the short rows of
-reinforcement learning on a CPU this takes a quarter of the time of ``scaled_dot_product_attention``; it also has what
-that lacks: soft caps (Gemma 2) and sinks (gpt-oss). Scores are computed again in the backward pass, so memory between
-the passes is linear in tokens. Knows no forest: a mask says which key each query sees.
+Queries are [C, L, heads, size]; keys and values are [C, K, kv heads, size]. For the short rows of reinforcement
+learning on a CPU this takes a quarter of the time of ``scaled_dot_product_attention``. It also supports soft caps
+(Gemma 2) and sinks (gpt-oss). Scores are recomputed in the backward pass, so the saved memory is linear in tokens. A
+mask says which keys each query sees.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_SCORES = 1 << 18  # scores that exist at once, unless one row has more: they should stay in the processor's cache
+_SCORES = 1 << 18  # scores in memory at once, unless one row has more: they should fit into the processor's cache
 
 
 @dataclass(slots=True, frozen=True)
@@ -21,20 +21,20 @@ class AttentionSettings:
     """The settings of one layer's attention."""
 
     scale: float
-    window: int | None = None  # a query sees this many keys, itself included
+    window: int | None = None  # a query sees this many keys, including its own
     softcap: float | None = None  # scores become softcap * tanh(score / softcap)
-    sinks: Tensor | None = None  # [heads]: logits that take part in the softmax and have no value
+    sinks: Tensor | None = None  # [heads]: logits in the softmax without a value
 
     @classmethod
     def of_layer(
         cls, query: Tensor, scaling: float | None, window: int | None, softcap: float | None, sinks: Tensor | None
     ) -> "AttentionSettings":
-        """Return what a layer of transformers asks for. ``scaling`` None: 1 / sqrt(head size)."""
+        """Return the settings of a layer of transformers. ``scaling`` None: 1 / sqrt(head size)."""
         return cls(query.shape[-1] ** -0.5 if scaling is None else scaling, window, softcap, sinks)
 
 
 def score_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that scores of queries of ``dtype`` have: float64 for float64, otherwise float32."""
+    """Return the dtype of scores for queries of ``dtype``: float64 for float64, otherwise float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -44,8 +44,8 @@ def fused_attention(
     """Return the attention of torch's fused kernels, causal without a mask; [C, heads, L, size], as its inputs, where
     key and value may have fewer heads."""
     repeats = query.shape[1] // key.shape[1]
-    # With fewer heads of keys, GPUs have a fast kernel for half precision without a mask only; any other case falls to
-    # one that makes all scores of all heads at once, and keeps them.
+    # With fewer heads of keys, GPUs have a fast kernel only for half precision without a mask. All other cases use a
+    # kernel that computes and keeps all scores of all heads at once.
     slow = mask is not None or query.dtype not in (torch.bfloat16, torch.float16)
     if repeats > 1 and slow and query.device.type != "cpu":
         key, value, repeats = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1), 1
@@ -57,8 +57,8 @@ def fused_attention(
 def dense_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, settings: AttentionSettings) -> Tensor:
     """Return the attention's output, [C, L, heads, size] -> [C, L, heads, value size].
 
-    ``mask`` [1 or C, 1, L, K], of type ``score_dtype``, is added to the scaled (and capped) scores. It tells what a
-    query sees; ``settings.window`` is not looked at.
+    ``mask`` [1 or C, 1, L, K], of dtype ``score_dtype``, is added to the scaled (and capped) scores. It alone
+    determines which keys a query sees; ``settings.window`` is ignored.
     """
     result: Tensor = _Dense.apply(query, key, value, mask, settings.sinks, settings)
     return result
@@ -113,7 +113,7 @@ class _Dense(torch.autograd.Function):
 
 
 def _parts(query: Tensor, key: Tensor) -> list[slice]:
-    """Return the rows that are worked on together."""
+    """Return the slices of rows that are computed together."""
     rows = max(1, _SCORES // (query.shape[2] * query.shape[1] * key.shape[1]))
     return [slice(start, start + rows) for start in range(0, len(query), rows)]
 

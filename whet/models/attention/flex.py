@@ -1,9 +1,9 @@
-"""Forest attention by torch's FlexAttention (arXiv 2412.05496), for GPUs: one kernel over a batch's packed tokens. No
-block is padded, no key is copied for an answer.
+"""Forest attention with torch's FlexAttention (arXiv 2412.05496), for GPUs: one kernel over a batch's packed tokens,
+without padding and without copies of a prompt's keys for each answer.
 
-A batch is laid out in preorder: each segment is followed by its descendants. So one number for each token is the whole
-mask: query q sees key k where ``k <= q < end[k]``, and ``end[k]`` is the first token that does not descend from k's
-segment. Tiles of the mask are found from the smallest and largest ``end`` of each, never from N x N pairs.
+A batch is laid out in preorder: each segment is followed by its descendants. So the mask is given by one number per
+token: query q sees key k if ``k <= q < end[k]``, where ``end[k]`` is the first token after k's segment and all its
+descendants. The tiles of the mask follow from the smallest and largest ``end`` of each, without N x N pairs.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,12 +18,12 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from whet.models.attention.dense import AttentionSettings
 from whet.models.device import placed
 
-TILE = 128  # tokens of the kernel's tiles; a batch is filled up to a multiple of it
+TILE = 128  # tokens of a kernel tile; a batch is padded to a multiple
 
 
 @dataclass(slots=True)
 class FlexLayout:
-    """The mask of a batch of ``size`` tokens, with padding P of them. Made once per batch."""
+    """The mask of a batch of ``size`` tokens, padded to P. Built once per batch."""
 
     size: int
     end: Tensor  # [P] int32
@@ -32,14 +32,14 @@ class FlexLayout:
 
     @classmethod
     def of(cls, starts: Sequence[int], parents: Sequence[int], size: int, device: torch.device) -> "FlexLayout | None":
-        """Return the layout of segments; None where they are in another order."""
+        """Return the layout of segments; None if they are not in preorder."""
         ends = [*starts[1:], size]
         before = [0] * len(starts)
         last = list(ends)
         for i in reversed(range(len(starts))):
             if parents[i] >= 0:
                 last[parents[i]] = max(last[parents[i]], last[i])
-        open_: list[int] = []  # segments whose descendants may still come
+        open_: list[int] = []  # segments that may have further descendants
         for i, parent in enumerate(parents):
             while open_ and open_[-1] != parent:
                 open_.pop()
@@ -56,7 +56,7 @@ class FlexLayout:
         return cls(size, placed(end.int(), device), placed(depth.int(), device))
 
     def mask(self, window: int | None) -> BlockMask:
-        """Return which key each query sees; with a ``window``, of its own path's last so many tokens."""
+        """Return the block mask; with a ``window``, a query sees that many of the last tokens of its path."""
         if window not in self.masks:
             self.masks[window] = self._mask(window)
         return self.masks[window]
@@ -98,7 +98,7 @@ class FlexLayout:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many tiles of keys each tile of queries has, and their numbers first."""
+    """Return the number of key tiles of each tile of queries, and a permutation that lists them first."""
     numbers = chosen.int().argsort(dim=1, descending=True, stable=True)
     return chosen.sum(1, dtype=torch.int32)[None, None], numbers.int()[None, None]
 
@@ -117,7 +117,7 @@ def _capped(softcap: float) -> Callable[..., Tensor]:
 
 @cache
 def _kernel(kind: str) -> Callable[..., Any]:
-    """Compile it, once in a process and for batches of any size; that takes up to a minute. On a CPU it is plain
-    operations on all pairs, without a backward pass: for tests."""
+    """Return the kernel, compiled once per process for batches of any size, which takes up to a minute. On a CPU it
+    consists of plain operations on all pairs, without a backward pass, for tests."""
     kernel: Callable[..., Any] = flex_attention
     return torch.compile(kernel, dynamic=True) if kind == "cuda" else kernel

@@ -1,8 +1,8 @@
-"""Attention over a forest of segments, through transformers' own ``AttentionInterface``: no fork of a modelling file.
+"""Attention over a forest of segments, through transformers' ``AttentionInterface``, without a fork of modelling code.
 
-What flows through: the packed queries, keys and values of one layer, [1, heads, N, size], and a ``ForestLayout`` made
-once per batch. A segment's queries see its ancestors' tokens and, causally, its own. Segments of similar size are
-padded into blocks, so that 64 short answers cost one product and not 64. Knows no loss, no learner and no device mesh.
+Inputs are the packed queries, keys and values of one layer, [1, heads, N, size], and a ``ForestLayout`` that is built
+once per batch. A segment's queries see the tokens of its ancestors and, causally, the tokens of the segment. Segments
+of similar size are padded into blocks, so that 64 short answers cost one product instead of 64.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from whet.core.forest import concat_aranges
 from whet.models.attention.bins import bins_of
 from whet.models.attention.dense import AttentionSettings, dense_attention, fused_attention, score_dtype
 from whet.models.attention.flex import FlexLayout
-from whet.models.attention.states import forks, state_forest_hidden
+from whet.models.attention.states import state_forest_hidden, supports_prefix_fork
 from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel
 from whet.models.device import placed
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 AnyLayout: TypeAlias = "ForestLayout | FlexLayout | VarlenLayout"
 
 NAME = "whet_forest"
-_DENSE_KEYS = 512  # in longer rows, what the fused kernel saves by skipping the future counts for more
+_DENSE_KEYS = 512  # in longer rows, the fused kernel saves more by skipping future keys
 
 
 @dataclass(slots=True)
 class Block:
     """C segments padded to one size. A row's keys are its ancestors' tokens, then its own, then padding.
 
-    Where a batch is spread over ranks, a row is this rank's part of a segment, and the segment's earlier tokens count
+    If a batch is distributed over ranks, a row is this rank's part of a segment, and the segment's earlier tokens count
     as ancestors.
     """
 
     rows: int  # C
     queries: int  # tokens of the longest segment
     keys: int  # tokens of the longest path, ancestors included
-    before: Tensor  # [C] tokens of the ancestors; the same in all rows where ``even``
+    before: Tensor  # [C] tokens of the ancestors; equal in all rows if ``even``
     even: bool
     roots: bool  # no row has ancestors
 
 
 @dataclass(slots=True)
 class ForestLayout:
-    """The places of every block's queries and keys, and of every token's result. Made once per batch."""
+    """The indices of every block's queries and keys, and of every token's result. Built once per batch."""
 
     blocks: list[Block]
     query: "Gather"  # packed token (of this rank's) of each query row of all blocks
@@ -64,8 +64,7 @@ class ForestLayout:
 
     @classmethod
     def of(cls, batch: Batch, device: torch.device | str, tokens: Tokens | None = None) -> "ForestLayout":
-        """Return the layout of a batch, on the model's device. Padding, where ``tokens`` wants it, is one more
-        segment."""
+        """Return the layout of a batch, on the model's device. Padding that ``tokens`` requires is one more segment."""
         starts, parents, size = batch.segment_start.tolist(), batch.segment_parent.tolist(), len(batch)
         tokens = tokens or Tokens()
         padding = tokens.padded(size) - size
@@ -75,7 +74,7 @@ class ForestLayout:
 
     @classmethod
     def of_lengths(cls, lengths: list[int], device: torch.device | str) -> "ForestLayout":
-        """Return the layout of sequences of these lengths that share nothing."""
+        """Return the layout of sequences of these lengths without shared tokens."""
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
         return cls._of(starts, [-1] * len(lengths), sum(lengths), device, Tokens())
 
@@ -88,27 +87,27 @@ class ForestLayout:
         for parent in parents:
             paths.append([] if parent < 0 else [*paths[parent], segments[parent]])
 
-        rows: list[tuple[list[range], range, int]] = []  # what a row sees before, its tokens, where they stand here
+        rows: list[tuple[list[range], range, int]] = []  # ancestors, tokens, index on this rank
         here = 0
         for run in tokens.runs(size):
             for segment, path in zip(segments, paths, strict=True):
-                own = range(max(segment.start, run.start), min(segment.stop, run.stop))
-                if own:
-                    rows.append(([*path, range(segment.start, own.start)], own, here + own.start - run.start))
+                part = range(max(segment.start, run.start), min(segment.stop, run.stop))
+                if part:
+                    rows.append(([*path, range(segment.start, part.start)], part, here + part.start - run.start))
             here += len(run)
         before = [sum(map(len, path)) for path, _, _ in rows]
-        lengths = [len(own) for _, own, _ in rows]
+        lengths = [len(part) for _, part, _ in rows]
 
         blocks: list[Block] = []
-        query: list[range] = []  # padding are tokens that there are not: those after the last one
+        query: list[range] = []  # padding has indices after the last token
         key: list[range] = []
         for members in bins_of(before, lengths):
             queries = max(lengths[i] for i in members)
             keys = max(before[i] + lengths[i] for i in members)
             for i in members:
-                path, own, at = rows[i]
-                query += [range(at, at + len(own)), range(here, here + queries - len(own))]
-                key += [*path, own, range(size, size + keys - before[i] - len(own))]
+                path, part, at = rows[i]
+                query += [range(at, at + len(part)), range(here, here + queries - len(part))]
+                key += [*path, part, range(size, size + keys - before[i] - len(part))]
             ancestors = torch.tensor([before[i] for i in members])
             even, roots = bool((ancestors == ancestors[0]).all()), not ancestors.any()
             blocks.append(Block(len(members), queries, keys, placed(ancestors, torch.device(device)), even, roots))
@@ -123,8 +122,8 @@ class ForestLayout:
         )
 
     def mask(self, index: int, window: int | None, dtype: torch.dtype, always: bool = False) -> Tensor | None:
-        """Return the mask that is added to block ``index``'s scores, [1 or C, 1, queries, keys]. None stands for a
-        plainly causal one, unless it is wanted ``always``."""
+        """Return the mask that is added to block ``index``'s scores, [1 or C, 1, queries, keys]. None means a plain
+        causal mask, unless ``always`` is set."""
         name = (index, window, dtype, always)
         if name not in self.masks:
             block = self.blocks[index]
@@ -134,7 +133,7 @@ class ForestLayout:
             else:
                 before = block.before[:1] if block.even else block.before
                 here = before[:, None, None, None] + torch.arange(block.queries, device=before.device)[:, None]
-                here = here.clamp(max=block.keys - 1)  # padding must see something too, or it turns into nan
+                here = here.clamp(max=block.keys - 1)  # padding must see some key too, or it becomes nan
                 there = torch.arange(block.keys, device=before.device)
                 seen = there <= here
                 if window is not None and not whole:
@@ -145,23 +144,23 @@ class ForestLayout:
 
 @dataclass(slots=True)
 class Gather:
-    """Rows picked by index, with a backward that sums in float32 whatever the rows' type (a shared prompt's keys are
-    picked once per answer)."""
+    """Selection of rows by index, with a backward pass that sums in float32 for any dtype of the rows (a shared
+    prompt's keys are selected once per answer)."""
 
-    index: Tensor  # [R] row to pick; padding picks row 0
-    back: Tensor  # the picks, padding left out, sorted by the row they picked
-    bags: Tensor  # [rows] where each row's picks begin in ``back``
+    index: Tensor  # [R] selected row; padding selects row 0
+    back: Tensor  # the selections without padding, sorted by selected row
+    bags: Tensor  # [rows] start of each row's selections in ``back``
 
     @classmethod
     def of(cls, index: Tensor, rows: int, device: torch.device | str) -> "Gather":
-        """``index`` [R]: the row to pick; what is beyond the last one of ``rows`` is padding."""
+        """Return the gather of ``index`` [R] from ``rows`` rows; an index outside of them is padding."""
         there = index < rows
         back = _order(index)[: int(there.sum())]
         counts = torch.bincount(index[there], minlength=rows)
         return cls(*(placed(x, torch.device(device)) for x in (index.where(there, 0), back, counts.cumsum(0) - counts)))
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[rows, width] -> [R, width]"""
+        """Return the selected rows. [rows, width] -> [R, width]"""
         picked: Tensor = _Pick.apply(rows, self.index, self.back, self.bags)
         return picked
 
@@ -183,7 +182,7 @@ def _numbers(runs: list[range]) -> Tensor:
 
 
 def _order(index: Tensor) -> Tensor:
-    """Sort stably, as ``argsort`` does: numpy's is several times as fast where there are long runs in order."""
+    """Return a stable ``argsort``; numpy's is several times as fast for inputs with long sorted runs."""
     return torch.from_numpy(index.numpy().argsort(kind="stable"))
 
 
@@ -235,7 +234,7 @@ def forest_attention(
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[1, heads, N, size] -> [N, heads * size]"""
+    """Reshape [1, heads, N, size] -> [N, heads * size]"""
     return x[0].transpose(0, 1).reshape(x.shape[2], -1)
 
 
@@ -248,7 +247,7 @@ def _attend(
     settings: AttentionSettings,
     dropout: float,
 ) -> Tensor:
-    """Attend in one block, [C, L, heads, size] -> the same."""
+    """Compute the attention of one block, [C, L, heads, size] -> the same."""
     special = settings.softcap is not None or settings.sinks is not None
     if special and dropout > 0.0:
         raise WhetError(
@@ -265,37 +264,36 @@ def _attend(
 
 
 def register() -> None:
-    """Make ``whet_forest`` a name that transformers knows. May be called any number of times. No mask function goes
-    with it: then transformers builds no masks, and does not look at positions, for which it would wait for a GPU."""
+    """Register ``whet_forest`` with transformers. May be called any number of times. There is no mask function, so that
+    transformers builds no masks and does not inspect positions, for which it would wait for a GPU."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, torch.compiler.disable(forest_attention))
 
 
-# These say that their attention can be swapped, and mask in their own way (doge, phimoe) or pass nothing on to it.
+# These claim to support the attention interface, but use their own masks (doge, phimoe) or don't pass arguments to it.
 _OWN_MASKS = {"doge", "moshi", "nemotron", "phimoe"}
 
 
 def supports_forest(hf_config: "PretrainedConfig") -> bool:
-    """Return whether all layers are attention that goes through transformers' attention interface. Recurrent,
-    convolutional and linear attention layers carry a state along the row: their batches must be laid out with unshared
-    prompts."""
+    """Return whether all layers use transformers' attention interface. Recurrent, convolutional and linear attention
+    layers carry a state along the row, so their batches must be laid out with unshared prompts."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
-    if known is None or isinstance(known, tuple) or hf_config.is_encoder_decoder:
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(hf_config), None)
+    if architecture is None or isinstance(architecture, tuple) or hf_config.is_encoder_decoder:
         return False
     kinds = set(getattr(hf_config.get_text_config(), "layer_types", None) or [])
     return (
-        known._supports_attention_backend
-        and not known._is_stateful
+        architecture._supports_attention_backend
+        and not architecture._is_stateful
         and hf_config.model_type not in _OWN_MASKS
         and kinds <= {"full_attention", "sliding_attention"}
     )
 
 
 def use_forest_attention(model: "PreTrainedModel") -> None:
-    """Select forest attention. Raises ``WhetError`` for an architecture that can't have it."""
+    """Select forest attention. Raises ``WhetError`` for an architecture that doesn't support it."""
     if not supports_forest(model.config):
         raise WhetError(
             f"{type(model).__name__} has layers that are not plain attention; "
@@ -306,18 +304,18 @@ def use_forest_attention(model: "PreTrainedModel") -> None:
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """Return the Hugging Face model inside a PEFT wrap, or the model itself."""
+    """Return the Hugging Face model inside a PEFT wrapper, or the model itself."""
     get_base_model: Any = getattr(model, "get_base_model", None)
     return model if get_base_model is None else get_base_model()
 
 
 def decoder_of(model: nn.Module) -> Any:
-    """Return the part of a causal language model (or a PEFT wrap of it) that maps tokens to final hidden states."""
+    """Return the part of a causal language model (or its PEFT wrapper) that maps tokens to final hidden states."""
     from transformers import PreTrainedModel
 
     whole = unwrapped(model)
-    found = whole.get_decoder()  # a guess, by the names of its parts
-    return found if isinstance(found, PreTrainedModel) and found is not whole else whole.model
+    decoder = whole.get_decoder()  # transformers guesses by the names of submodules
+    return decoder if isinstance(decoder, PreTrainedModel) and decoder is not whole else whole.model
 
 
 def layout_of(batch: Batch, device: torch.device, tokens: Tokens, attention: AttentionKernel) -> AnyLayout:
@@ -341,14 +339,14 @@ def forest_hidden(
     attention: AttentionKernel = "blocks",
     lockstep: bool = False,
 ) -> Tensor:
-    """Return the final hidden states of every token of a batch, [N, H], exactly as if each sequence had been run alone.
+    """Return the final hidden states of every token of a batch, [N, H], as if each sequence had been run alone.
 
-    ``tokens`` is the batch's layout over ranks; each of them gets all hidden states. With ``stage_input`` only that
+    ``tokens`` is the batch's layout over ranks, all of which get all hidden states. With ``stage_input`` only that
     stage of a pipeline is run; unless it is the last one, this rank's part of the tokens is returned for the next one,
-    padding included, [1, n, H]. ``attention``: how segments attend. A model without forest attention runs segments as
-    rows (see ``state_forest``) and can't be spread; with ``lockstep``, where other ranks run the layers at the same
-    time, in one call, and without shared segments. Layers are told of the batch's
-    experts; see ``routing``.
+    including padding, [1, n, H]. ``attention`` selects the implementation. A model without forest attention runs
+    segments as rows (see ``states``) and can't be distributed; with ``lockstep``, which means that other ranks run the
+    layers at the same time, it runs in one call, without shared segments. Layers get the batch's experts; see
+    ``routing``.
     """
     decoder = decoder_of(model) if stage_input is None else stage_decoder(decoder_of(model), stage_input.stage)
     entering = None if stage_input is None else stage_input.hidden
@@ -373,8 +371,8 @@ def forest_hidden(
         hidden = tokens.gather(packed[0])
         return hidden[: len(batch)]
     parents = batch.segment_parent.tolist()
-    stateless = decoder.training and decoder.is_gradient_checkpointing  # then layers are given no cache
-    if max(parents) >= 0 and (lockstep or stateless or not forks(decoder.config)):
-        raise WhetError("this model needs batches without shared prompts: lay them out with share_prompts=False")
+    stateless = decoder.training and decoder.is_gradient_checkpointing  # layers then get no cache
+    if max(parents) >= 0 and (lockstep or stateless or not supports_prefix_fork(decoder.config)):
+        raise WhetError("this model needs batches without shared prompts; lay them out with share_prompts=False")
     ids = placed(batch.tokens, device)
     return state_forest_hidden(decoder, ids, batch.segment_start.tolist(), parents, whole=lockstep)

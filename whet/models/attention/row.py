@@ -1,8 +1,8 @@
-"""Attention of rows of different lengths, packed one after the other: FlashAttention's kernels (arXiv 2307.08691),
-which torch has for GPUs, and the same operation in plain products for a CPU.
+"""Attention of packed rows of different lengths: FlashAttention's kernels (arXiv 2307.08691), which torch has for GPUs,
+and the same operation in plain products for a CPU.
 
-The backward pass takes the output and the log-sum-exp over *all* keys of a query. So where its keys are spread over
-several calls, each call's gradients are exact by themselves (Ring Attention, arXiv 2310.01889).
+The backward pass takes the output and the log-sum-exp over *all* keys of a query. So if a query's keys are split over
+several calls, each call's gradients are exact (Ring Attention, arXiv 2310.01889).
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from whet.models.attention.dense import score_dtype
 
 @dataclass(slots=True, frozen=True)
 class Rows:
-    """Rows of queries, each with its own keys. The last query of a row is at the place of its last key."""
+    """Rows of queries, each with its keys. The last query of a row is at the position of its last key."""
 
-    query_ends: Tensor  # [rows + 1] int32: 0, then where each row's queries end
+    query_ends: Tensor  # [rows + 1] int32: 0, then the end of each row's queries
     key_ends: Tensor  # [rows + 1] int32
     queries: int  # of the longest row
     keys: int  # of the longest row
-    causal: bool  # or each query sees all keys of its row
-    window: int | None = None  # of causal rows: a query sees this many keys, itself included
+    causal: bool  # if false, each query sees all keys of its row
+    window: int | None = None  # of causal rows: a query sees this many keys, including its own
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, rows: Rows, scale: float) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, rows: Rows, scale: float) 
 def attend_backward(
     d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsum: Tensor, rows: Rows, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, as far as they come from these keys."""
+    """Return the contribution of these keys to the gradients of queries, keys and values."""
     if query.device.type == "cuda":
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=query.device), query.new_empty(0)
         grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
@@ -72,7 +72,7 @@ def _lengths(rows: Rows) -> tuple[Tensor, Tensor, int, int]:
 
 
 def _window(rows: Rows) -> dict[str, int]:
-    """How many keys a query sees before and after itself, where that is bounded by more than ``causal``."""
+    """Return the bounds on the keys that a query sees before and after itself, if there is a window."""
     return {} if rows.window is None else {"window_size_left": rows.window - 1, "window_size_right": 0}
 
 
@@ -83,12 +83,12 @@ def _spans(rows: Rows) -> list[tuple[slice, slice]]:
 
 
 def _wide(x: Tensor, query: Tensor) -> Tensor:
-    """Repeat keys or values [K, kv heads, size] to all heads, in the type of scores."""
+    """Repeat keys or values [K, kv heads, size] to all heads, in the dtype of scores."""
     return x.to(score_dtype(x.dtype)).repeat_interleave(query.shape[1] // x.shape[1], 1)
 
 
 def _scores(query: Tensor, key: Tensor, rows: Rows, scale: float) -> Tensor:
-    """Return [heads, Q, K] of one row."""
+    """Return the scores of one row, [heads, Q, K]."""
     scores = torch.einsum("qhd,khd->hqk", query.to(score_dtype(query.dtype)), _wide(key, query)) * scale
     if rows.causal:
         here = torch.arange(len(query))[:, None] + len(key) - len(query)

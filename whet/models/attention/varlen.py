@@ -1,11 +1,11 @@
-"""Forest attention by FlashAttention over rows of different lengths, for GPUs: nothing is padded, nothing is compiled,
-and a new shape costs nothing. On a CPU the same calls are plain products: slow, and for tests.
+"""Forest attention with FlashAttention over rows of different lengths, for GPUs: no padding, no compilation, and no
+cost for new shapes. On a CPU the same calls are plain products: slow, and for tests.
 
-A layer that sees everything works in a cascade: one call over each segment's own tokens, and one for each level of
-shared prompts, whose rows are a prompt's tokens as keys and all its descendants' as queries. No prompt's keys are
-copied for an answer. The calls' results are put together by their log-sum-exp. With a sliding window, which ends
-elsewhere in a prompt for each query, and where a batch is spread over ranks, each segment is one row with its
-ancestors' keys gathered before its own: of a window's length at most.
+A layer with full attention works in a cascade: one call over each segment's tokens, and one for each level of shared
+prompts, whose rows have a prompt's tokens as keys and all its descendants' tokens as queries. So a prompt's keys are
+not copied for each answer. The calls' results are combined by their log-sum-exp. A sliding window ends at a different
+token of the prompt for each query; so with a window, and if a batch is distributed over ranks, each segment is one row
+with its ancestors' keys gathered in front of its keys: at most a window's length.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,15 +27,15 @@ class Call:
     """One call of the kernel, over some of the tokens."""
 
     rows: Rows
-    query: Tensor | None = None  # [Q] tokens, none twice; None: all, in their order
-    key: Tensor | None = None  # [K] tokens; None: all, in their order
+    query: Tensor | None = None  # [Q] distinct tokens; None: all, in order
+    key: Tensor | None = None  # [K] tokens; None: all, in order
 
 
 @dataclass(slots=True)
 class VarlenLayout:
-    """The calls for a batch of segments. Made once per batch."""
+    """The calls for a batch of segments. Built once per batch."""
 
-    segments: list[range]  # each one's tokens
+    segments: list[range]  # tokens of each segment
     ancestors: list[list[int]]  # of each segment, from the root
     longest: int  # tokens on a path
     device: torch.device
@@ -46,13 +46,13 @@ class VarlenLayout:
     def of(
         cls, starts: Sequence[int], parents: Sequence[int], size: int, device: torch.device, tokens: Tokens
     ) -> "VarlenLayout":
-        """Return the layout of segments, in any order in which parents stand before children."""
+        """Return the layout of segments, in any order with parents before children."""
         segments = [range(start, end) for start, end in zip(starts, [*starts[1:], size], strict=True)]
         ancestors: list[list[int]] = []
         paths: list[int] = []  # tokens up to a segment's end
-        for own, parent in zip(segments, parents, strict=True):
+        for segment, parent in zip(segments, parents, strict=True):
             ancestors.append([*ancestors[parent], parent] if parent >= 0 else [])
-            paths.append(len(own) + (paths[parent] if parent >= 0 else 0))
+            paths.append(len(segment) + (paths[parent] if parent >= 0 else 0))
         return cls(segments, ancestors, max(paths), device, tokens)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
@@ -62,37 +62,41 @@ class VarlenLayout:
             gathers = window is not None or self.tokens.spread
             self.calls[window] = [self._gathering(window)] if gathers else self._cascade()
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-        if self.tokens.spread:  # both at once
+        if self.tokens.spread:  # in one call
             key, value = self.tokens.gather(torch.cat([key, value], 1)).chunk(2, 1)
         out: Tensor = _Attention.apply(query, key, value, self.calls[window], settings.scale)
         return out[None]
 
     def _cascade(self) -> list[Call]:
-        """Return the call over segments' own tokens, and one for each level of segments with descendants."""
-        levels: list[dict[int, list[range]]] = []  # of each: descendants, by segment
-        for own, path in zip(self.segments, self.ancestors, strict=True):
+        """Return the call over segments' tokens, and one for each level of segments with descendants."""
+        levels: list[dict[int, list[range]]] = []  # for each level: descendants, by segment
+        for segment, path in zip(self.segments, self.ancestors, strict=True):
             for depth, ancestor in enumerate(path):
                 if depth == len(levels):
                     levels.append({})
-                levels[depth].setdefault(ancestor, []).append(own)
-        lengths = [len(own) for own in self.segments]
+                levels[depth].setdefault(ancestor, []).append(segment)
+        lengths = [len(segment) for segment in self.segments]
         calls = [Call(self._rows(lengths, lengths, causal=True))]
         for level in levels:
             keys = [self.segments[ancestor] for ancestor in level]
-            rows = self._rows([_total(below) for below in level.values()], [len(own) for own in keys], causal=False)
+            rows = self._rows(
+                [_total(below) for below in level.values()], [len(prompt) for prompt in keys], causal=False
+            )
             calls.append(Call(rows, self._places(chain.from_iterable(level.values())), self._places(keys)))
         return calls
 
     def _gathering(self, window: int | None) -> Call:
-        """Return the one call whose rows are segments with their ancestors' keys, or the part of each that is here."""
+        """Return the single call whose rows are segments with their ancestors' keys, or this rank's part of each."""
         queries, keys, places = list[int](), list[int](), list[range]()
         for run in self.tokens.runs(self.segments[-1].stop):
-            for own, path in zip(self.segments, self.ancestors, strict=True):
-                here = range(max(own.start, run.start), min(own.stop, run.stop))
+            for segment, path in zip(self.segments, self.ancestors, strict=True):
+                here = range(max(segment.start, run.start), min(segment.stop, run.stop))
                 if not here:
                     continue
-                before = [*(self.segments[ancestor] for ancestor in path), range(own.start, here.start)]
-                unseen = 0 if window is None else max(0, _total(before) - window + 1)  # by the first query already
+                before = [*(self.segments[ancestor] for ancestor in path), range(segment.start, here.start)]
+                unseen = (
+                    0 if window is None else max(0, _total(before) - window + 1)
+                )  # not visible even to the first query
                 seen = []
                 for part in before:
                     seen.append(part[unseen:])
@@ -115,7 +119,7 @@ def _total(runs: Iterable[range]) -> int:
 
 
 class _Attention(torch.autograd.Function):
-    """The first call has all queries; the others add keys for some of them."""
+    """The first call has all queries; the other calls add keys for some of them."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, calls: list[Call], scale: float) -> Tensor:
@@ -143,11 +147,11 @@ class _Attention(torch.autograd.Function):
         d_out = grads[0].contiguous()
         totals = [torch.zeros_like(x, dtype=logsum.dtype) for x in (query, key, value)]
         for call in ctx.calls:
-            own, own_out, own_d_out = _chosen(call.query, query, out, d_out)
-            (own_logsum,) = _chosen(call.query, logsum, axis=1)
+            q, q_out, q_d_out = _chosen(call.query, query, out, d_out)
+            (q_logsum,) = _chosen(call.query, logsum, axis=1)
             k, v = _chosen(call.key, key, value)
-            found = attend_backward(own_d_out, own, k, v, own_out, own_logsum, call.rows, ctx.scale)
-            for total, index, gradient in zip(totals, (call.query, call.key, call.key), found, strict=True):
+            gradients = attend_backward(q_d_out, q, k, v, q_out, q_logsum, call.rows, ctx.scale)
+            for total, index, gradient in zip(totals, (call.query, call.key, call.key), gradients, strict=True):
                 if index is None:
                     total.add_(gradient)
                 else:

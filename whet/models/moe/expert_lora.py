@@ -1,6 +1,6 @@
-"""LoRA on routed experts, whose matrices lie fused in parameters [experts, ...]: A and B of each expert. PEFT makes,
-saves and merges them. Its own forward pass swaps parameters, which sharded ones don't allow; here the experts add what
-is theirs when they are computed with (``whet.models.moe.experts``)."""
+"""LoRA for routed experts, whose matrices are fused in parameters [experts, ...]: A and B for each expert. PEFT
+creates, saves and merges them. PEFT's forward pass swaps parameters, which sharded parameters don't allow; here the
+experts add their LoRA when they are computed (``whet.models.moe.experts``)."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from whet.models.moe.experts import ADAPTERS, experts_of
 
 
 class ExpertAdapter(ParamWrapper):
-    """Around the experts of a layer, for one of their parameters."""
+    """Wraps the experts of a layer, for one of their parameters."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         output: Tensor = self.base_layer(*args, **kwargs)
         return output
 
     def adapted(self, weight: Tensor, first: int) -> Tensor:
-        """Return the matrices of some experts, from ``first`` on, with what LoRA adds to them."""
+        """Return the matrices of some experts, from ``first`` on, with LoRA added."""
         here = slice(first, first + len(weight))
         for name in () if self.disable_adapters else self.active_adapters:
             left, right, scaling = self.get_delta_factors(name)
@@ -28,7 +28,7 @@ class ExpertAdapter(ParamWrapper):
         return weight
 
     def added(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return B A of all experts, as the parameter lies there. a: [experts x rank, inputs], b: [outputs, rank x
+        """Return B A of all experts, in the layout of the parameter. a: [experts x rank, inputs], b: [outputs, rank x
         experts]."""
         a = a.reshape(self.num_experts, -1, a.shape[-1])
         b = b.reshape(len(b), -1, self.num_experts).permute(2, 0, 1)
@@ -47,7 +47,7 @@ def expert_parameters(model: nn.Module) -> list[str]:
 
 
 def take_over(model: nn.Module) -> None:
-    """Have experts apply what PEFT has wrapped around them."""
+    """Replace PEFT's wrappers, so that the experts apply their LoRA themselves."""
     module: Any
     for module in model.modules():
         if type(module) is ParamWrapper:

@@ -1,8 +1,8 @@
-"""Mixtures of experts, through transformers' own experts interface: no fork of a modelling file.
+"""Mixtures of experts, through transformers' experts interface, without a fork of modelling code.
 
-What flows through: the hidden states of one layer, [n, H], and the experts that its router chose, [n, k]. The products
-are transformers' grouped ones, computed in autocast's type (transformers leaves them out of autocast). Where a layer's
-experts are spread over ranks, an ``Exchange`` takes tokens to them and back. Knows no device mesh.
+Inputs are the hidden states of one layer, [n, H], and the experts that its router chose, [n, k]. The products are
+transformers' grouped products, computed in autocast's dtype (transformers excludes them from autocast). If a layer's
+experts are distributed over ranks, an ``Exchange`` sends tokens to them and back.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,35 +13,36 @@ from torch import Tensor, nn
 
 NAME = "whet_experts"
 ADAPTERS = "whet_adapters"
-"""Where an experts module has its LoRA, by parameter. Not an attribute that torch would take for a child."""
+"""The name under which an experts module has its LoRA, by parameter. Not an attribute that torch would take for a
+submodule."""
 
 Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Hidden states [n, H], experts [n, k] and their weights [n, k] -> [n, H]."""
 
 
 class Exchange(Protocol):
-    """The way of tokens to experts that other ranks have, and back."""
+    """Sends tokens to experts on other ranks, and the results back."""
 
     @property
     def first(self) -> int:
-        """The number of the first expert that is here."""
+        """The index of the first expert on this rank."""
         ...
 
     def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """``compute`` for tokens whose experts, [n, k], are counted over all ranks; ``compute`` itself counts those
-        that are here from 0."""
+        """Return ``compute`` for tokens whose experts, [n, k], are numbered over all ranks; ``compute`` itself numbers
+        the experts of this rank from 0."""
         ...
 
 
 def experts_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules, by name, that hold the fused parameters of a layer's routed experts, [experts, ...]."""
+    """Yield the modules, by name, that have the fused parameters of a layer's routed experts, [experts, ...]."""
     for name, module in model.named_modules():
-        if hasattr(type(module), "_apply_gate"):  # transformers' mark of what goes through its interface
+        if hasattr(type(module), "_apply_gate"):  # marks modules that use transformers' experts interface
             yield name, module
 
 
 def use_grouped_experts(model: nn.Module) -> None:
-    """Select ``NAME`` in a transformers model that has experts."""
+    """Select ``NAME`` in a transformers model with experts."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     if any(True for _ in experts_of(model)):
@@ -66,22 +67,21 @@ def _forward(module: nn.Module, hidden: Tensor, chosen: Tensor, weights: Tensor)
 
 
 class _Here:
-    """An experts module as transformers' functions see it, with the experts that are on this rank, in the type that
-    products are computed in."""
+    """An experts module as transformers' functions see it, with this rank's experts, in the dtype of products."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         exchange: Exchange | None = getattr(module, "whet_exchange", None)
         adapters = vars(module).get(ADAPTERS, {})
         for name, parameter in module.named_parameters(recurse=False):
-            own: Any = parameter
-            own = own.to_local() if hasattr(own, "to_local") else own
-            if torch.is_autocast_enabled(own.device.type) and own.dtype == torch.float32:
-                own = own.to(torch.get_autocast_dtype(own.device.type))
+            weight: Any = parameter
+            weight = weight.to_local() if hasattr(weight, "to_local") else weight
+            if torch.is_autocast_enabled(weight.device.type) and weight.dtype == torch.float32:
+                weight = weight.to(torch.get_autocast_dtype(weight.device.type))
             if name in adapters:
-                own = adapters[name].adapted(own, 0 if exchange is None else exchange.first)
-            setattr(self, name, own)
-            self.num_experts, self.dtype = own.shape[0], own.dtype
+                weight = adapters[name].adapted(weight, 0 if exchange is None else exchange.first)
+            setattr(self, name, weight)
+            self.num_experts, self.dtype = weight.shape[0], weight.dtype
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)

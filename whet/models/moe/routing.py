@@ -1,7 +1,6 @@
-"""Routers of mixtures of experts: what they choose is recorded in a generator, and given to a learner, whose routers
-then weigh the given experts by scores of their own (rollout routing replay, R3, arXiv 2510.11370). So a rounding error
-that turns a router's choice no longer makes another model of the one that sampled. By hooks: no fork of a modelling
-file."""
+"""Router replay (R3, arXiv 2510.11370): the choices of a mixture's routers are recorded in a generator and given to a
+learner, whose routers weight the given experts by their own scores. So a rounding error that changes a router's choice
+doesn't make the learner's model differ from the generator's. Implemented by hooks, without a fork of modelling code."""
 
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 KEYWORD = "whet_experts"
-"""By which a decoder and each of its layers are given ids, [n, layers with experts, k]."""
+"""The keyword under which a decoder and each of its layers get ids, [n, layers with experts, k]."""
 
 
 def _qwen3_moe(router: Any, logits: Tensor, chosen: Tensor) -> Tensor:
@@ -45,34 +44,34 @@ _WEIGHTS: dict[str, tuple[str, Callable[[Any, Tensor, Tensor], Tensor]]] = {
     "mixtral": ("MixtralTopKRouter", _mixtral),
     "deepseek_v3": ("DeepseekV3TopkRouter", _deepseek_v3),
 }
-"""By type of model: its router, and the weights [n, k] of experts that it did not choose itself, as its forward has
-them."""
+"""By type of model: its router, and the function of its forward pass that computes the weights [n, k] of given
+experts."""
 
 _BY_ROUTER = dict(_WEIGHTS.values())
 
 
 def cannot_replay(config: "PretrainedConfig") -> str | None:
-    """Return why choices of such a model's routers can't be replayed, in words."""
+    """Return why choices of such a model's routers can't be replayed, or None."""
     kind = config.get_text_config().model_type
     if kind in _WEIGHTS:
         return None
-    known = ", ".join(sorted(_WEIGHTS))
-    return f"rollouts.router_replay is about experts of {known}, and this model is a {kind}; leave it out"
+    supported = ", ".join(sorted(_WEIGHTS))
+    return f"rollouts.router_replay is for experts of {supported}, but this model is a {kind}; leave it out"
 
 
 def has_experts(config: "PretrainedConfig") -> bool:
-    """Return whether it is a mixture of experts."""
+    """Return whether the model is a mixture of experts."""
     text = config.get_text_config()
     return any(getattr(text, name, None) for name in ("num_experts", "n_routed_experts", "num_local_experts"))
 
 
 def experts_missing(config: "PretrainedConfig", replay: bool, balance: bool) -> str | None:
-    """Return why such a model can't do what a recipe asks of its experts, in words."""
+    """Return why a model doesn't support the expert settings of a recipe, or None."""
     if replay and (why := cannot_replay(config)) is not None:
         return why
     if balance and not has_experts(config):
         kind = config.get_text_config().model_type
-        return f"learner.balance is about experts, and this model, a {kind}, has none; leave it out"
+        return f"learner.balance is for experts, but this model, a {kind}, has none; leave it out"
     return None
 
 
@@ -81,7 +80,7 @@ def _routers(module: nn.Module) -> list[nn.Module]:
 
 
 class RouteRecorder:
-    """Keeps what the routers of a model choose."""
+    """Records the choices of a model's routers."""
 
     def __init__(self, model: nn.Module) -> None:
         self._chosen: list[Tensor] = []
@@ -95,8 +94,8 @@ class RouteRecorder:
 
 
 def follow_routes(model: nn.Module) -> None:
-    """Make each router take the experts that its layer is given as ``KEYWORD``, and its own choice where there are none
-    or -1. Layers are told by keyword, because then activation checkpointing tells them again."""
+    """Make each router use the experts that its layer gets as ``KEYWORD``, and its own choice if there are none or -1.
+    Layers get them by keyword, so that activation checkpointing passes them again."""
     number = 0
     for layer in layers_of(decoder_of(model))[1]:
         for router in _routers(layer):
@@ -107,7 +106,7 @@ def follow_routes(model: nn.Module) -> None:
 
 
 class _Given:
-    """The experts that one router is to take, from the time at which its layer is called."""
+    """The experts that one router has to use, from the call of its layer on."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -120,6 +119,6 @@ class _Given:
     def choose(self, weights: Any, router: nn.Module, args: tuple[Any, ...], output: tuple[Tensor, ...]) -> Any:
         if self._ids is None:
             return output
-        logits, _, own = output
-        chosen = torch.where(self._ids < 0, own, self._ids)
+        logits, _, choice = output
+        chosen = torch.where(self._ids < 0, choice, self._ids)
         return logits, weights(router, logits, chosen), chosen
