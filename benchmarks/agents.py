@@ -43,7 +43,7 @@ from whet.metrics.clock import Timing
 from whet.models.attention.forest import forest_hidden, use_forest_attention
 from whet.models.head import head_of
 from whet.processes.compute import compute_now
-from whet.processes.malloc import keep_freed_memory
+from whet.processes.machine import keep_freed_memory
 from whet.rollouts.episode import play
 from whet.rollouts.sampling import Sampling
 from whet.tasks.base import Environment, Environments, Observation, Step

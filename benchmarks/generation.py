@@ -30,7 +30,7 @@ from whet.engines.torch.config import TorchGeneratorConfig
 from whet.engines.torch.engine_model import build_engine_model
 from whet.engines.torch.generator import TorchGenerator
 from whet.processes.compute import compute_now
-from whet.processes.malloc import keep_freed_memory
+from whet.processes.machine import keep_freed_memory
 
 
 def ours(generator: TorchGenerator, prompts: list[list[int]], samples: int, new: int) -> None:

@@ -29,7 +29,7 @@ from whet.models.attention.forest import layout_of
 from whet.models.attention.varlen import VarlenLayout
 from whet.models.config import AttentionKernel
 from whet.models.shards import Tokens
-from whet.processes.malloc import keep_freed_memory
+from whet.processes.machine import keep_freed_memory
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

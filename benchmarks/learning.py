@@ -22,7 +22,7 @@ from whet.models.attention.forest import forest_hidden
 from whet.models.compiled import compile_layers
 from whet.models.head import head_of
 from whet.models.loading import LoraSettings, ModelConfig, load_model
-from whet.processes.malloc import keep_freed_memory
+from whet.processes.machine import keep_freed_memory
 
 
 def grpo_batch(prompts: int, answers: int, share: bool) -> Batch:

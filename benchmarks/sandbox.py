@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from machine import describe
 
-from whet.processes.cores import cores
+from whet.processes.machine import cores
 from whet.sandbox.sandbox import Checks, ProgramLimits, Sandbox
 
 PROGRAM, GIVEN, WANTED = "print(sum(map(int, input().split())))", "17 4 21", "42\n"

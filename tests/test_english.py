@@ -22,6 +22,7 @@ CLEAN = (
     "tests/learner/",
     "tests/losses/",
     "tests/models/",
+    "tests/processes/",
     "tests/rollouts/",
     "tests/show/",
     "whet/algorithms/",
@@ -33,6 +34,7 @@ CLEAN = (
     "whet/learner/",
     "whet/losses/",
     "whet/models/",
+    "whet/processes/",
     "whet/rollouts/",
     "whet/show/",
 )

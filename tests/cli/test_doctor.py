@@ -40,7 +40,7 @@ def test_memory_is_plausible():
 
 def test_a_containers_share_of_the_processor_counts(monkeypatch, tmp_path):
     (tmp_path / "cpu.max").write_text("100000 100000\n")
-    monkeypatch.setattr("whet.processes.cores.QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("whet.processes.machine.QUOTA", tmp_path / "cpu.max")
     found = {finding.subject: finding.value for finding in checks.machine()}
     assert found["cores"].startswith("1 usable of ")
 

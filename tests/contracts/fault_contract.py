@@ -13,7 +13,7 @@ from tests.cluster.workers import Choir, Talker, alive
 from tests.contracts.cluster_contract import Counter, CounterConfig, in_event_loop
 from whet.base.errors import DeadlineError, WorkerError
 from whet.cluster.base import Cluster, Placement
-from whet.processes.cores import divided_cores
+from whet.processes.machine import threads_per_rank
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
@@ -93,7 +93,7 @@ class FaultContract:
     async def test_cores_are_divided_among_ranks(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         several = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
-        assert await several.call("environment", "OMP_NUM_THREADS") == [str(divided_cores(2))] * 2
+        assert await several.call("environment", "OMP_NUM_THREADS") == [str(threads_per_rank(2))] * 2
         await several.close()
         alone = cluster.launch(Talker, CounterConfig(), Placement())
         assert await alone.call("environment", "OMP_NUM_THREADS") == [None]

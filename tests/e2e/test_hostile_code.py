@@ -114,7 +114,7 @@ RAISED = {
     "raises_cancelled": "CancelledError() at ",
     "raises_generator_exit": "GeneratorExit() at ",
     "raises_base_exception": "BaseException('out of reach') at ",
-    "raises_what_has_no_text": "Loud, whose text can't be had, at ",
+    "raises_what_has_no_text": "Loud (its text can't be formatted) at ",
 }
 
 
@@ -165,7 +165,7 @@ def test_a_signal_ends_a_run_whose_grader_holds_the_interpreter(tiny_model: Path
         finally:
             process.kill()
     assert process.returncode == -signal.SIGKILL
-    assert "error: a signal came, and the interpreter has been held for " in said
+    assert "error: a signal arrived, and the interpreter has been held for " in said
     assert f"Resume with: whet resume {tmp_path / 'run'}" in said
 
 
@@ -194,7 +194,7 @@ def test_a_grader_that_never_returns_meets_the_deadline_and_the_process_ends(
 def test_copies_of_the_run_that_a_grader_makes_end_and_the_run_goes_on(tiny_model: Path, tmp_path: Path) -> None:
     code, printed = train(tmp_path, tiny_model, "forks")
     assert code == 0, printed
-    assert printed.count("a copy of the run, which user code made with os.fork, ends here") == 24
+    assert printed.count("a fork of the run, made by user code with os.fork, ends here") == 24
     assert printed.count("finished: ") == 1
 
 

@@ -1,4 +1,4 @@
-"""Who computes where: torch operations outside the compute thread."""
+"""Records torch operations outside the compute thread."""
 
 import threading
 from collections import Counter
@@ -29,7 +29,7 @@ class _Counting(TorchDispatchMode):
 
 @contextmanager
 def operations_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, str]]]:
-    """Torch operations, by thread and name, of all threads but the compute thread while inside."""
+    """Record torch operations, by thread and name, of all threads except the compute thread."""
     found: Counter[tuple[str, str]] = Counter()
     run = threading.Thread.run
 

@@ -28,7 +28,7 @@ def die(_value=None):
 
 
 def meet(folder, name, other):
-    """Return once the other call has begun, too."""
+    """Return once the other call has also begun."""
     open(os.path.join(folder, name), "w").close()
     ends = time.monotonic() + 100
     while not os.path.exists(os.path.join(folder, other)):
@@ -88,7 +88,7 @@ def leave(status):
 
 
 def fork():
-    """In both processes; the worker's own result is the copy's number, once the copy has ended."""
+    """Fork; both processes return a result. The worker's is the fork's process id, once the fork has ended."""
     copy = os.fork()
     if copy:
         os.waitpid(copy, 0)

@@ -1,4 +1,4 @@
-"""A child answers requests, keeps its deadlines, and is never left behind."""
+"""A child answers requests, keeps its deadlines, and is never abandoned."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ HERE = "tests.processes.test_child"
 
 
 def acting() -> Answer:
-    """What children of these tests do: they run the request as an expression."""
+    """Return the request handler of the children in these tests, which evaluates the request as an expression."""
     return lambda request: str(eval(request, {"os": os, "time": time})).encode()
 
 
@@ -66,7 +66,7 @@ def test_signals_to_all_processes_of_a_job_leave_the_end_of_a_child_to_its_owner
     assert child.exchange(b"6 * 7") == b"42"
 
 
-def test_killing_wakes_whoever_waits_for_a_reply(child: Child) -> None:
+def test_killing_wakes_a_thread_that_waits_for_a_reply(child: Child) -> None:
     child.exchange(b"1")
     threading.Timer(0.2, child.kill).start()
     with pytest.raises(ChildDied, match="SIGKILL"):
@@ -124,13 +124,13 @@ def test_a_child_has_the_threads_and_cores_that_it_is_given() -> None:
         child.kill()
 
 
-def test_a_killed_process_that_does_not_go_is_not_waited_for_for_ever(
+def test_a_killed_process_that_does_not_end_is_awaited_only_for_a_while(
     child: Child, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill: Callable[[int, int], None] = os.killpg
     monkeypatch.setattr("whet.processes.child.KILL_S", 0.1)
     monkeypatch.setattr(os, "killpg", lambda group, _: kill(group, signal.SIGSTOP))  # as if the system held it
     child.kill()
-    assert "is still there after 0.1 s" in caplog.text
+    assert "still exists after 0.1 s" in caplog.text
     kill(child.process.pid, signal.SIGKILL)
     assert child.process.wait(20) == -signal.SIGKILL

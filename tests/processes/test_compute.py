@@ -1,4 +1,4 @@
-"""All of torch runs on one thread of a process, and whoever waits for it waits no longer than a deadline."""
+"""All torch operations run on one thread of a process, and callers wait at most until their deadline."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from whet.run import run
 from whet.run.evaluate import evaluate
 
 
-def test_work_is_done_on_the_compute_thread_while_the_loop_goes_on() -> None:
+def test_work_is_done_on_the_compute_thread_while_the_loop_continues() -> None:
     async def main() -> None:
         release = threading.Event()
         waiting = asyncio.create_task(compute(release.wait, 5))
@@ -45,7 +45,7 @@ def test_a_deadline_names_what_is_waited_for_and_what_is_in_its_way() -> None:
 
 
 def named() -> None:
-    raise AssertionError("whoever gave up must not have it run")
+    raise AssertionError("a cancelled job must not run")
 
 
 def test_a_timeout_of_the_work_itself_is_not_taken_for_the_deadline() -> None:

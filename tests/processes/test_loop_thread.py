@@ -1,4 +1,4 @@
-"""Code on a thread of its own can't keep its caller, or the process, from going on."""
+"""Code on a separate thread can't block its caller or the process."""
 
 import asyncio
 import re
@@ -10,7 +10,7 @@ import pytest
 
 from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
-from whet.processes.loop_thread import Escape, LoopThread, described
+from whet.processes.loop_thread import LoopThread, UserCodeExit, format_error
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ async def block(gate: threading.Event) -> None:
     gate.wait(240)
 
 
-def test_calls_run_there_side_by_side_and_return_here() -> None:
+def test_calls_run_concurrently_on_the_thread_and_return_here() -> None:
     async def work(thread: LoopThread) -> Any:
         return await asyncio.gather(*(thread.run(give, i) for i in range(3)))
 
@@ -51,18 +51,18 @@ def test_calls_run_there_side_by_side_and_return_here() -> None:
     assert not abandoned_threads
 
 
-def test_errors_come_as_they_are_and_what_would_end_more_than_the_call_as_an_escape() -> None:
+def test_errors_are_raised_unchanged_and_exits_as_user_code_exit() -> None:
     async def work(thread: LoopThread) -> None:
         with pytest.raises(KeyError, match="x"):
             await thread.run(raise_, KeyError("x"))
         for error in (SystemExit(0), asyncio.CancelledError(), KeyboardInterrupt(), GeneratorExit()):
-            with pytest.raises(Escape, match=rf"{type(error).__name__}.* at .*{__name__.split('.')[-1]}\.py:\d+"):
+            with pytest.raises(UserCodeExit, match=rf"{type(error).__name__}.* at .*{__name__.split('.')[-1]}\.py:\d+"):
                 await thread.run(raise_, error)
 
     with_thread(work)
 
 
-def test_a_caller_that_gives_up_does_not_wait_for_code_that_blocks_and_is_told_where() -> None:
+def test_a_caller_that_gives_up_does_not_wait_for_blocking_code_whose_line_is_known() -> None:
     gate = threading.Event()
 
     async def work(thread: LoopThread) -> None:
@@ -97,7 +97,7 @@ def test_code_that_is_given_up_is_cancelled() -> None:
     assert not abandoned_threads
 
 
-def test_a_helper_thread_that_hangs_is_left_behind() -> None:
+def test_a_helper_thread_that_hangs_is_abandoned() -> None:
     gate = threading.Event()
 
     async def work(thread: LoopThread) -> None:
@@ -127,4 +127,4 @@ def test_an_error_without_a_text_is_described_all_the_same() -> None:
         def __repr__(self) -> str:
             raise SystemExit
 
-    assert described(Mute()) == "Mute, whose text can't be had,"
+    assert format_error(Mute()) == "Mute (its text can't be formatted)"

@@ -1,4 +1,4 @@
-"""Workers are killed for real: answers that hang, crash or eat memory cost themselves their reward and nothing else."""
+"""Workers are killed for real: calls that hang, crash or exhaust the memory fail without affecting other calls."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from whet.tasks.grading import GradingPool
 
 
 def run(calls, prepare=None, **limits):
-    """The result of ``calls(pool)`` and the pool, closed."""
+    """Return the result of ``calls(pool)`` and the closed pool."""
     settings = {"workers": 1, "cpu_s": 1, "deadline_s": 60.0, "memory_gib": 2.0, **limits}
     pool = GradingPool(prepare, WorkerLimits(**settings))
     try:
@@ -83,7 +83,7 @@ def test_what_kills_two_workers_is_a_hostile_answer(function):
     assert pool.restarts == 2
 
 
-def test_a_worker_that_dies_once_costs_nobody_a_reward(tmp_path):
+def test_a_call_is_repeated_if_its_worker_dies_once(tmp_path):
     result, pool = run(lambda pool: pool.call(functions.die_once, str(tmp_path / "died")))
     assert result == "survived"
     assert pool.restarts == 1
@@ -91,7 +91,7 @@ def test_a_worker_that_dies_once_costs_nobody_a_reward(tmp_path):
 
 def test_a_bug_of_the_grader_is_an_error_with_its_traceback_and_no_reward():
     async def calls(pool):
-        with pytest.raises(CallError, match="a bug of the function") as caught:
+        with pytest.raises(CallError, match="a bug in the function") as caught:
             await pool.scores(functions.raise_bug)
         assert not isinstance(caught.value, CallCrash)
         return await pool.call(functions.echo, 2)
@@ -144,7 +144,7 @@ def test_calls_run_side_by_side(tmp_path):
     assert run(calls, workers=2, deadline_s=120.0)[0] == ["one", "two"]
 
 
-def test_closing_ends_calls_under_way_and_leaves_no_process():
+def test_closing_ends_calls_in_progress_and_leaves_no_process():
     async def calls(pool):
         pid = await pool.call(functions.process_id)
         call = asyncio.create_task(pool.call(functions.sleep, 60))
@@ -192,7 +192,7 @@ def test_a_pool_serves_several_event_loops():
 
 def test_an_exit_in_a_function_is_a_mistake_of_the_function_and_no_reward():
     async def calls(pool):
-        with pytest.raises(WhetError, match=r"a bug of the function:\n(.*\n)*SystemExit: 0"):
+        with pytest.raises(WhetError, match=r"a bug in the function:\n(.*\n)*SystemExit: 0"):
             await pool.scores(functions.leave, 0)
         return await pool.call(functions.echo, 1)
 

@@ -1,4 +1,4 @@
-"""What user code can do to its process ends in words and a code that is not 0, and signals are obeyed."""
+"""User code that ends, replaces or holds the process causes a message and a nonzero exit code; signals are obeyed."""
 
 import os
 import signal
@@ -99,7 +99,7 @@ def test_copies_of_the_process_end_and_become_programs_as_they_like(tmp_path: Pa
 def test_a_process_that_is_gone_is_told_of(does: str, code: int, tmp_path: Path) -> None:
     got, printed = ended(tmp_path, does)
     assert got == code
-    assert "ended without a word" in printed
+    assert "ended without a message" in printed
     assert printed.rstrip().endswith("Resume with: X")
 
 
@@ -130,12 +130,13 @@ def test_a_signal_ends_a_process_whose_interpreter_is_held(one: signal.Signals, 
             printed, _ = process.communicate(timeout=100)
         finally:
             process.kill()
-    if one is signal.SIGTERM:  # nobody handles it here
+    if one is signal.SIGTERM:  # not handled here
         assert process.returncode == -one
     else:
         assert process.returncode == -signal.SIGKILL
         assert (
-            f"a signal came, and the interpreter has been held for 10 s at {tmp_path}/script.py:7 in user:" in printed
+            f"a signal arrived, and the interpreter has been held for 10 s at {tmp_path}/script.py:7 in user:"
+            in printed
         )
 
 
@@ -181,4 +182,4 @@ Current thread 0x04 (most recent call first):
   File "{sys.base_prefix}/lib/python3.11/selectors.py", line 6 in select
 """
     assert held_at(dump) == f"{whet}/environments/math_grader.py:4 in grade"
-    assert held_at("") == "a place that can't be told"
+    assert held_at("") == "an unknown place"

@@ -1,4 +1,4 @@
-"""Jobs in order, turns in between, and threads that can be left behind."""
+"""Jobs in order, turns in between, and threads that can be abandoned."""
 
 import threading
 from concurrent.futures import CancelledError, Future
@@ -69,7 +69,7 @@ def test_a_long_job_lets_turns_in_for_as_long_as_its_last_part_took(
     def update() -> None:
         for seconds in (2.0, 3.0):
             spend("part", seconds)
-            thread.let_turns()
+            thread.yield_to_decoder()
         order.append("end")
 
     release = threading.Event()
@@ -86,13 +86,13 @@ def test_letting_turns_in_does_nothing_elsewhere(thread: JobThread) -> None:
     release, ran = threading.Event(), list[int]()
     thread.submit(release.wait, 5)
     turn = thread.submit(ran.append, 1, turn=True)
-    thread.let_turns()
+    thread.yield_to_decoder()
     assert ran == []
     release.set()
     turn.result(5)
 
 
-def test_a_job_that_hangs_is_left_behind_and_others_go_on(thread: JobThread) -> None:
+def test_a_job_that_hangs_is_abandoned_and_others_continue(thread: JobThread) -> None:
     release = threading.Event()
     _, hanging, others = hang(thread, release)
     thread.give_up([hanging])
@@ -112,7 +112,7 @@ def test_giving_up_what_waits_leaves_the_running_job_alone(thread: JobThread) ->
     assert hanging.result(5) == 1
 
 
-def test_an_ended_thread_cancels_what_waits_and_starts_anew(thread: JobThread) -> None:
+def test_an_ended_thread_cancels_waiting_jobs_and_can_start_again(thread: JobThread) -> None:
     release = threading.Event()
     began, hanging, waiting = hang(thread, release)
     thread.end()
@@ -126,7 +126,7 @@ def test_an_ended_thread_cancels_what_waits_and_starts_anew(thread: JobThread) -
 
 
 def hang(thread: JobThread, release: threading.Event) -> tuple[threading.Thread, Future[int], Future[int]]:
-    """The thread, a job of it that runs until ``release``, and one that waits behind it and returns 3."""
+    """Return the thread, a job that runs until ``release``, and a job that waits behind it and returns 3."""
     began = thread.submit(threading.current_thread).result(5)
 
     def hanging() -> int:

@@ -16,7 +16,7 @@ from whet.chat.calls import checked_call
 from whet.chat.renderer import Renderer
 from whet.config.component import import_path
 from whet.core.types import Message, Task
-from whet.processes.loop_thread import Escape
+from whet.processes.loop_thread import UserCodeExit
 from whet.tasks.base import Step
 from whet.tasks.cases import Answer
 from whet.tasks.games.guessing import Guessing
@@ -158,7 +158,7 @@ def test_a_call_that_can_not_be_read_is_told_once_and_then_ends_the_episode_with
     assert steps[-1].reward == 1
 
 
-@pytest.mark.parametrize(("force", "error"), [(101, ConnectionError), (-1, Escape)])
+@pytest.mark.parametrize(("force", "error"), [(101, ConnectionError), (-1, UserCodeExit)])
 def test_a_fault_of_the_infrastructure_is_raised_for_the_episode_to_be_played_again(force: int, error: Any) -> None:
     with pytest.raises(error):
         played(ROOM, TASK, [message(push={"force": force})])

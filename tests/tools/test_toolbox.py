@@ -15,7 +15,7 @@ import pytest
 from tests.contracts.fault_contract import eventually
 from whet.base.errors import ConfigError
 from whet.core.types import Message, ToolCall
-from whet.processes.loop_thread import Escape
+from whet.processes.loop_thread import UserCodeExit
 from whet.tools.tool import tool, tools_of
 from whet.tools.toolbox import Toolbox, ToolLimits
 
@@ -169,7 +169,7 @@ def test_a_late_result_is_thrown_away_and_its_object_is_called_no_more() -> None
     assert texts(box, call("act")) == ["Error: not run, for act has not finished"]
 
 
-@pytest.mark.parametrize(("kind", "error"), [("connection", ConnectionError), ("exit", Escape)])
+@pytest.mark.parametrize(("kind", "error"), [("connection", ConnectionError), ("exit", UserCodeExit)])
 def test_a_fault_of_the_infrastructure_is_raised(kind: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         answers(Toolbox(tools_of(broken), SHORT), call("broken", kind=kind))

@@ -21,7 +21,7 @@ from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
 from whet.cli import audit, doctor, evaluate, export, gym, plan, recipes, serve, show, train, validate, view
 from whet.cli.arguments import Session
-from whet.processes.malloc import keep_freed_memory
+from whet.processes.machine import keep_freed_memory
 from whet.processes.sentinel import endings_are_errors
 
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -106,9 +106,9 @@ def finish(error: BaseException, session: Session, words: list[str] | None = Non
     if isinstance(error, typer.Exit):  # of --help, or of a command that has already printed its result
         return error.exit_code
     if isinstance(error, SystemExit):
-        from whet.processes.loop_thread import described
+        from whet.processes.loop_thread import format_error
 
-        return _say(f"error: code inside the command tried to end the process: {described(error)}", 1)
+        return _say(f"error: code inside the command tried to end the process: {format_error(error)}", 1)
     if session.debug:
         with suppress(OSError):
             traceback.print_exception(error)

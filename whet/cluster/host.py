@@ -17,7 +17,7 @@ from whet.cluster.group import RemoteTraceback, call_method
 from whet.cluster.message import unpacked
 from whet.cluster.rendezvous import LOOPBACK, own_address
 from whet.config import Config
-from whet.processes.malloc import keep_freed_memory
+from whet.processes.machine import keep_freed_memory
 
 
 @dataclass(slots=True)

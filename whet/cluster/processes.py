@@ -14,7 +14,7 @@ from whet.cluster.message import packed
 from whet.cluster.rendezvous import LOOPBACK, PrivateFile, Reservation, rank_infos
 from whet.config import Config
 from whet.processes.child import Child, ChildDied, Message
-from whet.processes.cores import cores, divided_cores, part
+from whet.processes.machine import cores, slice_for_rank, threads_per_rank
 
 _FEWEST, _PER_CORE = 64, 8  # processes that any machine may start, and for each of its cores
 
@@ -41,7 +41,7 @@ class ProcessCluster:
         meeting, file = Reservation(LOOPBACK), PrivateFile()
         links = []
         for info in rank_infos(placement, meeting.address, file.path):
-            own = None if self.cores is None else part(self.cores, info.rank, placement.ranks)
+            own = None if self.cores is None else slice_for_rank(self.cores, info.rank, placement.ranks)
             child = Child(f"{Host.__module__}:Host", environment=_threads(own, placement.ranks), cores=own)
             links.append(_Process(child, (worker, config, info), (meeting, file)))
         return LinkedGroup(worker, placement, links)
@@ -82,4 +82,4 @@ def _threads(own: Sequence[int] | None, ranks: int) -> dict[str, str]:
     threads than cores would wait for each other."""
     if own is not None:
         return {"OMP_NUM_THREADS": str(len(own))}
-    return {} if ranks == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(divided_cores(ranks))}
+    return {} if ranks == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}

@@ -9,8 +9,8 @@ from logging import LogRecord
 from whet.cluster.group import call_method
 from whet.cluster.host import Host, Reply, collect, failed
 from whet.cluster.rendezvous import Reservation
-from whet.processes.child import die_with
-from whet.processes.cores import bind, cores
+from whet.processes.child import kill_on_parent_exit
+from whet.processes.machine import bind, cores
 
 
 @dataclass(slots=True, frozen=True)
@@ -48,7 +48,7 @@ class RayHost(Host):
         It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set it to the actor's
         share of cores, which is not what None means.
         """
-        die_with(os.getppid())  # Ray's node, which can't tell a frozen worker to end when it is killed itself
+        kill_on_parent_exit(os.getppid())  # a killed Ray node can't end a frozen worker
         os.environ.pop("OMP_NUM_THREADS", None)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = threads

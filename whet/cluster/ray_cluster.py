@@ -23,7 +23,7 @@ from whet.cluster.ray_actor import Location, RayHost
 from whet.cluster.ray_connection import connect, leave
 from whet.cluster.rendezvous import rank_infos
 from whet.config import Config
-from whet.processes.cores import part
+from whet.processes.machine import slice_for_rank
 
 if TYPE_CHECKING:
     from whet.cluster.config import RayClusterConfig
@@ -162,7 +162,7 @@ class ActorGroup:
         divided = str(max(1, home.cores // len(neighbours))) if len(neighbours) > 1 else None
         worker = ray.cloudpickle.dumps((self._worker, self._config, info))
         if self._cores is not None and home.node == ray.get_runtime_context().get_node_id():
-            own = part(self._cores, neighbours.index(home), len(neighbours))
+            own = slice_for_rank(self._cores, neighbours.index(home), len(neighbours))
             return actor.start.remote(worker, str(len(own)), own)
         return actor.start.remote(worker, os.environ.get("OMP_NUM_THREADS", divided))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from whet.base.errors import WhetError
 from whet.base.extras import missing
-from whet.processes.environment import environment
+from whet.processes.machine import environment
 
 _users = 0  # of the connection, which is the process's
 _ours = False

@@ -25,7 +25,7 @@ from whet.base.extras import MissingExtraError
 from whet.config.base import Config
 from whet.config.moved import MOVED
 from whet.config.nearest import did_you_mean
-from whet.processes.user_code import own_frames
+from whet.processes.user_code import user_frames
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt", ".gz", ".zst")
 """Suffixes of data files."""
@@ -216,7 +216,7 @@ def _import_file(file: str) -> tuple[str, ModuleType]:
 
 def _failure(module: str, error: BaseException) -> str:
     """Return why a module can't be imported, and where: the last frame outside the import system and this file."""
-    frames = [(frame.filename, frame.lineno) for frame in own_frames(error)]
+    frames = [(frame.filename, frame.lineno) for frame in user_frames(error)]
     reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError):
         frames, reason = [(str(error.filename), error.lineno)], error.msg

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from packaging.requirements import Requirement
 
 from whet.base.extras import EXTRAS
-from whet.processes.cores import cores
+from whet.processes.machine import cores
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -29,7 +29,7 @@ from whet.endpoint.body import read_body
 from whet.endpoint.connections import Connections
 from whet.endpoint.http_server import Server
 from whet.endpoint.request import ApiError
-from whet.processes.loop_thread import described
+from whet.processes.loop_thread import format_error
 from whet.tasks.base import Step, TaskSet, checked_score
 from whet.tasks.gym.items import final_text
 from whet.tasks.gym.rows import TASK
@@ -87,14 +87,14 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
         try:
             answer = final_text(body["response"])
         except (LookupError, TypeError, AttributeError) as problem:
-            raise ApiError(422, f"'response' is not an answer of a model: {described(problem)}") from None
+            raise ApiError(422, f"'response' is not an answer of a model: {format_error(problem)}") from None
         try:
             async with asyncio.timeout(_DEADLINE):
                 step = await _graded(environments, task, answer)
             reward = checked_score("reward", step.reward, f"of {uid}")
             scores = {name: checked_score(name, value, f"of {uid}") for name, value in step.scores.items()}
         except Exception as problem:  # a failure of ours is no measurement of theirs
-            reason = f"no grade within {_DEADLINE:g} s" if isinstance(problem, TimeoutError) else described(problem)
+            reason = f"no grade within {_DEADLINE:g} s" if isinstance(problem, TimeoutError) else format_error(problem)
             log.warning("%s could not be verified: %s", uid, reason)
             return body | _masked("grader", reason)
         if not step.done:

@@ -10,8 +10,7 @@ from pydantic import Field
 from whet.base.dtype import Dtype
 from whet.config import Config
 from whet.core.types import Distribution
-from whet.processes.cores import part
-from whet.processes.gpus import visible_gpus
+from whet.processes.machine import slice_for_rank, visible_gpus
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -142,7 +141,7 @@ class GeneratorConfig(Config, ABC):
                 return HostedGenerator(self, model, tokenizer, deployment)
             own = deployment.cores  # in this process all replicas share one compute thread
             if own is not None and not self.in_process:
-                own = part(own, number, self.replicas)
+                own = slice_for_rank(own, number, self.replicas)
             gpus = every[number * each : (number + 1) * each]
             return self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus))
 

@@ -32,7 +32,7 @@ def forward(
 
     if model.pipeline is None:
         for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
-            COMPUTE.let_turns()
+            COMPUTE.yield_to_decoder()
             run(number, batch)
         results = {number: _on_cpu(output) for number, output in results.items()}  # at the end: it waits for the device
     else:
@@ -61,7 +61,7 @@ def forward_backward(
 
     if model.pipeline is None:
         for number, batch in enumerate(PROGRESS.each(batches, "micro-batches")):
-            COMPUTE.let_turns()
+            COMPUTE.yield_to_decoder()
             set_last_backward(model, number == len(batches) - 1)
             run(number, batch).backward()
         return

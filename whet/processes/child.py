@@ -1,13 +1,13 @@
-"""A Python process of our own at the other end of a pair of sockets: one request, one reply at a time, both bytes.
+"""A Python child process behind a socket pair: one request and one reply at a time, both bytes.
 
     Child("module:make")                        the child
       exchange(request, seconds) ── request ──▶ answer = make(); answer(request)
                                  ◀── reply ────
 
-Who waits for whom: ``exchange`` waits for the reply until its deadline. A child that is late is killed, for its reply
-could be taken for that of the next request. The child waits for requests, without a deadline: the kernel kills it with
-its owner, however that ends and whatever the child is doing (Linux; elsewhere it ends with the request under way).
-Knows nothing of what is asked, and nothing that a child sends is ever run here.
+Who waits for whom: ``exchange`` waits for the reply until its deadline. A child that is late is killed, because its
+reply could be mistaken for the next one. The child waits for requests without a deadline: the kernel kills it when its
+owner ends for any reason (Linux; elsewhere it ends after the request in progress). Independent of what the requests
+mean; nothing that a child sends is executed here.
 """
 
 import contextlib
@@ -30,33 +30,33 @@ from whet.base.errors import DeadlineError, WorkerError
 
 log = logging.getLogger(__name__)
 
-KILL_S = 10.0  # a killed process is gone in less
-_FILES = 8  # that may come with a request
-COPIED = 71  # exit status of a copy of a child that user code made with os.fork
+KILL_S = 10.0  # seconds to wait for a killed process to end
+_FILES = 8  # maximal number of files sent with a request
+COPIED = 71  # exit status of a fork of a child that user code made with os.fork
 
-# Linux takes the end of the thread that started a process for the end of its parent, so this one never ends.
+# Linux treats the end of the thread that started a process as the end of its parent, so this thread never ends.
 _STARTER = ThreadPoolExecutor(1, thread_name_prefix="whet-starter")
 
 
 Message = bytes | Sequence[memoryview]
-"""What is sent, in one piece or in several."""
+"""A message in one piece or several."""
 
 Answer = Callable[..., bytes]
-"""What a child does with a request, a ``bytearray``, and with the numbers of the files that came with it."""
+"""The request handler of a child; its arguments are the request, a ``bytearray``, and file descriptors."""
 
 
 def thread_settings(count: int) -> dict[str, str]:
-    """The environment of a process that computes on so many threads, and leaves the cores to others while it waits."""
+    """Return the environment of a process that computes on ``count`` threads and does not spin while it waits."""
     kinds = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return dict.fromkeys(kinds, str(count)) | {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class ChildDied(WorkerError):
-    """The process is gone. The message says how: "was killed by SIGKILL", "exited with status 3"."""
+    """The process ended. The message says how: "was killed by SIGKILL", "exited with status 3"."""
 
 
 class Child:
-    """The owner's side. One thread exchanges at a time; ``kill`` may come from any."""
+    """The owner's side. One thread at a time may exchange; any thread may ``kill``."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class Child:
         quiet: bool = False,
         under: Sequence[str] = (),
     ) -> None:
-        """Start a process that calls what ``module:name`` names once, and what that returns for every request.
-        ``environment`` is added to this process's own; ``cores``: those that it is bound to; ``quiet``: what it prints
-        on its standard output is thrown away; ``under``: the command of another program that starts it."""
+        """Start a process that calls ``make`` ("module:name") once, and calls its result for every request.
+        ``environment``: variables added to this process's; ``cores``: CPU affinity; ``quiet``: discard its standard
+        output; ``under``: prefix of the command, another program that starts the child."""
         ours, theirs = socket.socketpair()
         start = f"serve({theirs.fileno()}, {os.getpid()}, {make!r}, {cores and list(cores)})"
         command = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; {start}"
@@ -81,7 +81,7 @@ class Child:
                 stdout=subprocess.DEVNULL if quiet else None,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # an interrupt from the keyboard is the owner's to handle
+                start_new_session=True,  # the owner handles interrupts from the keyboard
             ).result()
         self._socket, self._exchanging = ours, threading.Lock()
 
@@ -90,7 +90,7 @@ class Child:
         return self.process.poll() is None
 
     def exchange(self, request: Message, seconds: float | None = None, files: Sequence[int] = ()) -> bytearray:
-        """Send one request, with open ``files``, return its reply. Raises ``ChildDied``, or ``DeadlineError`` after
+        """Send one request, with open ``files``, and return its reply. Raises ``ChildDied``, or ``DeadlineError`` after
         ``seconds``."""
         with self._exchanging:
             try:
@@ -105,17 +105,17 @@ class Child:
         raise DeadlineError(f"no reply within {seconds:g} s")
 
     def kill(self) -> None:
-        """Return once the process and the copies that it made of itself are gone, or after a while: one that hangs
-        inside the system (a GPU's driver, a network disk) goes when that lets it."""
+        """Kill the process and its forks. Returns when they have ended, or after ``KILL_S``: a process that hangs in
+        the system (a GPU driver, a network disk) ends later."""
         if self.alive:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own
+                os.killpg(self.process.pid, signal.SIGKILL)  # it is the leader of its process group
         try:
             self.process.wait(KILL_S)
         except subprocess.TimeoutExpired:
-            log.warning("process %d was killed and is still there after %g s", self.process.pid, KILL_S)
+            log.warning("process %d was killed but still exists after %g s", self.process.pid, KILL_S)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # whoever waits for a reply is told at once
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a reply
         with self._exchanging:
             self._socket.close()
 
@@ -128,13 +128,13 @@ class Child:
 
 
 def serve(number: int, owner: int, make: str, cores: list[int] | None) -> None:
-    """The child's life: answer the requests that come through the socket with that number."""
-    die_with(owner)
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, lambda *_: None)  # sent to all processes of a job: the owner decides when a child ends
+    """Run the child: answer requests from the socket with file descriptor ``number``."""
+    kill_on_parent_exit(owner)
+    for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal_number, lambda *_: None)  # sent to all processes of a job: the owner ends its children
     if cores is not None:
         os.sched_setaffinity(0, cores)
-    carry_on()
+    mark_as_server()
     link = socket.socket(fileno=number)
     answer: Answer = resolve(make)()
     while True:
@@ -146,28 +146,28 @@ def serve(number: int, owner: int, make: str, cores: list[int] | None) -> None:
         if os.getpid() != _serving[0]:
             os._exit(COPIED)
         _send(link, reply, None)
-        del request, reply  # what was sent must not be kept until the next request
+        del request, reply  # free the memory before waiting for the next request
 
 
 _serving = [0]
 
 
-def carry_on() -> None:
-    """Have this process, which may be a copy of the child, be the one that serves."""
+def mark_as_server() -> None:
+    """Make this process, which may be a fork of the child, the one that serves."""
     _serving[0] = os.getpid()
 
 
-def die_with(owner: int) -> None:
-    """Have the kernel kill this process, even a frozen one, when ``owner``, its parent, ends (Linux)."""
+def kill_on_parent_exit(owner: int) -> None:
+    """Have the kernel kill this process, even if it is frozen, when its parent ``owner`` ends (Linux)."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-    if os.getppid() not in (owner, 0):  # 0: in another namespace of processes
+    if os.getppid() not in (owner, 0):  # 0: the parent is in another PID namespace
         os._exit(1)
 
 
 def resolve(path: str) -> Any:
-    """What ``module:name`` names, in this process."""
+    """Import and return ``module:name``."""
     module, _, name = path.partition(":")
     return reduce(getattr, name.split("."), importlib.import_module(module))
 
@@ -182,8 +182,8 @@ def _send(link: socket.socket, message: Message, end: float | None, files: Seque
 
 
 def _receive(link: socket.socket, end: float | None) -> tuple[bytearray, list[int]]:
-    """Return a message, and the files that came with it. Raises ``EOFError`` where nobody is at the other end any more,
-    ``TimeoutError``."""
+    """Return a message and the files sent with it. Raises ``EOFError`` if the other end is closed, ``TimeoutError`` at
+    ``end``."""
 
     def exactly(size: int) -> bytearray:
         received, at = bytearray(size), 0

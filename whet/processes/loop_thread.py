@@ -1,8 +1,8 @@
-"""An event loop on a thread of its own, for code that may block, never end, or try to end the process.
+"""An event loop on a separate thread, for user code that may block, never end, or try to end the process.
 
-Who waits for whom: whoever awaits ``run`` waits for the code as long as it likes, and may give up at any time: the code
-is then cancelled and, where it does not listen, left behind. Other code on the same thread waits as long as one call
-blocks; ``blocked_at`` says where. What is left behind is named in ``abandoned_threads``.
+Who waits for whom: a caller of ``run`` may give up at any time: the code is then cancelled and, if it ignores that,
+abandoned. Other code on the same thread waits as long as one call blocks; ``blocked_at`` reports where. Abandoned
+threads are listed in ``abandoned_threads``.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ from typing import TypeVar, TypeVarTuple
 
 from whet.base.closing import abandoned_threads
 from whet.base.errors import WhetError
-from whet.processes.user_code import own_frames
+from whet.processes.user_code import user_frames
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 log = logging.getLogger(__name__)
 
-COPIED = 71  # exit status of a copy of this process that user code made with os.fork
+COPIED = 71  # exit status of a fork of this process that user code made with os.fork
 _LIBRARY = sysconfig.get_path("stdlib")
-_CLOSING = 1.0  # seconds that the code has to end, once it is asked to
-_LOOPS = weakref.WeakSet[asyncio.AbstractEventLoop]()  # none of them may go on in a copy of the process
+_CLOSING = 1.0  # seconds that user code has to end when the thread is closed
+_LOOPS = weakref.WeakSet[asyncio.AbstractEventLoop]()  # loops that must not continue in a fork of the process
 
 
-class Escape(Exception):
-    """User code raised what would have ended more than itself: ``SystemExit``, ``CancelledError`` ..."""
+class UserCodeExit(Exception):
+    """User code raised an exception that would end more than the call: ``SystemExit``, ``CancelledError`` ..."""
 
 
 class LoopThread:
-    """Starts with the first call."""
+    """A thread with an event loop, started at the first call."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,13 +48,13 @@ class LoopThread:
         self._helpers = ThreadPoolExecutor(thread_name_prefix=f"{name}-helper")  # of asyncio.to_thread
         self._loop.set_default_executor(self._helpers)
         self._ended = False
-        end_copies(self._loop)
+        exit_forked_children(self._loop)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     async def run(self, call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
-        """Return ``await call(*args)``, or ``call(*args)`` where user code has a plain function in its place. Raises
-        what it raises, ``Escape`` for what is not an ``Exception``. A caller that is cancelled does not wait for the
-        call to end."""
+        """Return ``await call(*args)``, or ``call(*args)`` if ``call`` is a plain function. Raises the exceptions of
+        the call, ``UserCodeExit`` for ones that are not an ``Exception``. A caller that is cancelled does not wait for
+        the end of the call."""
         if self._ended:
             raise WhetError(f"{self.name} is closed")
         if not self._thread.ident:
@@ -62,8 +62,8 @@ class LoopThread:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_contained(call, *args), self._loop))
 
     def blocked_at(self) -> str | None:
-        """The place in the code that holds the thread now, "FILE:LINE in FUNCTION"; None while it waits. What the code
-        calls of Python's own library is left out."""
+        """Return the line that the thread is executing, "FILE:LINE in FUNCTION", or None while it waits. Frames of the
+        standard library are skipped."""
         innermost = sys._current_frames().get(self._thread.ident or 0)
         if innermost is None or os.path.basename(innermost.f_code.co_filename) == "selectors.py":
             return None
@@ -74,7 +74,7 @@ class LoopThread:
         return f"{code.co_filename}:{(frame or innermost).f_lineno} in {code.co_qualname}"
 
     async def close(self) -> None:
-        """End the code that is under way, and the thread; leave behind what doesn't end."""
+        """End the running code and the thread; abandon code that does not end."""
         self._ended = True
         self._helpers.shutdown(wait=False, cancel_futures=True)
         if not self._thread.ident:
@@ -87,7 +87,7 @@ class LoopThread:
         if hanging:
             abandoned_threads.extend(hanging)
             where = self.blocked_at()
-            log.warning("user code does not end and is left behind%s", f": it is at {where}" if where else "")
+            log.warning("user code does not end and is abandoned%s", f": it is at {where}" if where else "")
 
     def _hanging(self) -> list[str]:
         helpers = [thread.name for thread in threading.enumerate() if thread.name.startswith(f"{self.name}-helper")]
@@ -101,31 +101,31 @@ class LoopThread:
 
     def _run(self) -> None:
         if torch := sys.modules.get("torch"):
-            torch.set_num_threads(1)  # of this thread: a team of its own would slow that of the compute thread
+            torch.set_num_threads(1)  # of this thread: a second OpenMP team would slow down the compute thread
         asyncio.set_event_loop(self._loop)
         while not self._ended:
             try:
                 self._loop.run_forever()
-            except BaseException as error:  # an exit in a task that user code has started on its own
-                log.warning("user code in the background raised %s", described(error))
+            except BaseException as error:  # an exit in a task that user code started
+                log.warning("user code in the background raised %s", format_error(error))
         self._loop.close()
 
 
-def end_copies(loop: asyncio.AbstractEventLoop) -> None:
-    """Where user code copies the process (``os.fork``), this loop ends the copy before it goes on."""
+def exit_forked_children(loop: asyncio.AbstractEventLoop) -> None:
+    """Have forks of the process (``os.fork`` in user code) exit before this loop continues in them."""
     _LOOPS.add(loop)
 
 
-def described(error: BaseException) -> str:
-    """An exception and the line that raised it, the user's own where there is one; of our own errors, the message.
-    Never raises, whatever the exception's own methods do."""
-    if isinstance(error, Escape | WhetError):
+def format_error(error: BaseException) -> str:
+    """Return an exception and the line that raised it, preferably in user code; for a ``WhetError``, only the message.
+    Never raises, even if methods of the exception do."""
+    if isinstance(error, UserCodeExit | WhetError):
         return str(error)
     try:
         text = repr(error)
     except BaseException:
-        text = f"{type(error).__name__}, whose text can't be had,"
-    frames = own_frames(error)
+        text = f"{type(error).__name__} (its text can't be formatted)"
+    frames = user_frames(error)
     return f"{text} at {frames[-1].filename}:{frames[-1].lineno}" if frames else text
 
 
@@ -139,18 +139,18 @@ async def _contained(call: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise Escape(described(error)) from error
+        raise UserCodeExit(format_error(error)) from error
 
 
 def _log_stray(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """What nobody awaits, of code that was left behind or started tasks of its own."""
+    """Log errors that no caller awaits, from abandoned code or from tasks that user code started."""
     error = context.get("exception")
-    what = described(error) if isinstance(error, BaseException) else ""
-    log.info("user code in the background: %s %s", context.get("message"), what)
+    text = format_error(error) if isinstance(error, BaseException) else ""
+    log.info("user code in the background: %s %s", context.get("message"), text)
 
 
 def _end_copy() -> None:
-    print("a copy of the run, which user code made with os.fork, ends here", file=sys.stderr, flush=True)
+    print("a fork of the run, made by user code with os.fork, ends here", file=sys.stderr, flush=True)
     os._exit(COPIED)
 
 

@@ -1,8 +1,8 @@
-"""Calls of functions in worker processes that can be killed: plain arguments go in, JSON values come out.
+"""Function calls in worker processes that can be killed: plain arguments go in, JSON values come out.
 
-What was written by a model may hang a parser, eat the memory or crash the interpreter: then the call fails with an
-error that says so. A worker that can't start, or a function that raises, is another error.
-A worker contains runaway computations. It is no sandbox: functions called here must not run what they are given.
+Text written by a model may hang a parser, exhaust the memory or crash the interpreter: then the call fails with an
+error that says so. A worker that can't start, or a function that raises, is a different error.
+A worker limits runaway computations. It is not a sandbox: functions called here must not execute their arguments.
 
 Who waits for whom: ``Pool.call`` waits for one of ``workers`` threads; each of them owns one process and waits for its
 reply until the deadline. A worker that was lost is replaced by the next call.
@@ -24,15 +24,15 @@ from whet.config import Config
 from whet.processes.child import Child, ChildDied, thread_settings
 
 Function = Callable[..., Any] | str
-"""A function that can be imported by name, or that name, ``module:name``, where this process must not import it."""
+"""A function that can be imported by name, or its name, ``module:name``, if this process must not import it."""
 
 Around = Callable[[Callable[[Sequence[int]], Any]], Any]
-"""Makes one try of a call: opens files, hands their numbers to the function that it is given, which returns the result,
-and makes of that what the caller gets."""
+"""Wraps one attempt of a call: opens files, passes their descriptors to its argument, which returns the result, and
+converts that for the caller."""
 
 
 class CallTimeout(CallError):
-    """A call used up the CPU seconds, or twice the deadline."""
+    """A call exceeded its CPU seconds, or twice its deadline."""
 
 
 class CallCrash(CallError):
@@ -40,16 +40,16 @@ class CallCrash(CallError):
 
 
 class WorkerLimits(Config):
-    """How many workers there are, and what one call may cost."""
+    """The number of workers, and the limits of one call."""
 
     workers: int = Field(default=2, ge=1, le=1000)
     """Processes, started when first needed."""
     cpu_s: int | None = Field(default=5, ge=1)
     """CPU seconds of one call; None: no limit."""
     deadline_s: float = Field(default=20.0, gt=0)
-    """Wall clock of one call; generous, for machines that are busy."""
+    """Wall-clock seconds of one call; generous, because the machine may be busy."""
     start_s: float = Field(default=120.0, gt=0)
-    """Wall clock until a new worker is ready."""
+    """Wall-clock seconds until a new worker is ready."""
     memory_gib: float | None = Field(default=4.0, gt=0)
     """Address space of a worker; None: no limit."""
 
@@ -71,19 +71,19 @@ class Pool:
         threads: int = 1,
         under: Sequence[str] = (),
     ) -> None:
-        """``prepare`` runs once in every new worker, with those ``arguments`` and outside the limits of a call: slow
-        imports belong there. ``threads``: those that a worker computes on; ``under``: the command of another program
-        that starts it."""
+        """``prepare`` runs once in every new worker, with ``arguments`` and without the limits of a call, for slow
+        imports. ``threads``: number of threads of a worker; ``under``: prefix of the command, another program that
+        starts it."""
         self.limits = limits or WorkerLimits()
-        self.restarts = 0  # workers that were lost
+        self.restarts = 0  # number of workers lost
         memory = None if self.limits.memory_gib is None else int(self.limits.memory_gib * 2**30)
         self._prepare = pickle.dumps(
             ("whet.processes.pool_worker:set_up", (prepare and _path(prepare), arguments, memory), None)
         )
         self._environment, self._under = thread_settings(threads), under
         self._lock = threading.Lock()
-        self.children = set[Child]()  # the workers there are now
-        self._own = threading.local()  # each thread's child
+        self.children = set[Child]()  # the running workers
+        self._local = threading.local()  # each thread's child
         self._threads = ThreadPoolExecutor(self.limits.workers, thread_name_prefix="whet-pool")
         self.closed = self._started = False
 
@@ -96,15 +96,15 @@ class Pool:
         return await asyncio.wrap_future(self.submit(function, *args))
 
     def submit(self, function: Function, *args: Any, around: Around | None = None) -> Future[Any]:
-        """Do the same for callers without an event loop. ``around``: gives the function open files, whose numbers are
-        its last arguments; what is in them never passes through the worker's requests and replies."""
+        """Do the same for callers without an event loop. ``around`` adds open files, whose descriptors are the last
+        arguments of the function; their contents never pass through the worker's memory."""
         request = pickle.dumps((_path(function), args, self.limits.cpu_s))
         with self._lock:
             self._check_open()
             return self._threads.submit(self._call, request, around)
 
     def close(self) -> None:
-        """Kill the workers. Calls under way raise ``WhetError``."""
+        """Kill the workers. Calls in progress raise ``WhetError``."""
         with self._lock:
             self.closed = True
             children = list(self.children)
@@ -127,20 +127,20 @@ class Pool:
             except ChildDied as death:
                 if child.process.returncode == -signal.SIGXCPU:
                     self._lose(child)
-                    raise CallTimeout(f"a call used up its {self.limits.cpu_s} CPU seconds") from None
+                    raise CallTimeout(f"a call exceeded its {self.limits.cpu_s} CPU seconds") from None
                 failure = CallCrash(f"the worker {death}")
             self._lose(child)
-        self._worker()  # raises if workers can't start: then no call is to blame
+        self._worker()  # raises if workers can't start: then the call is not the cause
         raise failure
 
     def _worker(self) -> Child:
-        """This thread's worker, ready for a call."""
-        child: Child | None = getattr(self._own, "child", None)
+        """Return this thread's worker, ready for a call."""
+        child: Child | None = getattr(self._local, "child", None)
         if child is not None:
             if child.alive:
                 return child
             self._lose(child)
-        child = self._own.child = Child(
+        child = self._local.child = Child(
             "whet.processes.pool_worker:answering", environment=self._environment, quiet=True, under=self._under
         )
         try:
@@ -150,17 +150,17 @@ class Pool:
             _result(child.exchange(self._prepare, self.limits.start_s))
         except WhetError as problem:
             self._lose(child)
-            kind = CallError if self._started else WhetError  # what has worked may work again
+            kind = CallError if self._started else WhetError  # if workers could start before, another call may work
             raise kind(
-                f"a worker process could not start: {problem}; see its messages above, and give it more memory_gib or "
-                "start_s if it needs them"
+                f"a worker process could not start: {problem}; see its messages above, and raise memory_gib or start_s "
+                "if it needs more"
             ) from None
         self._started = True
         return child
 
     def _lose(self, child: Child) -> None:
         child.kill()
-        self._own.child = None
+        self._local.child = None
         with self._lock:
             self.children.discard(child)
             self.restarts += 1
@@ -172,22 +172,22 @@ class Pool:
 
 
 def _result(reply: bytearray) -> Any:
-    found = json.loads(reply)
-    if "error" in found:
-        raise CallError(found["error"])
-    if "bug" in found:
-        raise CallError(f"a function failed in its worker process, which is a bug of the function:\n{found['bug']}")
-    return found["result"]
+    message = json.loads(reply)
+    if "error" in message:
+        raise CallError(message["error"])
+    if "bug" in message:
+        raise CallError(f"a function failed in its worker process, which is a bug in the function:\n{message['bug']}")
+    return message["result"]
 
 
 def _path(function: Function) -> str:
-    """``module:name`` of a function that another process can import."""
+    """Return ``module:name`` of a function that another process can import."""
     if isinstance(function, str):
         return function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if not module or module == "__main__" or "<" in name:
         raise WhetError(
             f"a worker process can't import {function!r}: it must be a top-level function of a module that can be "
-            "imported, not a lambda, a local function or one of the script that was started"
+            "imported, not a lambda, a local function or a function of the started script"
         )
     return f"{module}:{name}"

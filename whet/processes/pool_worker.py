@@ -1,4 +1,4 @@
-"""The worker's side of a pool: a process that calls functions by their names. Imports little, for workers are many."""
+"""The worker's side of a pool: a process that calls functions by name. Has few imports, so that workers start fast."""
 
 import contextlib
 import json
@@ -16,12 +16,12 @@ OUT_OF_BOUNDS = 70  # exit status of a worker that ran out of memory or stack
 
 
 def answering() -> Answer:
-    """The worker's side."""
+    """Return the request handler of a worker."""
 
     def answer(request: bytes | bytearray, *files: int) -> bytes:
         path, args, cpu_s = pickle.loads(request)
         if cpu_s is not None:
-            # The kernel keeps this limit even while a huge power holds the interpreter.
+            # The kernel enforces this limit even while one long operation holds the interpreter.
             _limit(resource.RLIMIT_CPU, int(time.process_time()) + cpu_s + 1)
         try:
             return json.dumps({"result": resolve(path)(*args, *files)}).encode()
@@ -29,7 +29,7 @@ def answering() -> Answer:
             os._exit(OUT_OF_BOUNDS)
         except WhetError as error:
             return json.dumps({"error": str(error)}).encode()
-        except BaseException:  # also an exit: it is a mistake of the function, not of what it was given
+        except BaseException:  # also an exit: a bug in the function, not caused by its arguments
             return json.dumps({"bug": traceback.format_exc(limit=-5)}).encode()
 
     return answer
@@ -43,6 +43,6 @@ def set_up(prepare: str | None, arguments: tuple[Any, ...], memory: int | None) 
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lower a soft limit. Systems that lack this limit leave the wall-clock deadline to do the work."""
+    """Lower a soft limit. On systems without this limit only the wall-clock deadline applies."""
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))

@@ -1,14 +1,13 @@
-"""What user code can do to the process of a run: end it without a word, replace it by another program, or hold the
-interpreter so that nothing else of it runs, not even the handler of a signal. All of it ends in words and an exit code
-that is not 0.
+"""Protects the process of a run from user code that ends it silently, replaces it by another program, or holds the
+interpreter so that nothing else runs, not even signal handlers. Each case ends with a message and a nonzero exit code.
 
-    the run's process                                         the sentinel, a small process beside it
-      a thread of its own, each second ──────── beat ───────▶  no beat: the interpreter is held
-      a signal's handler in C ────── all threads' lines ────▶  and no beat after it: ends the process, names the line
-      the end of the run ───────────────────── bye ─────────▶  the end without it: says so
+    the run's process                                         the sentinel, a small second process
+      a separate thread, every second ───────── beat ───────▶  no beat: the interpreter is held
+      a signal handler in C ──────── all threads' lines ────▶  then no beat: ends the process, names the line
+      the end of the run ───────────────────── bye ─────────▶  end without it: reports it
 
-``os._exit`` and ``os.exec...`` are errors of whoever calls them meanwhile, as ``sys.exit`` is. Who waits for whom:
-nobody waits for the sentinel but for a moment at the end. Linux only; elsewhere nobody watches.
+``os._exit`` and ``os.exec...`` are errors of their caller, like ``sys.exit``. Who waits for whom: the run waits for the
+sentinel only for a moment at the end. Linux only; on other systems there is no sentinel.
 """
 
 import contextlib
@@ -30,12 +29,12 @@ from whet.processes.sentinel_process import ASK, BEAT, BYE, LIMIT
 log = logging.getLogger(__name__)
 
 _BEAT_S = 1.0  # seconds between two beats
-_CLOSING = 5.0  # seconds that the sentinel has to end
-_ENDING = ("_exit", "execv", "execve")  # of os; execl, execvp and the others call these
+_CLOSING = 5.0  # seconds to wait for the end of the sentinel
+_ENDING = ("_exit", "execv", "execve")  # of os; execl, execvp etc. call these
 
 
 class Ended(SystemExit):
-    """User code called a function that would have ended the process, or replaced it."""
+    """User code called a function that would end or replace the process."""
 
     def __init__(self, call: str) -> None:
         super().__init__(1)
@@ -49,13 +48,13 @@ class Ended(SystemExit):
 
 @contextmanager
 def endings_are_errors() -> Iterator[None]:
-    """Have ``os._exit`` and ``os.exec...`` raise ``Ended`` in this process. Copies of it may end as they like."""
-    own, real = os.getpid(), {name: getattr(os, name) for name in _ENDING}
-    if any(isinstance(function, _Instead) for function in real.values()):
+    """Have ``os._exit`` and ``os.exec...`` raise ``Ended`` in this process, but not in its forks."""
+    process, real = os.getpid(), {name: getattr(os, name) for name in _ENDING}
+    if any(isinstance(function, _Replacement) for function in real.values()):
         yield
         return
     for name, function in real.items():
-        setattr(os, name, _Instead(name, function, own))
+        setattr(os, name, _Replacement(name, function, process))
     try:
         yield
     finally:
@@ -63,8 +62,8 @@ def endings_are_errors() -> Iterator[None]:
             setattr(os, name, function)
 
 
-class _Instead:
-    """Stands where a function of ``os`` was."""
+class _Replacement:
+    """Replaces a function of ``os``."""
 
     def __init__(self, name: str, real: Callable[..., Any], process: int) -> None:
         self.name, self.real, self.process = name, real, process
@@ -72,18 +71,18 @@ class _Instead:
     def __call__(self, *arguments: Any) -> NoReturn:
         if os.getpid() == self.process:
             call = f"os.{self.name}({', '.join(map(repr, arguments[:2]))})"
-            log.warning("code of the run called %s, which would end its process; it is an error there instead", call)
+            log.warning("code of the run called %s, which would end the process; it raises an error instead", call)
             raise Ended(call)
         self.real(*arguments)
         raise AssertionError("never returns")
 
 
-_lines = list[int]()  # to the sentinel, where there is one
+_lines = list[int]()  # the pipe to the sentinel, if there is one
 
 
 @contextmanager
 def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
-    """Have a sentinel watch this process. ``after``: what it tells a user to do when the process is gone; ``limit``:
+    """Have a sentinel watch this process. ``after``: advice that it prints if the process ends unexpectedly; ``limit``:
     seconds for which the interpreter may be held."""
     if sys.platform != "linux" or _lines:
         yield
@@ -94,7 +93,7 @@ def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
     try:
         process = subprocess.Popen(command, stdin=theirs, stdout=subprocess.DEVNULL)
     except OSError as error:
-        log.warning("no process watches this one, because none can be started: %s", error.strerror)
+        log.warning("the sentinel process can't be started, so this process is not watched: %s", error.strerror)
         os.close(ours)
         yield
         return
@@ -106,7 +105,7 @@ def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
     faulthandler.register(ASK, file=ours, all_threads=True)
     _lines.append(ours)
     try:
-        with told_of(signal.SIGINT):
+        with report_signals(signal.SIGINT):
             yield
     finally:
         _lines.clear()
@@ -121,17 +120,17 @@ def watched(after: str = "", limit: float = LIMIT) -> Iterator[None]:
 
 
 @contextmanager
-def told_of(*signals: signal.Signals) -> Iterator[None]:
-    """Tell the sentinel of these signals when they come, before their handlers, which are Python's and so may never
-    run. Handlers that are there already are called as before."""
-    told = [one for one in signals if _lines and callable(signal.getsignal(one))]
-    for one in told:
-        faulthandler.register(one, file=_lines[0], all_threads=True, chain=True)
+def report_signals(*signals: signal.Signals) -> Iterator[None]:
+    """Report these signals to the sentinel when they arrive, before their Python handlers, which may never run.
+    Existing handlers are called as before."""
+    reported = [number for number in signals if _lines and callable(signal.getsignal(number))]
+    for number in reported:
+        faulthandler.register(number, file=_lines[0], all_threads=True, chain=True)
     try:
         yield
     finally:
-        for one in told:
-            faulthandler.unregister(one)
+        for number in reported:
+            faulthandler.unregister(number)
 
 
 def _beat(line: int, ended: threading.Event) -> None:

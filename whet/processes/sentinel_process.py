@@ -1,8 +1,7 @@
-"""The process that watches another one: ``sentinel.py`` says for what. It imports nothing but Python's own library.
+"""The sentinel process, see ``sentinel.py``. Imports only the standard library.
 
-Who waits for whom: it waits for the beats of its owner, and ends with it, however that ends. A second counts only when
-it passed without a beat while the owner was not stopped (Ctrl-Z, a debugger): so neither a pause nor a machine that
-slept is taken for an interpreter that is held.
+Who waits for whom: it waits for the beats of its owner, and ends with it. A second without a beat counts only if the
+owner was not stopped (Ctrl-Z, a debugger), so a pause or a machine that slept is not mistaken for a held interpreter.
 """
 
 import contextlib
@@ -17,11 +16,11 @@ from collections.abc import Sequence
 
 BEAT, BYE = b"\0", b"\1"
 ASK = signal.SIGRTMAX - 7 if sys.platform == "linux" else 0
-"""The signal at which the owner tells the lines of all its threads."""
+"""The signal on which the owner reports the lines of all its threads."""
 
 LIMIT = 120.0  # seconds for which the interpreter may be held
-_WARNING = 10.0  # seconds after which a user is told where, and for which a signal may wait for its handler
-_TELLING, _PAUSE = 2.0, 0.2  # seconds for the lines to come, and between two parts of them
+_WARNING = 10.0  # seconds until a warning with the line, and for which a signal may wait for its handler
+_REPORT, _PAUSE = 2.0, 0.2  # seconds to wait for the report of lines, and between its parts
 
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _WAITS = ("selectors.py", "threading.py", "concurrent/futures/thread.py", "sentinel.py")
@@ -31,13 +30,13 @@ _Frame = tuple[str, str, str]  # file, line, function
 
 
 def held_at(dump: str) -> str:
-    """Return where the code is that holds the interpreter, "FILE:LINE in FUNCTION", in what ``faulthandler`` writes of
-    all threads: of those that don't wait for something, one with code of a user, or of an environment, comes first."""
+    """Return the line that holds the interpreter, "FILE:LINE in FUNCTION", from ``faulthandler``'s report of all
+    threads: of the threads that are not waiting, preferably one in user code or in an environment."""
     stacks = [_FRAME.findall(part) for part in re.split(r"\n\s*\n|(?=Thread 0x|Current thread 0x)", dump)]
     busy = [stack for stack in stacks if stack and not stack[0][0].endswith(_WAITS)]
     if not busy:
-        return "a place that can't be told"
-    file, line, function = _own(min(busy, key=_rank))
+        return "an unknown place"
+    file, line, function = _users_frame(min(busy, key=_rank))
     return f"{file}:{line} in {function}"
 
 
@@ -47,7 +46,7 @@ def _rank(stack: Sequence[_Frame]) -> int:
     return 1 if any(frame[0].endswith("loop_thread.py") for frame in stack) else 2
 
 
-def _own(stack: Sequence[_Frame]) -> _Frame:
+def _users_frame(stack: Sequence[_Frame]) -> _Frame:
     users = [frame for frame in stack if _is_users(frame)]
     return next(iter(users + [frame for frame in stack if not frame[0].startswith(_OTHERS[:2])]), stack[0])
 
@@ -57,24 +56,24 @@ def _is_users(frame: _Frame) -> bool:
 
 
 class Watch:
-    """One owner."""
+    """The watch over one owner."""
 
     def __init__(self, owner: int, limit: float, after: str) -> None:
         self.owner, self.limit, self.after = owner, limit, f" {after}" if after else ""
         self.beaten()
 
     def beaten(self) -> None:
-        """The owner is well."""
-        self.silent = 0.0  # seconds without a beat
-        self.dump = b""  # the lines of its threads since
-        self.signalled = self.warned = False  # since
+        """Record a beat."""
+        self.silent = 0.0  # seconds since the beat
+        self.dump = b""  # lines of threads reported since the beat
+        self.signalled = self.warned = False  # since the beat
 
     def run(self) -> None:
-        """Return once the owner said good-bye, or is gone."""
+        """Return after the owner's goodbye, or its end."""
         while True:
             if not select.select([0], [], [], 1.0)[0]:
                 if os.getppid() != self.owner:
-                    return self.gone()
+                    return self.report_end()
                 self.silent += not _stopped(self.owner)
                 if self.overdue():
                     return None
@@ -83,14 +82,14 @@ class Watch:
             if BYE in data:
                 return None
             if not data:
-                return self.gone()
+                return self.report_end()
             if BEAT in data:
                 self.beaten()
-            if told := data.rpartition(BEAT)[2]:  # unasked: by the handler of a signal
-                self.dump, self.signalled = self.dump + told, True
+            if report := data.rpartition(BEAT)[2]:  # not requested, so from the handler of a signal
+                self.dump, self.signalled = self.dump + report, True
 
     def overdue(self) -> bool:
-        """Warn where the interpreter is held for long; end the owner where it is for too long, or deaf to a signal."""
+        """Warn if the interpreter is held for long; kill the owner if it is held for too long or ignores a signal."""
         deaf = self.signalled and self.silent >= _WARNING
         if not deaf and self.silent < self.limit:
             if self.silent >= _WARNING and not self.warned:
@@ -100,28 +99,28 @@ class Watch:
                     f"of the process can run. After {self.limit:.0f} s, or at a signal (Ctrl-C), it is ended"
                 )
             return False
-        why = "a signal came, and the interpreter" if deaf else "the interpreter"
+        why = "a signal arrived, and the interpreter" if deaf else "the interpreter"
         say(
             f"error: {why} has been held for {self.silent:.0f} s at {self.place()}: nothing else of the process could "
-            f"run, so it is ended. Bound what is computed there, or run it in another process.{self.after}"
+            f"run, so it is ended. Limit the computation there, or run it in another process.{self.after}"
         )
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.owner, signal.SIGKILL)
         return True
 
     def place(self) -> str:
-        """Where the interpreter is held. Asks the owner for the lines of its threads."""
+        """Return where the interpreter is held, by requesting the lines of the owner's threads."""
         if not self.dump:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.owner, ASK)
-            wait = _TELLING
+            wait = _REPORT
             while select.select([0], [], [], wait)[0] and (data := os.read(0, 1 << 16)):
                 self.dump, wait = self.dump + data, _PAUSE
         return held_at(self.dump.decode(errors="replace"))
 
-    def gone(self) -> None:
-        """Say that the owner ended without a word, or does not speak any more though it is there."""
-        until = time.monotonic() + _TELLING
+    def report_end(self) -> None:
+        """Report that the owner ended silently, or still exists but has closed the pipe."""
+        until = time.monotonic() + _REPORT
         while os.getppid() == self.owner and time.monotonic() < until:
             time.sleep(0.02)
         if os.getppid() == self.owner:
@@ -133,8 +132,8 @@ class Watch:
                 os.kill(self.owner, signal.SIGKILL)
             return
         say(
-            f"error: process {self.owner} of the run ended without a word: it was killed (as the system does where "
-            f"memory runs out), it crashed, or code of the run ended it.{self.after}"
+            f"error: process {self.owner} of the run ended without a message: it was killed (by the system, if memory "
+            f"ran out), it crashed, or code of the run ended it.{self.after}"
         )
 
 
@@ -147,12 +146,12 @@ def _stopped(process: int) -> bool:
 
 
 def say(text: str) -> None:
-    """Print one line, wherever errors go."""
+    """Print one line to standard error."""
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode(errors="replace"))
 
 
 if __name__ == "__main__":
-    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(one, signal.SIG_IGN)  # sent to all processes of a terminal or job: the owner decides
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)  # sent to all processes of a terminal or job: the owner decides
     Watch(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]).run()

@@ -1,11 +1,13 @@
-"""A thread that runs jobs one after the other. Knows nothing of what they do.
+"""Threads for blocking work: ``JobThread`` runs jobs one after the other; ``run_in_thread`` runs a single call.
 
-Who waits for whom: whoever submits gets a future at once. Jobs run in the order in which they came. Turns are short
-jobs that come again and again (a decode step submits the next one): where both wait, jobs and turns alternate, and a
-long job lets waiting turns in between two of its parts (``let_turns``), for as long as its last part took. A job that
-hangs can't be stopped, but ``give_up`` leaves its thread behind: a new one goes on with what waits.
+Who waits for whom: a job's submitter gets a future at once. Jobs run in the order of submission. Turns are short jobs
+that recur (a decode step submits the next one): if both wait, jobs and turns alternate, and a long job runs waiting
+turns between two of its parts (``yield_to_decoder``), for as long as its last part took. A job that hangs can't be
+stopped, but ``give_up`` abandons its thread: a new one continues with the waiting jobs. A caller that gives up on
+``run_in_thread`` abandons its thread, which delays neither the end of the process nor other calls.
 """
 
+import asyncio
 import threading
 import time
 from collections import deque
@@ -15,8 +17,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
+from whet.processes.loop_thread import UserCodeExit, format_error
+
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
+
+
+async def run_in_thread(call: Callable[[], T], name: str) -> T:
+    """Return ``call()``, run in a new thread. Raises the exception of the call, ``UserCodeExit`` for one that is not an
+    ``Exception``."""
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # the call continues if the caller is cancelled
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:
+            future.set_exception(UserCodeExit(format_error(error)))
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,31 +57,31 @@ class _Job:
 
 
 class JobThread:
-    """Starts with the first job. A daemon: a job that hangs must not keep the process from ending."""
+    """A daemon thread, started with the first job: a job that hangs does not keep the process from ending."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.prepare: Callable[[], object] | None = None  # called once on each thread that starts from now on
+        self.prepare: Callable[[], object] | None = None  # called once on each thread that is started later
         self._changed = threading.Condition()  # guards the fields below
         self._jobs, self._turns = deque[_Job](), deque[_Job]()
         self._running: _Job | None = None
         self._thread: threading.Thread | None = None
-        self._since = 0.0  # when the running job began, or last let turns in
+        self._since = 0.0  # when the running job began, or last ran turns
 
     @property
     def doing(self) -> str | None:
-        """The name of the job that runs now."""
+        """The name of the running job."""
         running = self._running
         return running.name if running else None
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is one of its jobs."""
+        """The caller runs in one of its jobs."""
         return threading.current_thread() is self._thread
 
     def submit(self, work: Callable[[*Ts], T], *args: *Ts, name: str = "", turn: bool = False) -> Future[T]:
-        """Run ``work(*args)`` after what waits already; cancelling the future works until it begins. ``name`` is what
-        people are told when others wait for it."""
+        """Run ``work(*args)`` after the waiting jobs; the future can be cancelled until then. ``name`` is used in
+        messages about the job."""
         future: Future[T] = Future()
         job = _Job(name or named(work), lambda: work(*args), future)
         with self._changed:
@@ -69,8 +91,8 @@ class JobThread:
             self._changed.notify_all()
         return future
 
-    def let_turns(self) -> None:
-        """Called by a running job between two parts: run the turns that wait. Does nothing on any other thread."""
+    def yield_to_decoder(self) -> None:
+        """Run waiting turns; called by a running job between two parts. Does nothing on any other thread."""
         if not self.is_current:
             return
         now = time.monotonic()
@@ -81,8 +103,8 @@ class JobThread:
         self._since = now
 
     def give_up(self, futures: Iterable[Future[Any]]) -> None:
-        """Cancel these jobs. One of them that is running is left behind: a new thread goes on with what waits, and the
-        old one ends with the job."""
+        """Cancel these jobs. If one is running, its thread is abandoned: a new thread continues with the waiting jobs,
+        and the old one ends with the job."""
         with self._changed:
             unfinished = [future for future in futures if not future.cancel()]
             if self._running is not None and self._running.future in unfinished:
@@ -90,7 +112,7 @@ class JobThread:
                 self._start()
 
     def end(self) -> None:
-        """End the thread after the job that is running; those that wait are cancelled."""
+        """End the thread after the running job, and cancel waiting jobs."""
         with self._changed:
             waiting = [*self._jobs, *self._turns]
             self._jobs.clear()
@@ -114,7 +136,7 @@ class JobThread:
             del job  # a finished job must not keep its arguments alive
 
     def _next(self, turn: bool) -> _Job | None:
-        """Wait for a job; from the turns first where it is their time. None: this thread is not wanted any more."""
+        """Wait for a job, preferably a turn if ``turn``; return None if this thread is to end."""
         with self._changed:
             me = threading.current_thread()
             if self._thread is me:
@@ -129,6 +151,6 @@ class JobThread:
 
 
 def named(work: Callable[..., Any]) -> str:
-    """The name of a function, for messages."""
+    """Return the name of a function, for messages."""
     work = work.func if isinstance(work, partial) else work
     return getattr(work, "__qualname__", type(work).__name__)

@@ -1,4 +1,4 @@
-"""Which lines of a traceback a user has written, so that these are what an error shows."""
+"""Finds user code in tracebacks, so that errors show the user's lines."""
 
 import sysconfig
 import traceback
@@ -12,18 +12,18 @@ _OTHERS = tuple(
 )
 
 
-def is_own(filename: str) -> bool:
-    """Return whether a file is a user's: not of Python, of an installed package or of whet."""
+def is_user_file(filename: str) -> bool:
+    """Return whether a file is user code: not part of Python, of an installed package or of whet."""
     return not filename.startswith(_OTHERS)
 
 
-def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the user's frames of an exception, the innermost last; where there are none, the innermost alone."""
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the user's frames of an exception, the innermost last; without any, the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [frame for frame in frames if is_own(frame.filename)] or list(frames[-1:])
+    return [frame for frame in frames if is_user_file(frame.filename)] or list(frames[-1:])
 
 
-def own_lines(error: BaseException) -> str:
-    """Return the last of the user's lines and the exception, as a traceback shows them."""
-    shown = traceback.format_list(own_frames(error)[-3:])
+def user_lines(error: BaseException) -> str:
+    """Return the user's last lines and the exception, in the format of a traceback."""
+    shown = traceback.format_list(user_frames(error)[-3:])
     return "".join([*shown, *traceback.format_exception_only(error)]).rstrip()

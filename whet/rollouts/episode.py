@@ -14,7 +14,7 @@ from whet.core.types import Episode, Message, Status, Task
 from whet.endpoint.conversations import Conversations
 from whet.engines.base import Generator
 from whet.metrics.clock import Timing
-from whet.processes.loop_thread import described
+from whet.processes.loop_thread import format_error
 from whet.rollouts.failures import Failures, is_mistake
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import LimitReached, Recording, Session
@@ -63,7 +63,7 @@ async def play(
             bad_task = isinstance(error, DataError)  # a retry would not help, but other tasks may be valid
             if isinstance(error, WhetError) and not isinstance(error, DataError | CallError):
                 raise
-            reason, last = described(error), bad_task or is_mistake(error) or attempt == retries
+            reason, last = format_error(error), bad_task or is_mistake(error) or attempt == retries
             if limit.expired():
                 reason = f"it took longer than rollouts.episode_deadline = {deadline:g} s"
             timing.failures[type(error).__name__] += 1
@@ -126,7 +126,7 @@ async def run_program(program: Program, recording: Recording, endpoint: "Endpoin
             raise conversations.failure from error
         if not conversations.refused(error, endpoint.url):
             raise
-        log.info("episode %s ended at its budget (%s): %s", recording.name, conversations.limit, described(error))
+        log.info("episode %s ended at its budget (%s): %s", recording.name, conversations.limit, format_error(error))
     finally:
         await conversations.close()
         await program.close()

@@ -9,7 +9,7 @@ from collections import Counter
 
 from whet.base.errors import WhetError
 from whet.core.types import Group, Status
-from whet.processes.user_code import own_frames, own_lines
+from whet.processes.user_code import user_frames, user_lines
 from whet.rollouts.config import RolloutConfig
 from whet.tools.toolbox import is_infrastructure
 
@@ -39,7 +39,7 @@ class Failures:
 
     def report(self, session: str, attempt: int, error: Exception, reason: str) -> None:
         """Count a failed attempt, and warn if it is the first of its kind."""
-        frames = [] if isinstance(error, TimeoutError) else own_frames(error)[-1:]
+        frames = [] if isinstance(error, TimeoutError) else user_frames(error)[-1:]
         kind = ":".join([type(error).__name__, *(f"{frame.filename}:{frame.lineno}" for frame in frames)])
         self.counts[kind] += 1
         text = f"episode {session} failed (attempt {attempt}): {reason}"
@@ -47,7 +47,7 @@ class Failures:
             log.info("%s", text)
             return
         if is_mistake(error):
-            self._mistakes[kind] = own_lines(error)
+            self._mistakes[kind] = user_lines(error)
             text += f"\n{self._mistakes[kind]}"
         log.warning("%s\nFurther failures of this kind are counted, but only written to log.txt.", text)
 

@@ -12,7 +12,7 @@ from whet.chat.renderer import Renderer
 from whet.core.types import Episode, Group, Status, Task
 from whet.engines.base import Generator
 from whet.metrics.clock import Timing
-from whet.processes.loop_thread import described
+from whet.processes.loop_thread import format_error
 from whet.rollouts.blend import Blend
 from whet.rollouts.config import RolloutConfig
 from whet.rollouts.episode import play
@@ -114,4 +114,4 @@ class GroupPlayer:
         except Exception as error:
             if isinstance(error, WhetError) and not isinstance(error, DataError):
                 raise
-            group.episodes = [Episode([], status=Status.FAILED, error=f"score_group: {described(error)}")]
+            group.episodes = [Episode([], status=Status.FAILED, error=f"score_group: {format_error(error)}")]

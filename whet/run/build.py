@@ -37,13 +37,13 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable[Any]"
     """A generator whose weights are still to be written."""
     from whet.engines.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
-    from whet.processes.cores import divide
+    from whet.processes.machine import split_cores
 
     devices, lora, adapter = recipe.devices, recipe.model.lora, None
     if recipe.weights.lora == "adapter" and lora is not None:
         ends = sorted({name.rpartition(".")[2] for name in adapted_modules(recipe.model)})
         adapter = Adapter(lora.rank, tuple(ends))
-    _, cores = divide(devices.learner_cores, devices.generator_cores)
+    _, cores = split_cores(devices.learner_cores, devices.generator_cores)
     sleeps = devices.placement == "colocated"
     replays = recipe.rollouts.router_replay
     deployment = Deployment(cores, sleeps=sleeps, cluster=recipe.cluster, adapter=adapter, record_experts=replays)
@@ -128,11 +128,11 @@ def check_experts(recipe: "Recipe") -> None:
 async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
     """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
     All are closed at the end, and where one can't be built."""
-    from whet.processes.cores import divide
+    from whet.processes.machine import split_cores
 
     recipe.algorithm.check_models(recipe.model)
     async with Closing() as closing:
-        own, _ = divide(recipe.devices.learner_cores, recipe.devices.generator_cores)
+        own, _ = split_cores(recipe.devices.learner_cores, recipe.devices.generator_cores)
         cluster = recipe.cluster.build(own, len(recipe.algorithm.roles))
         closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}

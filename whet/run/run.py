@@ -37,7 +37,7 @@ from whet.metrics.sinks import OpenSinks
 from whet.metrics.sinks.jsonl import truncate_after
 from whet.models.device import choose_device
 from whet.processes.compute import compute, run_computing
-from whet.processes.loop_thread import end_copies
+from whet.processes.loop_thread import exit_forked_children
 from whet.rollouts.ledger import FILE as LEDGER
 from whet.rollouts.replay import drop_groups_after
 from whet.run.feed import Feed, build_feed
@@ -79,7 +79,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
     from whet.run.train import train
 
     async def go() -> None:
-        end_copies(asyncio.get_running_loop())
+        exit_forked_children(asyncio.get_running_loop())
         decided = await compute(decide_run, recipe, folder, resuming)
         if not resuming:
             write_atomically(folder / "recipe.yaml", dump_yaml(decided))

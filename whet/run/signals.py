@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import partial
 
 from whet.base.errors import WhetError
-from whet.processes.sentinel import told_of
+from whet.processes.sentinel import report_signals
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def stop_signals(before: float | None = None, request: StopRequest | None = None
     for one in handlers:
         loop.add_signal_handler(one, asked, one, f"{one.name} came")
     told = ExitStack()
-    told.enter_context(told_of(*handlers))
+    told.enter_context(report_signals(*handlers))
     timer, end = None, None if before is None else end_of_job()
     if before is not None and end is not None:
         why = f"the job's time is over in less than {before:.0f} s"

@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from whet.processes.child import carry_on, die_with
+from whet.processes.child import kill_on_parent_exit, mark_as_server
 from whet.sandbox.linux import call
 
 STRANGER = 1  # the user that programs run as, where there are two
@@ -68,8 +68,8 @@ def enter(readable: Sequence[str], hidden: Sequence[str], disk: int) -> bool:
     if first := os.fork():
         os.closerange(3, 4096)  # the owner's socket among them
         os._exit(os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) & 0xFF)
-    die_with(before)
-    carry_on()
+    kill_on_parent_exit(before)
+    mark_as_server()
     return two_users
 
 

@@ -13,7 +13,7 @@ from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
 from whet.config import Config
 from whet.core.types import Message, Task
-from whet.processes.loop_thread import described
+from whet.processes.loop_thread import format_error
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Answer
 from whet.tasks.hosted import HostedEnvironments
@@ -108,7 +108,7 @@ async def _graded(
     except TimeoutError:
         return Graded(kind, name, expected, error=f"no grade within {_DEADLINE:g} s")
     except Exception as error:
-        return Graded(kind, name, expected, error=described(error))
+        return Graded(kind, name, expected, error=format_error(error))
     from_data = kind in (GOLD, OTHERS) and "correct" in scores  # rewards have scales of their own
     return Graded(kind, name, expected, scores["correct"] if from_data else reward)
 

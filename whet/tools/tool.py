@@ -19,7 +19,7 @@ from pydantic_core import ArgsKwargs, to_jsonable_python
 
 from whet.base.errors import ConfigError
 from whet.base.extras import extra
-from whet.processes.blocking import on_own_thread
+from whet.processes.threads import run_in_thread
 
 _NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # as the OpenAI API has it
 _JSON = json.JSONEncoder(ensure_ascii=False, default=partial(to_jsonable_python, fallback=str))
@@ -71,13 +71,13 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
                 result = call()
                 return result if inspect.isawaitable(result) else bounded(result, limit)
 
-            said = await on_own_thread(work, name)
+            said = await run_in_thread(work, name)
             if isinstance(said, str):
                 return said
             result = await said  # a plain function that returns a coroutine
         else:
             result = await call()
-        return await on_own_thread(lambda: bounded(result, limit), name)
+        return await run_in_thread(lambda: bounded(result, limit), name)
 
     return Tool(interface.name, interface.description, interface.parameters, run, ordered)
 

@@ -16,7 +16,7 @@ from whet.chat.control_tokens import NO_TEXT
 from whet.config import Config
 from whet.config.nearest import did_you_mean
 from whet.core.types import Message, ToolCall
-from whet.processes.loop_thread import Escape
+from whet.processes.loop_thread import UserCodeExit
 from whet.tools.tool import Tool, ToolError, bounded
 
 COUNTS = ("calls", "errors", "unknown", "timeouts", "refused")
@@ -113,7 +113,7 @@ def is_infrastructure(error: BaseException) -> bool:
     requests, httpx or openai), or an error of our own."""
     causes: list[object] = [error]
     for cause in causes:  # grows: what caused a cause is among them
-        if isinstance(cause, ConnectionError | WhetError | Escape):
+        if isinstance(cause, ConnectionError | WhetError | UserCodeExit):
             return True
         for holder in (cause, getattr(cause, "response", None)):
             status = getattr(holder, "status_code", getattr(holder, "code", None))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from whet.base.errors import ConfigError, DeadlineError, RefitError
 from whet.cluster.rendezvous import own_address
-from whet.processes.environment import environment
+from whet.processes.machine import environment
 from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, views
 from whet.weights.shared_memory import settle
 

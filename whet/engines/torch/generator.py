@@ -25,7 +25,7 @@ from whet.engines.torch.decoder import Counters, Decoder, Request
 from whet.engines.torch.engine_model import OpenEngine, named_weights
 from whet.metrics import Metrics
 from whet.processes.compute import COMPUTE, compute
-from whet.processes.cores import bind
+from whet.processes.machine import bind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -23,9 +23,7 @@ from whet.engines.config import Deployment
 from whet.engines.vllm.config import CPU_CACHE_GIB, LORA_RANKS, VllmGeneratorConfig
 from whet.engines.vllm.guard import MARK, marked, start_guard
 from whet.processes.child import thread_settings
-from whet.processes.cores import bound, cores
-from whet.processes.environment import environment
-from whet.processes.gpus import free_share
+from whet.processes.machine import bound, cores, environment, free_memory_fraction
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -135,7 +133,7 @@ class VllmProcesses:
             settings: dict[str, Any] = {"kv_cache_memory_bytes": int(gib * 2**30 / self.config.tensor)}
             # vLLM wants this share of all memory to be free, 0.92 unless told, also where the size is given.
             return settings | ({"gpu_memory_utilization": 0.01} if self.on_gpus else {})
-        return {"gpu_memory_utilization": round(_SHARE * free_share(self.deployment.gpus), 3)}
+        return {"gpu_memory_utilization": round(_SHARE * free_memory_fraction(self.deployment.gpus), 3)}
 
     def environment(self) -> dict[str, str]:
         """Return the variables that the processes are born with."""
