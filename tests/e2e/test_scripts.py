@@ -1,4 +1,4 @@
-"""README's Python example as a script: it runs, and so do the commands that the run prints, in other processes."""
+"""README's Python examples as scripts: they run, and so do the commands that a run prints, in other processes."""
 
 import os
 import re
@@ -12,7 +12,9 @@ import pytest
 from tests.toy import toy_recipe, write_recipe
 
 ROOT = Path(__file__).parents[2]
-EXAMPLE = re.search(r"```python\n(import whet\n.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"```python\n(import whet\n.*?)```", README, re.DOTALL)
+LOOP = re.search(r"```python\n(import asyncio\n.*?)```", README, re.DOTALL)
 
 OWN_PARTS = """
 import whet
@@ -62,7 +64,7 @@ def test_the_example_and_the_commands_that_it_prints(tmp_path: Path, tiny_model:
     printed = run("shout.py", cwd=tmp_path)
     report = Path(printed.splitlines()[-1])
     assert (tmp_path / report).is_file()
-    commands = dict(re.findall(r"^  (go on|evaluate|view|export) +whet (.*)$", printed, re.MULTILINE))
+    commands = dict(re.findall(r"^  (resume|evaluate|view|export) +whet (.*)$", printed, re.MULTILINE))
     assert list(commands) == ["resume", "evaluate", "view", "export"]
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -70,6 +72,17 @@ def test_the_example_and_the_commands_that_it_prints(tmp_path: Path, tiny_model:
         said = run("-m", "whet", *shlex.split(words), cwd=tmp_path)
         assert {"resume": "2 steps", "evaluate": "accuracy", "view": "Name", "export": "export"}[name] in said, said
     run("-m", "whet", "eval", str(tmp_path / report.parent), cwd=elsewhere)
+
+
+@pytest.mark.slow
+def test_the_loop_of_the_readme_runs(tmp_path: Path, tiny_model: Path) -> None:
+    assert LOOP is not None
+    write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, sinks=["jsonl"]))
+    shown = LOOP[1].replace('"quickstart"', '"toy.yaml"').replace("range(1, 11)", "range(1, 3)")
+    assert '"toy.yaml"' in shown
+    (tmp_path / "loop.py").write_text(shown)
+    rewards = [float(line) for line in run("loop.py", cwd=tmp_path).splitlines()[-2:]]
+    assert all(0 <= reward <= 1 for reward in rewards)
 
 
 @pytest.mark.slow
