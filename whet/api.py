@@ -6,6 +6,9 @@ folder = whet.start("quickstart", "steps=5", data=MyTasks())
 """
 
 import asyncio
+import json
+import shutil
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +27,10 @@ from whet.run.recipe import Recipe
 from whet.run.signals import Stopped, StopRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from whet.run.open import Opening
+    from whet.run.result import Result
 
 
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
@@ -45,11 +51,10 @@ def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) ->
 
 def start(
     recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
-) -> Path:
-    """Train from the beginning and return the run folder, with its report in it. ``recipe``, ``overrides`` and
+) -> "Result":
+    """Train from the beginning and return the run, with its report. ``recipe``, ``overrides`` and
     ``sections`` are those of ``read``; ``folder`` must be new, by default it is one under ``runs/``."""
-    if importing():
-        raise ConfigError("this file starts a run while it is imported; put that under: if __name__ == '__main__':")
+    _check_importing()
     value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
     check_models(value)
     if folder is not None:
@@ -87,8 +92,85 @@ def open(
     return Opening(value, chosen, Heartbeat(f"{name}, into {chosen}"), LiveReport(chosen))
 
 
-def resume(folder: str | Path, *overrides: str) -> Path:
-    """Go on with a run from its newest complete checkpoint and return its folder."""
+def train(
+    *overrides: str,
+    model: str,
+    data: "Iterable[Mapping[str, Any]] | str | Path",
+    reward: Callable[..., Any],
+    test: "Iterable[Mapping[str, Any]] | str | Path | None" = None,
+    steps: int = 20,
+    folder: str | Path | None = None,
+    **settings: Any,
+) -> "Result":
+    """Train a model by reinforcement learning (GRPO) on rows of your own, rewarded by a function of your own.
+
+    whet.train(model="smollm2-135m-instruct", data=[{"prompt": "What is 2 + 2?", "answer": "4"}, ...],
+               reward=lambda text, answer: answer in text)
+
+    ``model``: a folder, a Hub id or a built-in name. ``data``: rows with a ``prompt`` (a text or messages) and columns
+    for the reward: a list of dicts, a ``datasets.Dataset``, a DataFrame, or the path of a JSONL file. ``reward``: a
+    function, sync or async, of the model's text and, by their names, columns of the row; it returns a number, a bool
+    or a dict of scores with the key ``reward``. ``test``: rows to evaluate on; by default up to 100, and at most a
+    tenth, of ``data`` are held out. ``settings``: ``lr``, ``group_size``, ``max_new_tokens``, ``prompts_per_step``,
+    ``seed``, or whole sections as in ``start``; ``overrides`` are those of the command line.
+
+    Raises ``DataError`` naming the row that has no prompt, ``RecipeError`` naming all settings that are wrong."""
+    from whet.tasks.functions import name_of, write_rows
+
+    _check_importing()
+    chosen = new_folder(name="train") if folder is None else Path(folder)
+    check_free(chosen)
+    name, found = name_of(reward)
+    if not found:
+        print(
+            f"note: {name} stands in a notebook or inside of a function, where `whet resume` can't find it", flush=True
+        )
+    tasks: dict[str, Any] = {"type": "function", "reward": name}
+    with tempfile.TemporaryDirectory(prefix="whet-") as scratch:
+        for key, rows, file in (("path", data, "rows.jsonl"), ("test_path", test, "test.jsonl")):
+            if isinstance(rows, str | Path):
+                tasks[key] = str(rows)
+            elif rows is not None:
+                count = write_rows(Path(scratch) / file, rows)
+                tasks[key] = str((chosen / file).absolute())
+                if key == "path" and test is None:
+                    tasks["test_size"] = min(100, count // 10)
+        written = {
+            "steps": steps,
+            "model": {"path": model},
+            "data": tasks,
+            "algorithm": "grpo",
+            "optimizer": {"lr": 1e-5},
+        }
+        if tasks.get("test_size") == 0:
+            written["evaluation"] = {"enabled": False}
+        base = Path(scratch) / "train.yaml"
+        base.write_text(json.dumps(written), encoding="utf-8")  # JSON is YAML
+        short = [f"{_SHORT[key]}={settings.pop(key)}" for key in list(settings) if key in _SHORT]
+        value = read(base, *short, *overrides, **settings)
+        for file in ("rows.jsonl", "test.jsonl"):
+            if (Path(scratch) / file).exists():
+                chosen.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(Path(scratch) / file, chosen / file)
+    return start(value, folder=chosen)
+
+
+def _check_importing() -> None:
+    if importing():
+        raise ConfigError("this file starts a run while it is imported; put that under: if __name__ == '__main__':")
+
+
+_SHORT = {
+    "lr": "optimizer.lr",
+    "group_size": "algorithm.group_size",
+    "max_new_tokens": "sampling.max_new_tokens",
+    "prompts_per_step": "rollouts.prompts_per_step",
+    "seed": "seed",
+}
+
+
+def resume(folder: str | Path, *overrides: str) -> "Result":
+    """Resume a run from its newest complete checkpoint and return it."""
 
     def train(stop: StopRequest) -> Path:
         from whet.run import run  # takes seconds
@@ -143,10 +225,12 @@ def _beside(train: Callable[[StopRequest], Path], stop: StopRequest) -> Path:
         thread.shutdown(wait=False)
 
 
-def _told(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Path:
+def _told(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> "Result":
     """Train; what goes wrong is raised without the lines of whet, and with how to go on."""
+    from whet.run.result import Result
+
     try:
-        return finished(title, folder, train)
+        return Result(finished(title, folder, train))
     except KeyboardInterrupt:
         saved = (folder / "checkpoints").is_dir()
         hint = f"Resume with: whet.resume({str(folder)!r})" if saved else f"Nothing is saved in {folder} yet"

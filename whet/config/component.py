@@ -11,7 +11,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,7 +129,7 @@ class Component:
         return {"type": value._preset or self.name_of(type(value)), **value.model_dump(mode=info.mode)}
 
 
-def component_path(cls: type) -> str:
+def component_path(cls: type | Callable[..., Any]) -> str:
     """Return ``"module:Class"``, from which the class can be imported again, or ``"/path/to/script.py:Class"`` for a
     class in the running script."""
     module = cls.__module__

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from whet.base.errors import ConfigError, WhetError
 
-LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock"}
+LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock", "rows.jsonl", "test.jsonl"}
 
 
 def new_folder(root: Path | str = "runs", name: str = "run") -> Path:

@@ -25,6 +25,7 @@ TASK_SETS = {
     "reward_model": "whet.tasks.preference.reward_model:RewardModelTasks",
     "openenv": "whet.tasks.adapters.openenv:OpenEnv",
     "verifiers": "whet.tasks.adapters.verifiers:Verifiers",
+    "function": "whet.tasks.functions:FunctionTasks",
     "prompts": "whet.tasks.prompts:Prompts",
     "reasoning_gym": "whet.tasks.adapters.reasoning_gym:ReasoningGym",
 }
