@@ -81,6 +81,11 @@ class ControlTokens:
         """Return a rendering as it is, of the same length."""
         return hidden.translate(self._shown)
 
+    def alike(self, hidden: str, other: str) -> bool:
+        """Return whether two renderings differ in white space only, and the template wrote the same control tokens."""
+        words, other_words = ("".join(self.show(one).split()) for one in (hidden, other))
+        return words == other_words and self._spelled.findall(hidden) == self._spelled.findall(other)
+
     def encode(self, hidden: str) -> list[int]:
         """Return the tokens of a hidden rendering. Raises ``DataError`` where the tokenizer can't write a control
         token's spelling as text."""

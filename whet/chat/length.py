@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from whet.chat.tools_as_text import THOUGHT
+from whet.core.content import text_of
 from whet.core.types import Message
 
 _QUICK, _DENSEST = 8, 64  # characters of a token: below, rendering is quick; above, no text is so dense
@@ -33,7 +34,7 @@ def longer_than(
 
 def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
     for message in messages:
-        yield message["content"]
+        yield text_of(message["content"])
         yield message.get("reasoning_content", "")
     yield from _calls(messages, tools)
 
@@ -41,7 +42,7 @@ def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) 
 def _surely_written(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
     """The texts without what templates leave out: the thoughts of earlier replies, and white space around a text."""
     for message in messages:
-        content = message["content"]
+        content = text_of(message["content"])
         yield (content.rpartition(THOUGHT)[2] if message["role"] == "assistant" else content).strip()
     yield from _calls(messages, tools)
 

@@ -4,6 +4,7 @@ A conversation is rendered once, by appending: ``render_prompt`` gives the first
 ``render_next`` gives only what comes after it. Tokens that were seen or sampled are never rendered again, because a
 template may write earlier turns differently when later ones exist (dropped thinking, moved system prompts).
 Texts are rendered hidden (``control_tokens.py``), so that none of them can write a control token.
+Contents in parts reach a template that writes the text of parts; to others they are shown as text.
 Knows no model and no environment.
 """
 
@@ -20,6 +21,7 @@ from whet.chat.length import longer_than
 from whet.chat.replies import ReplyFormat, ResponseTemplate
 from whet.chat.tools_as_text import THINK, THOUGHT, as_text, with_thought
 from whet.config.nearest import did_you_mean
+from whet.core.content import in_text, text_of
 from whet.core.types import Message, ToolCall
 
 PLAIN = (
@@ -92,7 +94,7 @@ class Renderer:
             said = with_thought(self._written([reply], None)[0][0])
             if said.get("tool_calls"):
                 raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
-            content, hide = said["content"], self._control.hide
+            content, hide = text_of(said["content"]), self._control.hide
             if self._opens_thought():
                 thought, content = content.split(THOUGHT, 1) if THOUGHT in content else ("\n", f"\n\n{content}")
                 text = f"{hide(thought.removeprefix(_OPENED))}{THOUGHT}{hide(content)}"
@@ -130,7 +132,7 @@ class Renderer:
     def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
         """What the template doesn't write although it is there: the tools, a reply's tool calls, a message of a role
         other than system, user and assistant. None where nothing is lost."""
-        messages, tools = self._written(messages, tools)
+        messages, tools = self._written(in_text(messages), tools)
         if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
             return None
         whole = self._apply(messages, tools)
@@ -142,7 +144,7 @@ class Renderer:
             if message.get("tool_calls"):
                 without[index] = {"role": "assistant", "content": message["content"]}
             elif message["role"] not in _EVERYWHERE:
-                without[index] = {**message, "content": message["content"] + "x"}
+                without[index] = {**message, "content": text_of(message["content"]) + "x"}
                 what = f"a message of the role {message['role']!r}"
             else:
                 continue
@@ -218,7 +220,7 @@ class Renderer:
     def _written(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """Messages and tools as the template takes them."""
+        """Messages and tools as the template takes them, contents in parts as they are."""
         if self.tools_as_text:
             messages, tools = as_text(messages, tools), None
         if "reasoning_content" not in self.template:
@@ -246,7 +248,7 @@ class Renderer:
     ) -> tuple[str, str]:
         """What the template writes before and after a reply that stands between the messages."""
         text = _REPLY
-        while text in repr((messages, following)):
+        while text in repr((in_text(messages), in_text(following))):
             text += _REPLY
         reply: Message = {"role": "assistant", "content": text}
         hidden = self._render([*messages, reply, *following], generate=generate)
@@ -273,7 +275,16 @@ class Renderer:
         def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
             return self._apply(messages, tools, generate)
 
-        return self._control.render(apply, *self._written(messages, tools))
+        texts = in_text(messages)
+        rendered = self._control.render(apply, *self._written(texts, tools))
+        if all(isinstance(message["content"], str) for message in messages):
+            return rendered
+        replies_in_text = [text if text["role"] == "assistant" else m for m, text in zip(messages, texts, strict=True)]
+        with contextlib.suppress(DataError):  # the template takes no parts
+            in_parts = self._control.render(apply, *self._written(replies_in_text, tools))
+            if self._control.alike(in_parts, rendered):
+                return in_parts
+        return rendered
 
     def _apply(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from whet.core.content import text_of
 from whet.core.types import FunctionCall, Message
 
 THINK, THOUGHT = "<think>", "</think>"
@@ -23,20 +24,20 @@ def as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None)
     for message, before in zip(messages, [None, *messages], strict=False):
         content = message["content"]
         if calls := message.get("tool_calls"):
-            texts = [_call(call.get("function", call)) for call in calls]
-            content = "\n".join([content, *texts] if content else texts)
+            said, texts = text_of(content), [_call(call.get("function", call)) for call in calls]
+            content = "\n".join([said, *texts] if said else texts)
         if message["role"] != "tool":
             thought = {"reasoning_content": message["reasoning_content"]} if "reasoning_content" in message else {}
             written.append(Message(role=message["role"], content=content, **thought))  # type: ignore[typeddict-item]
             continue
-        content = f"<tool_response>\n{content}\n</tool_response>"
+        content = f"<tool_response>\n{text_of(content)}\n</tool_response>"
         if before is not None and before["role"] == "tool":
             content = f"{written.pop()['content']}\n{content}"
         written.append({"role": "user", "content": content})
     if tools:
         text = _BEFORE + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + _AFTER
         leads = bool(written) and written[0]["role"] == "system"
-        asked = f"{written.pop(0)['content']}\n\n{text}" if leads else text
+        asked = f"{text_of(written.pop(0)['content'])}\n\n{text}" if leads else text
         written.insert(0, {"role": "system", "content": asked})
     return written
 
@@ -45,7 +46,7 @@ def with_thought(message: Message) -> Message:
     """Return the message with its thought as the beginning of the text."""
     if not (thought := message.get("reasoning_content")):
         return message
-    content = f"{THINK}\n{thought}\n{THOUGHT}\n\n{message['content']}"
+    content = f"{THINK}\n{thought}\n{THOUGHT}\n\n{text_of(message['content'])}"
     return message | {"content": content, "reasoning_content": ""}
 
 

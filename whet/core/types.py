@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypedDict
 
+from whet.core.content import Content
+
 Weighting = Literal["token", "sequence", "group", "constant"]  # see ``Batch.weigh``
 
 
@@ -32,7 +34,7 @@ class Message(TypedDict):
     """One chat message, in the format that chat templates expect."""
 
     role: str
-    content: str
+    content: Content  # a text in what a model says
     reasoning_content: NotRequired[str]  # the model's reasoning before its answer
     tool_calls: NotRequired[list[ToolCall]]
     malformed_calls: NotRequired[list[str]]  # why parts of the content that look like calls are not valid

@@ -15,6 +15,7 @@ from pydantic import Field
 from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
+from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.data.base import Data
 from whet.data.row import read_rows
@@ -183,5 +184,5 @@ def _spans(
 
 
 def _key(row: Example) -> int:
-    asked = [[message["role"], " ".join(message["content"].split())] for message in row.question]
+    asked = [[message["role"], " ".join(text_of(message["content"]).split())] for message in row.question]
     return derive_seed("held out", json.dumps(asked))

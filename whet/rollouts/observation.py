@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from whet.base.errors import DataError
 from whet.chat.renderer import Renderer
+from whet.core.content import text_of
 from whet.core.types import Message
 
 _CHARACTERS = 8  # upper estimate of the characters per token, which limits the search
@@ -20,7 +21,7 @@ def shorten(
         tokens = renderer.render_next(history, messages)
         if len(tokens) <= limit:
             return tokens, list(messages)
-    texts = [message["content"] for message in messages]
+    texts = [text_of(message["content"]) for message in messages]
     fits, most = None, max(map(len, texts), default=0)
     while most and sum(min(len(text), most) for text in texts) > _CHARACTERS * limit:
         most //= 2

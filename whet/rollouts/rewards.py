@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from whet.config import Component, Config
+from whet.core.content import text_of
 from whet.core.types import Episode, Message, Trajectory
 
 REWARDS = {
@@ -201,7 +202,7 @@ class MalformedCalls(Reward):
 def _reply_text(episode: Episode) -> str:
     """Return the text of all replies, including thoughts."""
     replies = [message for branch in episode.branches for message in _replies(branch, episode.usage.turns)]
-    return "\n".join(f"{m.get('reasoning_content') or ''}\n{m['content']}" for m in replies)
+    return "\n".join(f"{m.get('reasoning_content') or ''}\n{text_of(m['content'])}" for m in replies)
 
 
 def _replies(branch: Trajectory, turns: int) -> list[Message]:

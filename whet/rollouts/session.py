@@ -19,6 +19,7 @@ from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.chat.calls import call_id
 from whet.chat.renderer import Renderer
+from whet.core.content import in_text, text_of
 from whet.core.expert_ids import fill_missing
 from whet.core.types import Message, Span, Trajectory, Usage
 from whet.engines.base import Completion, Generator, SamplingParams
@@ -118,6 +119,7 @@ class Session:
         """Sample the reply to a conversation, of at most ``limit`` tokens. ``messages`` is the whole conversation, of
         which only the new messages are rendered. Raises ``DataError`` if it doesn't extend this branch,
         ``PromptTooLong``, and ``LimitReached`` if a budget of the episode is used up."""
+        in_text(messages, f" of {self.recording.name}")  # refuses images
         async with self._busy, self.recording.clock():
             if not self.extended_by(messages, tools):
                 raise DataError(
@@ -227,11 +229,12 @@ class Session:
 def _same(ours: Message, other: Message) -> bool:
     """Return whether two messages are equal. A reply that is sent back may lack its thoughts, and may differ in
     surrounding white space and in the ids of its calls."""
+    [ours, other] = in_text([ours, other])
     if ours["role"] != "assistant" or other["role"] != "assistant":
         return ours == other
     thought = other.get("reasoning_content")
     return (
-        ours["content"].strip() == other["content"].strip()
+        text_of(ours["content"]).strip() == text_of(other["content"]).strip()
         and [call["function"] for call in ours.get("tool_calls", ())]
         == [call["function"] for call in other.get("tool_calls", ())]
         and (thought is None or thought == ours.get("reasoning_content"))

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 from whet.base.closing import cancel_all
 from whet.base.errors import ConfigError, DataError, DeadlineError
 from whet.base.progress import PROGRESS
+from whet.core.content import in_text
 from whet.core.types import Episode, Group, Status, Task
 from whet.data.order import TaskOrder
 from whet.metrics import Metrics
@@ -78,6 +79,8 @@ class RolloutSource:
         self.group_size, self.filters, self.pairing, self.seed = group_size, tuple(filters), tuple(pairing), seed
         if not tasks:
             raise DataError("the task set has no training tasks")
+        for task in tasks:
+            in_text(task.prompt, f" of task {task.uid}")  # refuses images
         self.order = TaskOrder(len(self.tasks), seed)
         order = player.blend or config.curriculum
         self.curriculum: TaskSampler | None = order.sampler_for(self.tasks, seed) if order else None

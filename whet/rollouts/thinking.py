@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
+from whet.core.content import text_of
 from whet.core.expert_ids import encode
 from whet.core.types import Message, Span
 from whet.engines.base import Completion, SamplingParams
@@ -83,7 +84,7 @@ def _stopped(before: list[int], answer: Completion, stops: Sequence[str], render
 def split_thinking(message: Message) -> Message:
     """Return the message with the thoughts at the start of its text moved to ``reasoning_content``, unless the renderer
     has done so. Thoughts without an end are the whole text."""
-    text = message["content"].lstrip()
+    text = text_of(message["content"]).lstrip()
     if "reasoning_content" in message or not text.startswith(_OPEN):
         return message
     thought, _, answer = text.removeprefix(_OPEN).partition(_CLOSE)

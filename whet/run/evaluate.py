@@ -15,6 +15,7 @@ from whet.base.progress import PROGRESS
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
 from whet.config import Component, Config
+from whet.core.content import in_text
 from whet.core.types import Episode, Status, Task
 from whet.engines.base import Generator
 from whet.metrics.clock import Timing
@@ -254,6 +255,7 @@ def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
     taken = Counter[str]()
     found = []
     for task in taskset.tasks(split):
+        in_text(task.prompt, f" of task {task.uid}")  # refuses images
         taken[task.environment] += 1
         if limit is None or taken[task.environment] <= limit:
             found.append(task)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 
 Kind = Literal["good", "bad", "boundary", "adversarial"]
@@ -31,8 +32,8 @@ def unearned(
 ) -> Iterator[Case]:
     """Yield answers that take no work and must earn nothing: the question again, its expressions, constants, and right
     answers to other tasks. What the right answer holds anyway is left out. ``form`` makes a reply of a text."""
-    question = next((said["content"] for said in reversed(task.prompt) if said["role"] == "user"), "")
-    known = gold if isinstance(gold, str) else " ".join(said["content"] for said in gold or ())
+    question = next((text_of(said["content"]) for said in reversed(task.prompt) if said["role"] == "user"), "")
+    known = gold if isinstance(gold, str) else " ".join(text_of(said["content"]) for said in gold or ())
     found = dict.fromkeys(match[1] or match[2] for match in _EXPRESSION.finditer(question))
     expressions = [text for text in found if "=" not in text and re.search(r"[-+*/^\\]", text[1:])]
     tried = [("the question again", question)]

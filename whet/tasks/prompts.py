@@ -4,6 +4,7 @@ from typing import cast
 
 from pydantic import Field
 
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.row import Row, read_rows
 from whet.data.row_kinds import Asked
@@ -35,4 +36,4 @@ class Prompts(FileTasks):
 
 
 def _key(task: Task) -> int:
-    return question_key("\n".join(message["content"] for message in task.prompt))
+    return question_key("\n".join(text_of(message["content"]) for message in task.prompt))

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from whet.base.errors import DataError
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments, Grade, Observation, Step, called, checked_score, place_of
 
@@ -18,7 +19,7 @@ class SingleTurn:
 
     async def step(self, reply: Message) -> Step:
         """Raises ``DataError`` when the grade is not a finite number: a broken grader is never a reward of zero."""
-        scores = await graded(self.environments, self.task, reply["content"])
+        scores = await graded(self.environments, self.task, text_of(reply["content"]))
         return Step(reward=scores.pop("reward"), scores=scores, done=True)
 
     async def close(self) -> None:

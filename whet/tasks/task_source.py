@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field, model_validator
 
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.split import Tally
 from whet.tasks.cases import Case, Kind, unearned
@@ -48,7 +49,9 @@ class SourcedTasks(FileTasks, ABC):
 
     def key(self, task: Task) -> int:
         """Return a number that is the same for two tasks that ask the same."""
-        return question_key("\n".join(message["content"] for message in task.prompt if message["role"] == "user"))
+        return question_key(
+            "\n".join(text_of(message["content"]) for message in task.prompt if message["role"] == "user")
+        )
 
     def answers(self, task: Task) -> Iterable[tuple[Kind, str, str, float]]:
         """Yield answers to a task whose reward is known: kind, what it tries, answer, reward."""

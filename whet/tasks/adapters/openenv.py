@@ -14,6 +14,7 @@ from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
 from whet.base.strict_json import STRICT
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Observation, Step, finite
 from whet.tasks.few_shot import messages
@@ -96,7 +97,7 @@ class OpenEnvEpisode:
         self.steps += 1
         last = self.steps >= self.settings.max_steps
         try:
-            shown = await self._ask("step", self._action(reply["content"]))
+            shown = await self._ask("step", self._action(text_of(reply["content"])))
         except InvalidAction as problem:
             told = f"Error: that is no valid action: {problem}"
             return Step(done=last, messages=messages(None, told), scores={"malformed_action": 1.0})

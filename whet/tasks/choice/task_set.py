@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
+from whet.core.content import text_of
 from whet.core.types import Task
 from whet.data.row import Text, read_rows
 from whet.data.split import Tally
@@ -166,7 +167,7 @@ class MultipleChoice(SourcedTasks):
             )
             answer = [*letters][order.index(answer)]
             letters = dict(zip(letters, [letters[letter] for letter in order], strict=True))
-        question = row.question or "\n".join(message["content"] for message in said or [])
+        question = row.question or "\n".join(text_of(message["content"]) for message in said or [])
         task = self._task(question, letters, answer, mode, pattern)
         return task if said is None else replace(task, prompt=said)
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from whet.core.content import text_of
 from whet.core.types import Message
 
 
@@ -20,14 +21,14 @@ def output_items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
     for number, message in enumerate(messages):
         if message["role"] == "tool":
             call = f"call_{message.get('tool_call_id', '')}"
-            yield {"type": "function_call_output", "call_id": call, "output": message["content"]}
+            yield {"type": "function_call_output", "call_id": call, "output": text_of(message["content"])}
             continue
         if thought := message.get("reasoning_content"):
             summary = [{"type": "summary_text", "text": thought}]
             yield {"type": "reasoning", "id": f"rs_{number}", "summary": summary}
-        calls = message.get("tool_calls", [])
-        if message["content"].strip() or not calls:
-            text = {"type": "output_text", "text": message["content"], "annotations": []}
+        calls, said = message.get("tool_calls", []), text_of(message["content"])
+        if said.strip() or not calls:
+            text = {"type": "output_text", "text": said, "annotations": []}
             yield {
                 "type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [text],
             }  # fmt: skip

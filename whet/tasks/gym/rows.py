@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.files import write_atomically
+from whet.core.content import text_of
 from whet.tasks.base import TaskSet
 
 TASK = "whet_task"  # the field of a row that names its task
@@ -14,7 +15,7 @@ TASK = "whet_task"  # the field of a row that names its task
 def rows(tasks: TaskSet, split: str, agent: str) -> Iterator[dict[str, Any]]:
     """Yield the tasks of a split as rows of Gym for ``agent``."""
     for task in tasks.tasks(split):
-        prompt = [{"role": message["role"], "content": message["content"]} for message in task.prompt]
+        prompt = [{"role": message["role"], "content": text_of(message["content"])} for message in task.prompt]
         reference = {"type": "responses_api_agents", "name": agent}
         yield {"responses_create_params": {"input": prompt}, "agent_ref": reference, TASK: task.uid}
 

@@ -9,6 +9,7 @@ import httpx
 from pydantic import Field, model_validator
 
 from whet.base.errors import ConfigError, DataError
+from whet.core.content import text_of
 from whet.core.types import Group, Message, Task, ToolCall
 from whet.data.row import read_rows
 from whet.tasks.base import Environment, Environments, Observation, Step, finite
@@ -95,7 +96,7 @@ class GymEnvironments(Environments):
         row = task.data["row"]
         asked = len(task.prompt)
         body = {
-            "conversation_history": [{"role": m["role"], "content": m["content"]} for m in task.prompt],
+            "conversation_history": [{"role": m["role"], "content": text_of(m["content"])} for m in task.prompt],
             "response_objs": [response(e.messages[asked:], row["responses_create_params"]) for e in group.episodes],
             "principle": row.get("principle"),
         }

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from whet.base.errors import DataError
 from whet.base.extras import require
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.row import Text, read_rows
 from whet.data.split import Tally
@@ -157,7 +158,7 @@ class InstructionFollowing(SourcedTasks):
         if (gold := self.gold(task)) and task.data["mode"] == "binary":
             yield "good", "what was asked for", gold, 1.0
             yield "adversarial", "all answers at once", gold + " ".join(CAPITALS.values()), 0.0
-            yield "adversarial", "the prompt again", task.prompt[-1]["content"], 0.0
+            yield "adversarial", "the prompt again", text_of(task.prompt[-1]["content"]), 0.0
             yield "adversarial", "the form without the answer", gold.replace(task.data["answer"], "It"), 0.0
 
 
@@ -173,7 +174,8 @@ class InstructionGrading(Environments):
     async def follow(self, task: Task, turn: int, answer: str) -> dict[str, float]:
         """Return the scores of the answer in one turn; ``followed`` is the share of its checks that pass."""
         asked, instructions = task.data["turns"][turn]["prompt"], task.data["turns"][turn]["instructions"]
-        own = _plain(answer).replace(_plain(asked or task.prompt[-1]["content"]), "")  # what is not the prompt again
+        prompt = _plain(asked or text_of(task.prompt[-1]["content"]))
+        own = _plain(answer).replace(prompt, "")  # what is not the prompt again
         found = {}
         if len(answer) <= self.tasks.max_chars and re.search(r"\w", own):
             found = await self.pool.scores(follow_in_worker, answer, instructions)
@@ -205,7 +207,7 @@ class Conversation:
 
     async def step(self, reply: Message) -> Step:
         turns = self.task.data["turns"]
-        scores = await self.grading.follow(self.task, self.turn, reply["content"])
+        scores = await self.grading.follow(self.task, self.turn, text_of(reply["content"]))
         self.correct = scores["correct"] = min(self.correct, scores["correct"])
         self.turn += 1
         reward, done = scores.pop("reward") / len(turns), self.turn == len(turns)

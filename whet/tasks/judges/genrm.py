@@ -4,6 +4,7 @@
 import asyncio
 from typing import ClassVar
 
+from whet.core.content import text_of
 from whet.core.types import Episode, Group, Message, Status, Task
 from whet.tasks.base import Environment
 from whet.tasks.judges.comparison import (
@@ -118,4 +119,4 @@ def _answer(episode: Episode) -> Answer:
     last = next((m for m in reversed(episode.messages) if m["role"] == "assistant"), None)
     if last is None:
         return Answer("", finished=False)
-    return Answer(last["content"], last.get("reasoning_content", ""), episode.status is Status.COMPLETED)
+    return Answer(text_of(last["content"]), last.get("reasoning_content", ""), episode.status is Status.COMPLETED)

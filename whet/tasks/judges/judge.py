@@ -16,6 +16,7 @@ from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.base.seeds import derive_seed
 from whet.config import Config
+from whet.core.content import in_text
 from whet.core.types import Message
 from whet.fetch.post import bounded, pause
 
@@ -98,7 +99,7 @@ class JudgeClient:
         """Return the reply, or None and what went wrong."""
         judge = self.judge
         body: dict[str, Any] = {
-            "model": judge.model, "messages": list(messages), "temperature": judge.temperature,
+            "model": judge.model, "messages": in_text(messages), "temperature": judge.temperature,
             "max_tokens": judge.max_tokens, "seed": seed % 2**31,
         }  # fmt: skip
         try:

@@ -4,6 +4,7 @@ tokens in it are inert."""
 import hashlib
 from collections.abc import Sequence
 
+from whet.core.content import text_of
 from whet.core.types import Message
 
 RUBRIC = """You grade an answer to a question. {rubric}
@@ -65,7 +66,7 @@ def mark(*texts: str) -> str:
 
 def conversation(messages: Sequence[Message]) -> str:
     """Return the messages as text."""
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+    return "\n\n".join(f"{message['role']}: {text_of(message['content'])}" for message in messages)
 
 
 def asked(text: str) -> list[Message]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field
 
+from whet.core.content import text_of
 from whet.core.types import Task
 from whet.data.row import read_rows
 from whet.tasks.cases import Kind
@@ -127,7 +128,7 @@ class LongContext(SourcedTasks):
         return f"Final Answer: [{', '.join(task.data['answer'])}]"
 
     def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
-        gold, text = self.gold(task), task.prompt[-1]["content"]
+        gold, text = self.gold(task), text_of(task.prompt[-1]["content"])
         every = ", ".join(sorted(set(re.findall(r"\w+", text)), key=lambda word: word not in task.data["answer"]))
         yield "good", "the items", gold, 1.0
         yield "good", "after a thought", f"Let me see.\n{gold}", 1.0
@@ -156,7 +157,7 @@ class LongContext(SourcedTasks):
 
     def _copied(self, before: str, task: Task) -> bool:
         """Whether the answer repeats more of the text than it may."""
-        text, words = (_words(message) for message in (task.prompt[-1]["content"], before))
+        text, words = (_words(message) for message in (text_of(task.prompt[-1]["content"]), before))
         if len(words) <= 40:
             return False
         known = {tuple(text[start : start + _COPIED]) for start in range(len(text) - _COPIED + 1)}

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from whet.base.errors import DataError
 from whet.config import Config
+from whet.core.content import text_of
 from whet.core.types import Task
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
@@ -58,7 +59,7 @@ class MathGrading(Environments):
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         """``compare`` with the task's known answer."""
-        question = next((said["content"] for said in reversed(task.prompt) if said["role"] == "user"), "")
+        question = next((text_of(said["content"]) for said in reversed(task.prompt) if said["role"] == "user"), "")
         return await self.compare(answer, task.data["answer"], question)
 
     async def compare(self, answer: str, gold: str, question: str = "") -> dict[str, float]:

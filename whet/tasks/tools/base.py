@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from whet.base.extras import require
 from whet.chat.calls import checked_call
 from whet.config import Component
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, unearned
@@ -61,7 +62,7 @@ class ToolTasks(TaskSet, ABC):
     def _said(self, task: Task) -> str:
         """What the right answer to a task says in the end."""
         gold = self.gold(task)
-        return gold if isinstance(gold, str) else gold[-1]["content"] if gold else ""
+        return gold if isinstance(gold, str) else text_of(gold[-1]["content"]) if gold else ""
 
 
 class ToolEnvironments(Environments):
@@ -97,7 +98,7 @@ class ToolEpisode:
         if self.malformed > self.tasks.limits.max_malformed:
             return Step(0.0, scores={"correct": 0.0} | self._counts())
         if not calls and not wrong:
-            found = self.tasks.score(self.task, self.state, reply["content"])
+            found = self.tasks.score(self.task, self.state, text_of(reply["content"]))
             scores = checked_scores(found, self.task, self.tasks)
             return Step(scores.pop("reward"), scores=scores | self._counts())
         told = await self.toolbox.answer(calls)

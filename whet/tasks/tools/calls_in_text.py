@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from whet.chat.call_formats import CallFormat
 from whet.chat.replies import ReplyFormat
+from whet.core.content import text_of
 from whet.core.types import Message
 
 _TAGS = re.compile(
@@ -34,7 +35,9 @@ def invokes_tool(reply: Message, declared: Collection[str] = ()) -> bool:
     >>> invokes_tool({"role": "assistant", "content": "I can't search the web."})
     False
     """
-    return bool(reply.get("tool_calls") or reply.get("malformed_calls")) or _in_text(reply["content"], declared)
+    return bool(reply.get("tool_calls") or reply.get("malformed_calls")) or _in_text(
+        text_of(reply["content"]), declared
+    )
 
 
 def _in_text(content: str, declared: Collection[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.row import Row, read_rows
 from whet.tasks.base import Environment, Observation, Step
@@ -109,7 +110,7 @@ class Unaided:
 
     async def step(self, reply: Message) -> Step:
         invokes = invokes_tool(reply, [tool["function"]["name"] for tool in self.task.data["tools"]])
-        answers = bool(reply["content"].strip()) and not invokes
+        answers = bool(text_of(reply["content"]).strip()) and not invokes
         scores = {"correct": float(not invokes), "format": float(answers), "tool_invoked": float(invokes)}
         return Step(float(answers), scores=scores)
 
