@@ -22,7 +22,7 @@ from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling
 from whet.rollouts.session import Recording
 from whet.tasks.base import Address, TaskSet
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 
 RENDERER = Renderer(tiny_tokenizer(), tools_as_text=True)
 
@@ -66,7 +66,7 @@ def first_episode(
     async def go() -> Episode:
         model: Any = Scripted(answer if callable(answer) else lambda _: answer)
         model.gate.set()
-        environments, endpoint = HostedEnvironments(taskset.open()), Endpoint(RENDERER)
+        environments, endpoint = IsolatedEnvironments(taskset.open()), Endpoint(RENDERER)
         task = taskset.tasks(split)[0]
         more: dict[str, Any] = {"seed": 0, "session": "e", "timing": Timing(), "endpoint": endpoint}
         more["failures"] = Failures()

@@ -21,7 +21,7 @@ from whet.rollouts.group_player import GroupPlayer
 from whet.rollouts.source import RolloutSource
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.tasks.base import Observation, Step, TaskSet
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 
 
 class Constant(Lowercase):
@@ -43,7 +43,7 @@ async def source(
     await load_into(generator, trained_weights(recipe, None).tensors())
     config = RolloutConfig(**({"prompts_per_step": 3, "retry_delay": 0.0} | changes))
     taskset = taskset or Lowercase()
-    environments = HostedEnvironments(taskset.open())
+    environments = IsolatedEnvironments(taskset.open())
     blend = taskset if isinstance(taskset, Blend) else None
     player = GroupPlayer(config, recipe.sampling, environments, generator, renderer, blend=blend, seed=7)
     made = RolloutSource(config, taskset.tasks("train"), player, group_size=2, filters=filters, pairing=pairing, seed=7)

@@ -14,7 +14,7 @@ from whet.base.errors import DataError, DeadlineError
 from whet.cli.main import main
 from whet.run.build import build_generator, build_renderer, trained_weights
 from whet.run.evaluate import EvaluationConfig, Report, evaluate, evaluate_tasks
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 
 FAILING_TWICE = {f"toy/test/{i}": 2 for i in range(12)}
 
@@ -25,7 +25,7 @@ def measured(folder: Path, taskset: Lowercase, **settings: Any) -> Report:
         renderer = build_renderer(recipe)
         generator = build_generator(recipe, renderer)
         await load_into(generator, trained_weights(recipe, None).tensors())
-        config, environments = EvaluationConfig(**settings), HostedEnvironments(taskset.open())
+        config, environments = EvaluationConfig(**settings), IsolatedEnvironments(taskset.open())
         try:
             tasks = taskset.tasks("test")
             return await evaluate_tasks(

@@ -10,7 +10,7 @@ from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Episode, Group, Task
 from whet.tasks.base import Environment, Observation, Step, TaskSet
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.single_turn import SingleTurn
 
 TASK = Task("toy/train/3", [{"role": "user", "content": "2 + 2?"}])
@@ -96,7 +96,7 @@ class Plain(TaskSet):
 
 def hosted(taskset, *, then=None):
     async def go():
-        environments = HostedEnvironments(taskset)
+        environments = IsolatedEnvironments(taskset)
         try:
             if then is not None:
                 return await then(environments)

@@ -30,9 +30,16 @@ def run(use: Callable[[MCPConnection], Awaitable[None]], settings: MCPServer) ->
             await use(connection)
         finally:
             await connection.close()
-        assert not [child for child in psutil.Process().children() if "server.py" in " ".join(child.cmdline())]
+        assert not [child for child in psutil.Process().children() if runs_the_server(child)]
 
     asyncio.run(opened())
+
+
+def runs_the_server(process: psutil.Process) -> bool:
+    try:
+        return "server.py" in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # has ended; ZombieProcess is one of these
+        return False
 
 
 async def answer(tools: Sequence[Tool], name: str, deadline_s: float = 100.0, **arguments: Any) -> str:

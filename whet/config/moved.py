@@ -41,9 +41,9 @@ _MOVED = {
         "processes.remote_calls processes.linux processes.numpy_part processes.values"
     ),
     "whet.tasks": (
-        "environments.base environments.cases environments.hosted environments.single_turn "
+        "environments.base environments.cases environments.hosted=isolated environments.single_turn "
         "environments.validate environments.traces environments.grading environments.problems "
-        "environments.task_source environments.over environments.prompts environments.registry "
+        "environments.task_source environments.over=wrapped environments.prompts environments.registry "
         "environments.program"
     ),
     "whet.tasks.adapters": (

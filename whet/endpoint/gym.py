@@ -30,10 +30,11 @@ from whet.endpoint.connections import Connections
 from whet.endpoint.http_server import Server
 from whet.endpoint.request import ApiError
 from whet.processes.loop_thread import format_error
-from whet.tasks.base import Step, TaskSet, checked_score
+from whet.tasks.base import TaskSet, checked_score
 from whet.tasks.gym.items import final_text
 from whet.tasks.gym.rows import TASK
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.play import play
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ async def check_single_turn(tasks: TaskSet) -> None:
     first = next(iter([*tasks.tasks("train")[:1], *tasks.tasks("test")[:1]]), None)
     if first is None:
         raise ConfigError(f"{type(tasks).__name__} has no tasks")
-    environments = HostedEnvironments(tasks.open())
+    environments = IsolatedEnvironments(tasks.open())
     try:
         environment = environments.make(first)
         try:
@@ -65,7 +66,7 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
     """Return the server's application. A verification whose task is not done after one answer says so, and gives no
     reward that counts (``mask_sample``)."""
     known: dict[str, Task] = {task.uid: task for split in ("train", "test") for task in tasks.tasks(split)}
-    environments = HostedEnvironments(tasks.open())
+    environments = IsolatedEnvironments(tasks.open())
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -90,7 +91,7 @@ def application(tasks: TaskSet, host: str = "127.0.0.1", connections: Connection
             raise ApiError(422, f"'response' is not an answer of a model: {format_error(problem)}") from None
         try:
             async with asyncio.timeout(_DEADLINE):
-                step = await _graded(environments, task, answer)
+                _, step = await play(environments.make(task), answer)
             reward = checked_score("reward", step.reward, f"of {uid}")
             scores = {name: checked_score(name, value, f"of {uid}") for name, value in step.scores.items()}
         except Exception as problem:  # a failure of ours is no measurement of theirs
@@ -135,15 +136,6 @@ async def serve(tasks: TaskSet, host: str, port: int, ready: Callable[[str], Non
     finally:
         server.should_exit = True
         await serving
-
-
-async def _graded(environments: HostedEnvironments, task: Task, answer: str) -> Step:
-    environment = environments.make(task)
-    try:
-        await environment.start()
-        return await environment.step({"role": "assistant", "content": answer})
-    finally:
-        await environment.close()
 
 
 def _masked(kind: str, reason: str) -> dict[str, Any]:

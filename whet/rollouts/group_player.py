@@ -20,7 +20,7 @@ from whet.rollouts.failures import Failures
 from whet.rollouts.rewards import Reward, Score, compose
 from whet.rollouts.sampling import Sampling
 from whet.tasks.base import checked_score
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 
 if TYPE_CHECKING:
     from whet.endpoint.server import Endpoint
@@ -33,7 +33,7 @@ class GroupPlayer:
         self,
         config: RolloutConfig,
         sampling: Sampling,
-        environments: HostedEnvironments,
+        environments: IsolatedEnvironments,
         generator: Generator,
         renderer: Renderer,
         *,

@@ -26,7 +26,7 @@ from whet.rollouts.episode import play
 from whet.rollouts.failures import Failures
 from whet.rollouts.sampling import Sampling, Temperature
 from whet.tasks.base import TaskSet
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.registry import TASK_SETS
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Report:
 
 async def evaluate_tasks(
     tasks: Sequence[Task],
-    environments: HostedEnvironments,
+    environments: IsolatedEnvironments,
     generator: Generator,
     renderer: Renderer,
     sampling: Sampling,
@@ -226,7 +226,7 @@ async def evaluate_tasks(
 
 async def evaluate_all(
     recipe: "Recipe",
-    environments: HostedEnvironments,
+    environments: IsolatedEnvironments,
     generator: Generator,
     renderer: Renderer,
     endpoint: "Endpoint",
@@ -241,7 +241,7 @@ async def evaluate_all(
     for name, one in config.sets.items():
         own = config.model_copy(update={k: v for k in _CHANGED if (v := getattr(one, k)) is not None})
         async with Closing() as closing:
-            hosted = HostedEnvironments(one.data.open())
+            hosted = IsolatedEnvironments(one.data.open())
             closing.closes(f"the environments of {name}", hosted.close)
             tasks, sampling = held_out(one.data, one.split, one.limit), own.sampling(recipe.sampling)
             report.sets[name] = await evaluate_tasks(
@@ -284,7 +284,7 @@ def evaluate(
 
     async def go() -> Report:
         async with Closing() as closing:
-            environments = HostedEnvironments(taskset.open())
+            environments = IsolatedEnvironments(taskset.open())
             closing.closes("the environments", environments.close)
             generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
             endpoint = Endpoint(renderer)

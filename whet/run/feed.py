@@ -41,7 +41,7 @@ from whet.run.build import build_generator, build_sync
 from whet.run.evaluate import evaluate_all
 from whet.run.machine import decide
 from whet.run.policy import Sampler
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
 from whet.tasks.validate import require
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class SampledFeed(Feed):
         self.devices = devices or Devices({}, shared=False)
         self.generator = build_generator(recipe, renderer)
         self.devices.tenants["generation"] = self.generator
-        self.environments, self.endpoint = HostedEnvironments(recipe.taskset.open()), Endpoint(renderer)
+        self.environments, self.endpoint = IsolatedEnvironments(recipe.taskset.open()), Endpoint(renderer)
         player = GroupPlayer(
             recipe.rollouts,
             recipe.sampling,

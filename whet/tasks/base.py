@@ -1,7 +1,16 @@
 """The interfaces of a task set and an environment. A ``TaskSet`` is settings: it poses tasks. Opened, it gives
 ``Environments``, which make one ``Environment`` for each episode.
 
-Environments speak messages. They know no tokens, no model and no torch.
+Environments exchange messages with the model: they have no access to tokens, models or torch.
+
+What to derive a task set from:
+
+    TaskSet           tasks of any origin, with ``grade`` for single replies or ``make`` for longer episodes
+    SplitTasks        both splits made together, once (``splits.py``; ``DrawnTasks`` from a seed, ``FileTasks`` of rows)
+    SourcedTasks      rows of a file or, without one, tasks drawn from a seed (``task_source.py``)
+    BoxedProblems     questions with a mathematical answer (``problems.py``)
+    ToolTasks         tasks that are solved by calling tools (``tools/base.py``; ``SeededToolTasks`` from a seed)
+    WrappedTaskSet    the tasks of another task set, played or rewarded differently (``wrapped.py``; ``Rewarded``)
 """
 
 import contextlib
@@ -45,19 +54,21 @@ class Step:
 
 @runtime_checkable
 class Environment(Protocol):
-    """One episode. An exception other than a bad answer of the model is an infrastructure failure, never a reward."""
+    """One episode; also a base class, whose ``close`` does nothing. An exception is an infrastructure failure, never a
+    reward: a bad answer of the model is a step with a low reward."""
 
+    @abstractmethod
     async def start(self) -> Observation:
-        """Return what the model is shown first. Called once."""
-        ...
+        """Return the first messages for the model. Called once."""
 
+    @abstractmethod
     async def step(self, reply: Message) -> Step:
-        """Answer a reply: reward, scores and, if the episode goes on, the next messages."""
-        ...
+        """Return the reward and scores of a reply and, if the episode continues, the next messages."""
 
     async def close(self) -> None:
-        """Called once at the end, also after an exception and before the first step."""
-        ...
+        """Release what the episode holds. Called once at the end, also after an exception and before the first step. By
+        default nothing."""
+        return
 
 
 @dataclass(slots=True, frozen=True)
@@ -70,15 +81,16 @@ class Address:
 
 @runtime_checkable
 class Program(Protocol):
-    """One episode that calls the model itself. An exception is an infrastructure failure, never a reward."""
+    """One episode that calls the model itself; also a base class, whose ``close`` does nothing. An exception is an
+    infrastructure failure, never a reward."""
 
+    @abstractmethod
     async def run(self, address: Address) -> Step:
-        """Do the task with the model at ``address``, and return what that is worth."""
-        ...
+        """Do the task with the model at ``address``, and return the reward and scores of the episode."""
 
     async def close(self) -> None:
-        """Called once at the end, also after an exception."""
-        ...
+        """Release what the episode holds. Called once at the end, also after an exception. By default nothing."""
+        return
 
 
 @overload

@@ -17,14 +17,15 @@ from whet.base.extras import require
 from whet.config.component import import_path
 from whet.core.types import Group, Task
 from whet.processes.threads import JobThread
-from whet.tasks.base import Address, Environment, Environments, Step, called, checked_score
+from whet.tasks.base import Address, Environment, Environments, Program, Step, called, checked_score
 from whet.tasks.cases import Case
-from whet.tasks.over import OverTaskSet
+from whet.tasks.play import play
+from whet.tasks.wrapped import WrappedTaskSet
 
 Solve = Callable[[Task, str, str], Any]
 
 
-class AgentTasks(OverTaskSet):
+class AgentTasks(WrappedTaskSet):
     """Tasks of ``taskset``, done by ``program``."""
 
     program: str
@@ -68,7 +69,7 @@ class AgentEnvironments(Environments):
         await called(self.inner.close)
 
 
-class AgentEpisode:
+class AgentEpisode(Program):
     """One call of the program."""
 
     def __init__(self, environments: AgentEnvironments, task: Task) -> None:
@@ -87,9 +88,6 @@ class AgentEpisode:
             why = f"{tasks.program} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
             raise TimeoutError(why) from None
         return await self._worth(result)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     async def _solve(self, address: Address) -> Any:
         solve, arguments = self.environments.solve, (self.task, address.base_url, address.api_key)
@@ -112,13 +110,8 @@ class AgentEpisode:
         return Step(checked.pop("reward"), scores=checked)
 
     async def _grade(self, answer: str) -> Step:
-        """Give the answer to an episode of the task set, as if the model had said it at once."""
-        environment = self.environments.make(self.task)
-        try:
-            await environment.start()
-            step = await environment.step({"role": "assistant", "content": answer})
-        finally:
-            await environment.close()
+        """Return the step that the answer is worth as the only reply in an episode of the task set."""
+        _, step = await play(self.environments.make(self.task), answer)
         if not step.done:
             kind = type(self.environments.tasks.taskset).__name__
             raise DataError(f"{kind} has episodes of several turns, which can't grade the text of a program")

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from whet.base.errors import DataError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
-from whet.tasks.base import Environments, Grade, Observation, Step, called, checked_score, place_of
+from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score, place_of
 
 
-class SingleTurn:
+class SingleTurn(Environment):
     """An episode of one turn, graded by ``environments.grade``."""
 
     def __init__(self, environments: Environments, task: Task) -> None:
@@ -21,9 +21,6 @@ class SingleTurn:
         """Raises ``DataError`` when the grade is not a finite number: a broken grader is never a reward of zero."""
         scores = await graded(self.environments, self.task, text_of(reply["content"]))
         return Step(reward=scores.pop("reward"), scores=scores, done=True)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 async def graded(environments: Environments, task: Task, answer: str) -> dict[str, float]:

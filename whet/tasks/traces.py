@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from whet.base.errors import DataError
 from whet.config import Component
-from whet.core.types import Message, Task
+from whet.core.types import Task
 from whet.data.row_kinds import Conversation, Example
 from whet.data.rows import SupervisedRows
 from whet.tasks.base import Environments, TaskSet, called
 from whet.tasks.cases import Answer
+from whet.tasks.play import play
 from whet.tasks.registry import TASK_SETS
 
 
@@ -54,17 +55,8 @@ def _known(taskset: TaskSet, tasks: Sequence[Task]) -> Iterator[tuple[Task, Answ
 
 
 async def _conversation(environments: Environments, task: Task, gold: Answer) -> Conversation:
-    replies: Sequence[Message] = [{"role": "assistant", "content": gold}] if isinstance(gold, str) else gold
-    environment, reward, scores = environments.make(task), 0.0, dict[str, float]()
-    try:
-        observation = await environment.start()
-        said: list[Any] = list(observation.messages)
-        for reply in replies:
-            step = await environment.step(reply)
-            reward, scores = reward + step.reward, scores | step.scores
-            said += [reply, *step.messages]
-    finally:
-        await environment.close()
-    if (marks := scores.get("correct", reward)) < 1:  # rewards have scales of their own
+    observation, episode = await play(environments.make(task), gold)
+    if (marks := episode.scores.get("correct", episode.reward)) < 1:  # the scale of rewards differs between task sets
         raise DataError(f"the right answer to task {task.uid!r} earns {marks:g}; `whet validate` says more")
-    return Conversation.of(task.uid, {"messages": said, "tools": observation.tools})
+    messages = [*observation.messages, *episode.messages]
+    return Conversation.of(task.uid, {"messages": messages, "tools": observation.tools})

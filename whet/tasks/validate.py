@@ -12,11 +12,12 @@ from pydantic import Field
 from whet.base.errors import ConfigError, DataError
 from whet.base.seeds import derive_seed
 from whet.config import Config
-from whet.core.types import Message, Task
+from whet.core.types import Task
 from whet.processes.loop_thread import format_error
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Answer
-from whet.tasks.hosted import HostedEnvironments
+from whet.tasks.isolated import IsolatedEnvironments
+from whet.tasks.play import play
 
 GOLD, OTHERS = "gold", "another's gold"  # right answers of the data: to their own task, and to another one
 _DEADLINE = 120.0  # seconds that one answer may take
@@ -63,7 +64,7 @@ async def validate(taskset: TaskSet, samples: int) -> list[Graded]:
     for (task, own), (other, gold) in zip(golds, [*golds[1:], *golds[:1]], strict=True):
         if own != gold:
             answers.append((OTHERS, f"{task.uid}, {other.uid}", task, gold, 0.0))
-    environments = HostedEnvironments(taskset.open())
+    environments = IsolatedEnvironments(taskset.open())
     try:
         return [await _graded(environments, *answer) for answer in answers]
     finally:
@@ -100,30 +101,14 @@ def _golds(taskset: TaskSet, samples: int) -> list[tuple[Task, Answer]]:
 
 
 async def _graded(
-    environments: HostedEnvironments, kind: str, name: str, task: Task, answer: Answer, expected: float
+    environments: IsolatedEnvironments, kind: str, name: str, task: Task, answer: Answer, expected: float
 ) -> Graded:
     try:
         async with asyncio.timeout(_DEADLINE):
-            reward, scores = await _play(environments, task, answer)
+            _, episode = await play(environments.make(task), answer)
     except TimeoutError:
         return Graded(kind, name, expected, error=f"no grade within {_DEADLINE:g} s")
     except Exception as error:
         return Graded(kind, name, expected, error=format_error(error))
-    from_data = kind in (GOLD, OTHERS) and "correct" in scores  # rewards have scales of their own
-    return Graded(kind, name, expected, scores["correct"] if from_data else reward)
-
-
-async def _play(environments: HostedEnvironments, task: Task, answer: Answer) -> tuple[float, dict[str, float]]:
-    """Give the replies in order until the episode is done. Returns its reward and its scores."""
-    replies: Sequence[Message] = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
-    environment, reward, scores = environments.make(task), 0.0, dict[str, float]()
-    try:
-        await environment.start()
-        for reply in replies:
-            step = await environment.step(reply)
-            reward, scores = reward + step.reward, scores | step.scores
-            if step.done:
-                break
-        return reward, scores
-    finally:
-        await environment.close()
+    from_data = kind in (GOLD, OTHERS) and "correct" in episode.scores  # the scale of rewards differs between task sets
+    return Graded(kind, name, expected, episode.scores["correct"] if from_data else episode.reward)

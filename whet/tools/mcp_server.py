@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, ValidationError
 
 from whet.base.extras import require
-from whet.tools.source import ToolSource
+from whet.tools.source import ToolServer, ToolSource
 from whet.tools.tool import Tool, ToolError, bounded
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class MCPServer(ToolSource):
         return MCPConnection(self)
 
 
-class MCPConnection:
+class MCPConnection(ToolServer):
     """One server process after another."""
 
     def __init__(self, settings: MCPServer) -> None:

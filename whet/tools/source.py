@@ -3,7 +3,6 @@ share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from pydantic import Field
 
@@ -13,16 +12,16 @@ from whet.config.component import ComponentError, import_path
 from whet.tools.tool import Tool, tools_of
 
 
-class ToolServer(Protocol):
+class ToolServer(ABC):
     """The live side of a source."""
 
+    @abstractmethod
     async def tools(self) -> Sequence[Tool]:
-        """Return its tools. What it takes is started, and started again where it has died."""
-        ...
+        """Return its tools, after starting the processes that they need, or restarting dead ones."""
 
     async def close(self) -> None:
-        """Let go of what is held."""
-        ...
+        """Release what is held. By default nothing."""
+        return
 
 
 class ToolSource(Config, ABC):
@@ -46,7 +45,7 @@ class Functions(ToolSource):
             raise ConfigError(f"data.tools: {problem}") from None
 
 
-class FunctionServer:
+class FunctionServer(ToolServer):
     """Functions in this process."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -54,6 +53,3 @@ class FunctionServer:
 
     async def tools(self) -> Sequence[Tool]:
         return self._tools
-
-    async def close(self) -> None:
-        """Nothing is held."""

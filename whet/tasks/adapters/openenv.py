@@ -73,7 +73,7 @@ class OpenEnv(DrawnTasks):
         return OpenEnvEpisode(self, task)
 
 
-class OpenEnvEpisode:
+class OpenEnvEpisode(Environment):
     """One session."""
 
     def __init__(self, settings: OpenEnv, task: Task) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Message, Task
 from whet.data.split import Tally
-from whet.tasks.base import Address, Environments, Step
+from whet.tasks.base import Address, Environments, Program, Step
 from whet.tasks.splits import MAX_SIZE, Split, SplitTasks, question_key, split_train_test
 
 # What a reward function raises over an answer that it can't read, which verifiers counts as 0. All else is a failure.
@@ -82,7 +82,7 @@ class VerifiersEnvironments(Environments):
         await self._loaded._teardown()
 
 
-class Rollout:
+class Rollout(Program):
     """One episode of the environment."""
 
     def __init__(self, loaded: Any, task: Task) -> None:
@@ -108,9 +108,6 @@ class Rollout:
             raise failures[0]
         scores = {name: float(value) for name, value in (state["metrics"] or {}).items() if name != "reward"}
         return Step(float(state["reward"]), scores=scores | ({"scorer_error": 1.0} if raised else {}))
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def _watch(rubric: Any) -> None:

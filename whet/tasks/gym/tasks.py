@@ -113,8 +113,8 @@ class GymEnvironments(Environments):
         await self._http.aclose()
 
 
-class GymEpisode:
-    """One episode on a resources server."""
+class GymEpisode(Environment):
+    """One episode on a resources server, whose session ends with its verification."""
 
     def __init__(self, session: GymSession, task: Task, tasks: NemoGym) -> None:
         self.session, self.task, self.tasks = session, task, tasks
@@ -157,6 +157,3 @@ class GymEpisode:
             raise GymError(f"/verify of {self.task.uid} says that it was not measured: {kind}: {reason}")
         components = answer.get("reward_components") or {}
         return Step(finite(answer["reward"], f"the reward of {self.task.uid}"), scores=dict(components))
-
-    async def close(self) -> None:
-        """Gym's sessions end with their verification."""

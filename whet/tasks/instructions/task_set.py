@@ -14,7 +14,7 @@ from whet.core.types import Message, Task
 from whet.data.row import Text, read_rows
 from whet.data.split import Tally
 from whet.processes.pool import WorkerLimits
-from whet.tasks.base import Environments, Observation, Step
+from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.cases import Case, Kind
 from whet.tasks.grading import GradingPool
 from whet.tasks.gym.training_rows import GymRow
@@ -196,7 +196,7 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-class Conversation:
+class Conversation(Environment):
     """One turn or several, each with instructions of its own. The rewards of all turns add up to at most 1."""
 
     def __init__(self, grading: InstructionGrading, task: Task) -> None:
@@ -213,6 +213,3 @@ class Conversation:
         reward, done = scores.pop("reward") / len(turns), self.turn == len(turns)
         following: list[Message] = [] if done else [{"role": "user", "content": turns[self.turn]["prompt"]}]
         return Step(reward=reward, done=done, messages=following, scores=scores)
-
-    async def close(self) -> None:
-        """Nothing is held."""

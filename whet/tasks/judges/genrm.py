@@ -20,7 +20,7 @@ from whet.tasks.judges.comparison import (
 from whet.tasks.judges.judge import AnswerRefusedError, Judge
 from whet.tasks.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
 from whet.tasks.judges.task_sets import JudgeEnvironments
-from whet.tasks.over import Rewarded
+from whet.tasks.wrapped import Rewarded
 
 
 class GenRM(Rewarded):

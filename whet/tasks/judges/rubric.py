@@ -12,8 +12,8 @@ from whet.tasks.base import Environments
 from whet.tasks.judges.judge import AnswerRefusedError, Judge
 from whet.tasks.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
 from whet.tasks.judges.task_sets import JudgeEnvironments
-from whet.tasks.over import OverTaskSet
 from whet.tasks.single_turn import graded
+from whet.tasks.wrapped import WrappedTaskSet
 
 _MARKS = r"[\s*_`\"'()\[\]<>]*"  # of Markdown and the like; never a sign or a point, which belong to the number
 _GRADE = re.compile(
@@ -25,7 +25,7 @@ _EQUAL = re.compile(r"\[\[A(!?)=B\]\]")
 _EPISODES = "{} has episodes of several turns or with tools, of which a judge would see one answer"
 
 
-class Judged(OverTaskSet):
+class Judged(WrappedTaskSet):
     """Tasks of ``taskset``, graded by ``judge``."""
 
     judge: Judge

@@ -12,8 +12,8 @@ from pydantic import Field, field_validator
 
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, called, finite
-from whet.tasks.over import Rewarded
 from whet.tasks.preference.reward_model_process import CutScore, RewardModelClient, RewardModelProcess
+from whet.tasks.wrapped import Rewarded
 
 
 class RewardModelTasks(Rewarded):
@@ -65,7 +65,7 @@ class RewardedEnvironments(Environments):
         await called(self.inner.close)
 
 
-class RewardedEpisode:
+class RewardedEpisode(Environment):
     """An episode of the task set. The conversation is scored after every reply and the difference is paid, so that the
     rewards add up to what the conversation is worth, wherever it ends."""
 

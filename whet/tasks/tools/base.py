@@ -79,7 +79,7 @@ class ToolEnvironments(Environments):
             await server.close()
 
 
-class ToolEpisode:
+class ToolEpisode(Environment):
     """One episode over a ``ToolTasks``."""
 
     def __init__(self, tasks: ToolTasks, task: Task, servers: Sequence[ToolServer] = ()) -> None:
@@ -107,9 +107,6 @@ class ToolEpisode:
             for why in wrong
         ]
         return Step(done=False, messages=told, scores=self._counts())
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
     def _counts(self) -> dict[str, float]:
         counts = {f"tool_{name}": float(count) for name, count in self.toolbox.counts.items()}

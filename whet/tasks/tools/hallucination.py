@@ -99,7 +99,7 @@ class ToolHallucination(SourcedTasks):
         return Task("", prompt, {"tools": list(tools) if self.declare == "unfit" else []})
 
 
-class Unaided:
+class Unaided(Environment):
     """One reply, which is not to call anything."""
 
     def __init__(self, task: Task) -> None:
@@ -113,9 +113,6 @@ class Unaided:
         answers = bool(text_of(reply["content"]).strip()) and not invokes
         scores = {"correct": float(not invokes), "format": float(answers), "tool_invoked": float(invokes)}
         return Step(float(answers), scores=scores)
-
-    async def close(self) -> None:
-        """Nothing is held."""
 
 
 def _tool(function: dict[str, Any]) -> dict[str, Any]:

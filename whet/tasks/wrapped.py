@@ -12,7 +12,7 @@ from whet.tasks.cases import Answer
 from whet.tasks.registry import TASK_SETS
 
 
-class OverTaskSet(TaskSet):
+class WrappedTaskSet(TaskSet):
     """Tasks of ``taskset``. Subclasses define ``open``."""
 
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
@@ -25,7 +25,7 @@ class OverTaskSet(TaskSet):
         return self.taskset.gold(task)
 
 
-class Rewarded(OverTaskSet):
+class Rewarded(WrappedTaskSet):
     """Base of those whose rewards stand in for the task set's own."""
 
     rewarded_by: ClassVar[str]  # who would overrule it

@@ -25,18 +25,18 @@ _CLOSING = 10.0  # seconds that all of it may take to close
 _GIVEN_UP = 2.0  # seconds that an episode may, once it is cancelled, and environments that block
 
 
-class HostedEnvironments(Environments):
+class IsolatedEnvironments(Environments):
     """The given environments, with all of their code on one thread."""
 
     def __init__(self, environments: Environments) -> None:
         self._environments, self._thread = environments, LoopThread("whet-environments")
 
-    def make(self, task: Task) -> "HostedEnvironment":
-        return HostedEnvironment(self._environments, task, self._thread)
+    def make(self, task: Task) -> "IsolatedEnvironment":
+        return IsolatedEnvironment(self._environments, task, self._thread)
 
-    def program_for(self, task: Task) -> "HostedProgram | None":
+    def program_for(self, task: Task) -> "IsolatedProgram | None":
         program = self._environments.program_for(task)
-        return None if program is None else HostedProgram(program, self._thread)
+        return None if program is None else IsolatedProgram(program, self._thread)
 
     async def score_group(self, task: Task, group: Group) -> None:
         said: object = await self._thread.run(self._scored, task, group)
@@ -62,7 +62,7 @@ class HostedEnvironments(Environments):
             await self._thread.close()
 
 
-class HostedProgram:
+class IsolatedProgram(Program):
     """An episode of a program of theirs."""
 
     def __init__(self, program: Program, thread: LoopThread) -> None:
@@ -75,7 +75,7 @@ class HostedProgram:
         await self._thread.run(self._program.close)
 
 
-class HostedEnvironment:
+class IsolatedEnvironment(Environment):
     """One episode of theirs, made when it starts."""
 
     def __init__(self, environments: Environments, task: Task, thread: LoopThread) -> None:
