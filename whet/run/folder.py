@@ -25,7 +25,7 @@ def check_free(folder: Path) -> None:
     if any(parent.is_file() for parent in (folder, *folder.parents)):
         raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
-        raise ConfigError(f"--folder {folder}: it exists and is not empty. To go on with a run: whet resume {folder}")
+        raise ConfigError(f"--folder {folder}: it exists and is not empty. To continue that run: whet resume {folder}")
 
 
 def create(folder: Path) -> None:
