@@ -8,7 +8,7 @@ import pytest
 from tests.engines.hosted import HostableConfig
 from whet.base.errors import GeneratorError
 from whet.engines.config import Deployment
-from whet.engines.remote import HostedGenerator
+from whet.engines.remote import RemoteGenerator
 
 
 class Far:
@@ -35,8 +35,8 @@ class Far:
     async def close(self) -> None: ...
 
 
-def hosted(far: Far) -> HostedGenerator:
-    return HostedGenerator(HostableConfig(), cast(Any, None), None, Deployment(cluster=cast(Any, far)))
+def hosted(far: Far) -> RemoteGenerator:
+    return RemoteGenerator(HostableConfig(), cast(Any, None), None, Deployment(cluster=cast(Any, far)))
 
 
 def test_calls_that_come_at_once_wait_until_the_engine_is_built() -> None:

@@ -19,7 +19,7 @@ DEADLINE = 0.02
 
 
 class Fake:
-    """A replica that answers with its number of requests under way; alive, dead or frozen."""
+    """A replica that answers with its number of requests in flight; alive, dead or frozen."""
 
     def __init__(self, seconds: float = 0.001, *, version: int | None = 0, starts: bool = True) -> None:
         self.seconds, self.version, self.starts = seconds, version, starts
@@ -210,7 +210,7 @@ def test_a_replica_that_is_lost_in_a_refit_is_left_out_of_it(how: str, when: str
             fleet.made[2].become(how)
             await fleet.publish(5)
         else:
-            with pytest.raises(ReplicaLostError, match="while it took new weights, "):
+            with pytest.raises(ReplicaLostError, match="during a refit, "):
                 await fleet.refit_during_which(lambda: fleet.made[2].become(how))
             await fleet.publish(5)
         assert fleet.router.serving == {0, 1}

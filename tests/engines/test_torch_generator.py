@@ -180,12 +180,12 @@ def test_weights_that_do_not_fit_are_named_and_sampling_is_refused_until_a_compl
     bad = dict(good)
     del bad["model.norm.weight"]
     bad["lm_head.weight"] = bad["lm_head.weight"][:5]
-    bad["nobody"] = torch.zeros(1)
+    bad["stray.weight"] = torch.zeros(1)
 
     async def body() -> None:
         with pytest.raises(RefitError) as error:
             await load_into(generator, bad.items())
-        for part in ("model.norm.weight: missing", "lm_head.weight: shape [5, 64]", "nobody"):
+        for part in ("model.norm.weight: missing", "lm_head.weight: shape [5, 64]", "stray.weight"):
             assert part in str(error.value)
         with pytest.raises(RefitError, match="incomplete"):
             await generator.sample(PROMPT, SamplingParams(2), "s")
@@ -288,7 +288,7 @@ def test_cancelled_requests_give_up_their_rows() -> None:
             await asyncio.sleep(0.01)
         long.cancel()
         queued.cancel()
-        await asyncio.sleep(0)  # they are told
+        await asyncio.sleep(0)  # the cancellations arrive
         given_up.set()
         await generator.sample(PROMPT, SamplingParams(2), "s")
         assert generator.counters.sampled_tokens < 300
@@ -296,10 +296,10 @@ def test_cancelled_requests_give_up_their_rows() -> None:
     run(generator, body)
 
 
-def held(generator: TorchGenerator) -> int:
-    """Return the bytes of weights, and of what is kept of prompts."""
+def bytes_of(generator: TorchGenerator) -> int:
+    """Return the bytes of weights and of cached prompts."""
     tensors = [*generator.engine.model.state_dict().values(), *(linear._packed for linear in generator.engine.linears)]
-    tensors += [known.logits for known in generator._decoder.known._known.values()]
+    tensors += [entry.logits for entry in generator._decoder.prefix_cache._entries.values()]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None and not tensor.is_mkldnn)
 
 
@@ -312,13 +312,13 @@ def test_asleep_before_new_weights_it_holds_none(model: Callable[..., PreTrained
     async def body() -> None:
         before = await generator.sample(PROMPT, SamplingParams(20), "s")
         await generator.sleep()
-        assert held(generator) > 0
+        assert bytes_of(generator) > 0
         await generator.wake()
         await generator.sleep(new_weights=True)
-        assert held(generator) == 0
+        assert bytes_of(generator) == 0
         assert all(linear._packed is None for linear in generator.engine.linears)
         waiting = asyncio.create_task(generator.sample(PROMPT, SamplingParams(20), "s"))
-        with pytest.raises(WhetError, match="new ones must come"):
+        with pytest.raises(WhetError, match="it needs new ones"):
             await generator.wake()
         await generator.wake(new_weights=True)
         await load_into(generator, weights, 1)
@@ -368,7 +368,7 @@ def test_a_model_whose_cache_is_not_exact_is_refused_in_words_before_weights_are
     from transformers import AutoModelForCausalLM, RwkvConfig
 
     rwkv = AutoModelForCausalLM.from_config(RwkvConfig(vocab_size=32, hidden_size=16, num_hidden_layers=2))
-    words = "cannot run rwkv: transformers cannot swap its attention .* is not known to go on exactly"
+    words = "cannot run rwkv: transformers cannot replace its attention .* is not listed as continuing exactly"
     assert re.search(words, TorchGeneratorConfig().cannot_run(rwkv.config) or "")
     with pytest.raises(ConfigError, match=words):
         TorchGenerator(TorchGeneratorConfig(dtype="float32"), rwkv)
@@ -380,11 +380,11 @@ def test_a_model_whose_cache_is_not_exact_is_refused_in_words_before_weights_are
 
 
 def test_that_a_model_is_sampled_slower_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    cached_model._tell.cache_clear()
+    cached_model._warn_once.cache_clear()
     for _ in range(2):
         make(tiny_granite)
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the torch generator samples GraniteMoeHybridForCausalLM by transformers' own cache, which is slower"
+        "the torch generator samples GraniteMoeHybridForCausalLM with transformers' own cache, which is slower"
     ]
 
 

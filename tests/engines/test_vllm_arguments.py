@@ -1,4 +1,4 @@
-"""What the engine is asked for, as vLLM itself understands it. No engine runs."""
+"""The arguments of the engine, checked by vLLM's own code. No engine runs."""
 
 from pathlib import Path
 from typing import Any

@@ -153,12 +153,12 @@ def test_replicas_share_devices_and_cores_out(monkeypatch: pytest.MonkeyPatch) -
     router = config.build(tiny_llama().config, None, cores)
     assert [one.deployment.gpus for one in router.replicas] == [("4", "5"), ("6", "7")]
     assert [one.deployment.cores for one in router.replicas] == [[0, 1], [2, 3]]
-    with pytest.raises(ValidationError, match="take 4: one for each rank"):
+    with pytest.raises(ValidationError, match="need 4: one for each rank"):
         VllmGeneratorConfig(tensor=2, replicas=2, devices="4,5,6")
 
 
 def test_a_recipe_that_says_router_is_told_what_to_say() -> None:
-    advice = r"the type router was removed: set replicas .*\{type: vllm, replicas: 2\}"
+    advice = r"the type router was removed: set the engine.s replicas.*\{type: vllm, replicas: 2\}"
     with pytest.raises(ConfigError, match=advice):
         load(Recipe, "quickstart", ["generator={type: router, replicas: 2, replica: vllm}"])
 
@@ -169,7 +169,7 @@ def test_a_recipe_that_says_router_is_told_what_to_say() -> None:
         (["generator=vllm"], r"model\.lora is not set"),
         (["model.lora={rank: 8}"], r"needs generator = vllm"),
         (["model.lora={rank: 8}", "generator={type: torch, replicas: 2}"], r"needs generator = vllm"),
-        (["model.lora={rank: 513}", "generator=vllm"], r"model\.lora\.rank is 513: .* at most 512"),
+        (["model.lora={rank: 513}", "generator=vllm"], r"model\.lora\.rank is 513: .* up to 512"),
     ],
 )
 def test_an_adapter_that_can_not_travel_alone_is_refused_with_the_recipe(overrides: list[str], words: str) -> None:
@@ -200,7 +200,7 @@ def test_speed_is_asked_for_in_vllms_words() -> None:
     settings = settings_of(gpu, cache_gib=1.0, quantization="fp8", kv_dtype="fp8", speculative={"type": "ngram"})
     guesses = {"method": "ngram", "prompt_lookup_max": 4, "prompt_lookup_min": 2, "num_speculative_tokens": 4}
     assert settings["speculative_config"] == guesses
-    assert settings["sleep_preserve_parameter_names"] == ["draft.*"], "nobody publishes those"
+    assert settings["sleep_preserve_parameter_names"] == ["draft.*"], "no part of the run publishes those"
     assert (settings["quantization"], settings["kv_cache_dtype"]) == ("fp8_per_channel", "fp8")
     plain = settings_of(gpu, cache_gib=1.0)
     assert plain["kv_cache_dtype"] == "auto"

@@ -1,6 +1,6 @@
 """The generator on vLLM: the contract, equality with transformers, and what happens when its engine or its owner dies.
 
-One engine serves most tests; it lives in an event loop of its own thread."""
+One engine serves most tests; it lives in an event loop on a separate thread."""
 
 import asyncio
 import os
@@ -204,7 +204,7 @@ def test_an_engine_that_starts_half_way_is_ended(monkeypatch: pytest.MonkeyPatch
 def test_an_engine_that_freezes_or_dies_fails_every_wait_in_time_and_leaves_nothing(
     loop: Loop, how: signal.Signals
 ) -> None:
-    """Requests under way, later ones and a pause: each is told, with the engine's process numbers."""
+    """Requests in flight, later ones and a pause: each fails with the engine's process numbers."""
     generator = make(tiny_qwen3(), deadline=4.0)
 
     async def body() -> None:

@@ -1,5 +1,5 @@
-"""In which order a vLLM engine on a GPU is woken, written to and let go on: no engine runs, a fake writes down what it
-is told."""
+"""The order in which a vLLM engine on a GPU is woken, refitted and resumed. No engine runs: a fake records the
+calls."""
 
 import asyncio
 import sys
@@ -19,7 +19,7 @@ from whet.engines.vllm.generator import VllmGenerator
 
 
 class Engine:
-    """As vLLM's: once all its memory is there, requests under way go on."""
+    """As vLLM's: once all its memory is there, requests in flight continue."""
 
     def __init__(self) -> None:
         self.events: list[str] = []

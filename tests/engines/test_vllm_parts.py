@@ -1,4 +1,4 @@
-"""Which part of a tensor a rank of a vLLM engine holds, beside vLLM's own layers and loaders. No engine runs."""
+"""The part of a tensor on each rank of a vLLM engine, compared with vLLM's own layers and loaders. No engine runs."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ class Layers(nn.Module):
         self.norm = nn.Linear(WIDTH, 1, bias=False)
 
     def given(self, key_values: int) -> Iterator[tuple[str, Any, tuple[Any, ...], Tensor]]:
-        """(its Hugging Face name, vLLM's parameter, what else its loader is told, the tensor) of every weight."""
+        """Yield (Hugging Face name, vLLM's parameter, further arguments of its loader, tensor) of every weight."""
         rows = {"q": 4 * HEAD, "k": key_values * HEAD, "v": key_values * HEAD}
         for kind, more in (("weight", (WIDTH,)), ("bias", ())):
             for which, count in rows.items():
@@ -125,10 +125,10 @@ def test_what_vllm_may_cut_in_another_way_is_not_claimed(monkeypatch: pytest.Mon
     model = _model(layers, 2)
     assert model.shard("layers.unknown.weight", _numbers(16, WIDTH)) is None
     assert model.shard("layers.loaded.weight", _numbers(16, WIDTH)) is None
-    assert model.shard("layers.norm.weight", _numbers(8, 8)) is None  # cut, but nobody knows how
+    assert model.shard("layers.norm.weight", _numbers(8, 8)) is None  # split in an unknown way
     assert model.shard("layers.norm.weight", _numbers(4, 8)) is not None
     assert model.shard("layers.nowhere.weight", _numbers(4, 8)) is None
     alone = _model(layers, 1)
     assert (
         alone.shard("layers.norm.weight", _numbers(8, 8)) is not None
-    )  # with one rank a wrong size is an error, not unread
+    )  # with one rank a wrong size is an error, not unverified

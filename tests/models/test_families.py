@@ -11,7 +11,7 @@ from tests.models.test_forest_attention import forest, separately, states_and_gr
 from tests.models.tiny_families import FAMILIES, tiny_model
 from whet.base.errors import ConfigError, WhetError
 from whet.engines.torch.cached_model import open_engine
-from whet.engines.torch.engine_model import keeps_more
+from whet.engines.torch.engine_model import unsupported_layers
 from whet.models.attention.forest import forest_hidden
 from whet.models.attention.states import supports_cached_decoding, supports_prefix_fork
 from whet.models.families import select_attention
@@ -100,7 +100,7 @@ def test_a_family_is_sampled_from_as_its_plain_run_says_or_refused_in_words(fami
     expected = plain[len(prompt) - 1 : -1].log_softmax(-1)[range(4), reply]
     found = torch.tensor(open_engine(model).score_decode(prompt, reply), dtype=torch.float64)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
-    assert keeps_more(model.config) is None or supports_cached_decoding(model.config)
+    assert unsupported_layers(model.config) is None or supports_cached_decoding(model.config)
 
 
 def test_the_families_that_could_not_be_made_are_still_there_and_few() -> None:

@@ -102,9 +102,9 @@ def test_float8_where_auto_is_float32_is_an_error_that_says_so(folder, monkeypat
 def test_a_quantized_engine_needs_bfloat16(folder, monkeypatch):
     monkeypatch.setattr(precision, "measure", lambda *_: EMULATED)
     config = wide().config
-    assert VllmGeneratorConfig().decided(config).dtype == "float32"
-    assert VllmGeneratorConfig(quantization="fp8").decided(config).dtype == "bfloat16"
-    assert VllmGeneratorConfig(devices="0").decided(config).dtype == "bfloat16", "it computes on a GPU"
+    assert VllmGeneratorConfig().resolve_auto(config).dtype == "float32"
+    assert VllmGeneratorConfig(quantization="fp8").resolve_auto(config).dtype == "bfloat16"
+    assert VllmGeneratorConfig(devices="0").resolve_auto(config).dtype == "bfloat16", "it computes on a GPU"
 
 
 @pytest.mark.parametrize(("gpus", "learner"), [(1.0, "bfloat16"), (0.0, "float32"), (None, "float32")])

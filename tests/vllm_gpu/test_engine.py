@@ -73,7 +73,7 @@ def test_sampled_logprobs_are_the_learners(parts: Parts, loop: Loop) -> None:
             batch = Batch.from_groups([group], distribution=distribution)
             scored = (await parts.learner.score(batch, {"logprobs"}))["logprobs"][batch.trained]
             difference = (torch.tensor(found.logprobs) - scored).abs()
-            assert difference.mean() < (0.3 if parts.generator.config.narrow else 0.05)
+            assert difference.mean() < (0.3 if parts.generator.config.low_precision_setting else 0.05)
 
     loop.run(go(), 600)
 

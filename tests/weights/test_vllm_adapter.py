@@ -96,8 +96,8 @@ class Fault:
         one, other = (f"base_model.model.model.layers.{n}.self_attn.o_proj.lora_A.weight" for n in (0, 1))
 
         def swap(adapter: Any, honest: Any) -> Any:
-            came = adapter._came
-            came[one], came[other] = came[other], came[one]
+            loaded = adapter._loaded
+            loaded[one], loaded[other] = loaded[other], loaded[one]
             return honest(adapter)
 
         self._at_finish(rank, swap)
@@ -118,8 +118,8 @@ class Fault:
 
         def drop(adapter: Any, honest: Any) -> Any:
             for kind in ("lora_A", "lora_B"):
-                del adapter._came[f"base_model.model.model.layers.1.mlp.gate_proj.{kind}.weight"]
-            adapter._expected = list(adapter._came)
+                del adapter._loaded[f"base_model.model.model.layers.1.mlp.gate_proj.{kind}.weight"]
+            adapter._expected = list(adapter._loaded)
             return honest(adapter)
 
         self._at_finish(rank, drop)

@@ -1,8 +1,8 @@
-"""The interface of generators: tokens in, tokens out. It knows no messages, no rewards and no learner.
+"""The interface of generators: tokens in, tokens out.
 
     episode ──prompt tokens──► Router (replicas > 1) ──► TorchGenerator: decoder, engine_model, in this process
-            ◄──Completion────                        ├─► VllmGenerator ──────► vLLM in processes of its own
-                                                     └─► HostedGenerator ──cluster──► the same on another node
+            ◄──Completion────                        ├─► VllmGenerator ──────► vLLM in separate processes
+                                                     └─► RemoteGenerator ──cluster──► the same on another node
 
 For example: ``Completion(tokens=[57, 2], logprobs=[-0.3, 0.0], versions=(3, 3), finish_reason="stop")``.
 """
@@ -27,28 +27,28 @@ M = TypeVar("M", covariant=True)
 
 @dataclass(slots=True, frozen=True)
 class SamplingParams:
-    """How one completion is sampled."""
+    """The sampling parameters of one completion."""
 
     max_new_tokens: int
-    seed: int = 0  # the completion is a function of weights, prompt and these parameters, whatever runs beside it
+    seed: int = 0  # the completion is a function of weights, prompt and these parameters, not of other requests
     distribution: Distribution = field(default_factory=Distribution)
     greedy: bool = False
-    stop_token_ids: tuple[int, ...] = ()  # kept as the last token of the completion
+    stop_token_ids: tuple[int, ...] = ()  # included as the last token of the completion
     stop: tuple[str, ...] = ()  # the completion ends with the token that completes one of these
 
 
 def check_request(prompt: Sequence[int], params: SamplingParams, vocabulary: int, *, stops: bool) -> None:
-    """Raise ``WhetError`` for what no engine can meet: tokens outside its ``vocabulary``, or stop texts where it has no
-    tokenizer (``stops`` is false)."""
+    """Raise ``WhetError`` for a request that no engine can serve: tokens outside its ``vocabulary``, or stop strings
+    without a tokenizer (``stops`` is false)."""
     d = params.distribution
     if not prompt:
-        raise WhetError("cannot sample from an empty prompt: give at least one token (the BOS token, for example)")
+        raise WhetError("cannot sample from an empty prompt; give at least one token, such as the BOS token")
     if min(prompt) < 0 or max(prompt) >= vocabulary:
         raise WhetError(f"the prompt has token {max(prompt)} or {min(prompt)}, outside the model's {vocabulary} tokens")
     if params.stop and not stops:
-        raise ConfigError("stop strings need a tokenizer: give the generator one, or use stop_token_ids")
+        raise ConfigError("stop strings need a tokenizer; give the generator one, or use stop_token_ids")
     if not params.greedy and not (d.temperature > 0 and d.top_k >= 0 and 0 < d.top_p <= 1 and 0 <= d.min_p <= 1):
-        raise ConfigError(f"{d} is not a valid distribution; for the likeliest token at each step set greedy")
+        raise ConfigError(f"{d} is not a valid distribution; for the most likely token at each step set greedy")
 
 
 @dataclass(slots=True)
@@ -57,42 +57,42 @@ class Completion:
 
     tokens: list[int]
     logprobs: list[float]  # [len(tokens)], under the sampling distribution
-    versions: tuple[int, int]  # oldest and newest weights that sampled them
+    versions: tuple[int, int]  # oldest and newest version of the weights that sampled them
     finish_reason: Literal["stop", "length", "aborted"]
-    cached: int = 0  # tokens of the prompt whose keys and values were known already
-    experts: "Ids | None" = None  # [prompt + tokens, layers, k], where it records them; the last token has none
+    cached: int = 0  # prompt tokens that were in the prefix cache
+    experts: "Ids | None" = None  # [prompt + tokens, layers, k], if recorded; the last token has none
 
 
 def prompt_metrics(tokens: int, cached: int) -> Metrics:
-    """Return the metrics of so many tokens of prompts, of which so many were ``cached``. Which ones are depends on what
-    runs at the same time, so the names are those of times."""
+    """Return the metrics of ``tokens`` prompt tokens, of which ``cached`` were in the prefix cache. The numbers depend
+    on timing, so their names begin with ``time/``."""
     metrics = Metrics().sum("time/generator/prompt_tokens", tokens)
     return metrics.mean("time/generator/cached_share", cached, tokens)
 
 
 class Generator(Protocol):
-    """Samples continuations of token prompts. Many calls of ``sample`` run side by side."""
+    """Samples continuations of token prompts. Many calls of ``sample`` run concurrently."""
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
         """Continue ``prompt``. Requests of one ``session`` (an episode) may share cached state."""
         ...
 
     async def pause(self) -> None:
-        """Return once nothing reads the weights. Requests under way keep their tokens and wait."""
+        """Return once the weights are not read any more. Requests in flight keep their tokens and wait."""
         ...
 
     async def resume(self, version: int) -> None:
-        """Go on with weights ``version``; nothing cached under older weights serves new requests."""
+        """Continue with weights ``version``; new requests use no cache entries of older weights."""
         ...
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """Return once it computes nothing and, where it can, holds nothing on a GPU. Requests under way wait, and so do
-        new ones. With ``new_weights`` a refit comes first when it wakes."""
+        """Return once the generator computes nothing and, if possible, uses no GPU memory. Requests in flight and new
+        ones wait. With ``new_weights`` it is refitted when it wakes."""
         ...
 
     async def wake(self, new_weights: bool = False) -> None:
-        """Go on as before ``sleep``, with the same weights. With ``new_weights`` a refit follows, and requests under
-        way wait for it."""
+        """Continue as before ``sleep``, with the same weights. With ``new_weights`` a refit follows, for which requests
+        in flight wait."""
         ...
 
     async def close(self) -> None: ...
@@ -102,24 +102,24 @@ class OpenModel(Protocol):
     """The model of a generator in this process, while its weights are replaced."""
 
     def load(self, named: "Iterable[tuple[str, Tensor]]") -> None:
-        """Copy some of the weights (Hugging Face names), cast to its type."""
+        """Copy some of the weights (Hugging Face names), cast to the model's dtype."""
         ...
 
     def check_complete(self) -> None:
-        """Raise ``RefitError`` where something is missing, unexpected or of another shape."""
+        """Raise ``RefitError`` if a tensor is missing, unexpected or of another shape."""
         ...
 
     def named_weights(self) -> "Iterable[tuple[str, Tensor]]":
-        """Return what it holds of what came."""
+        """Return the model's copies of the loaded tensors."""
         ...
 
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Return log-probs (temperature 1) of ``tokens`` after ``prompt``, through the path that sampling takes."""
+        """Return log-probs (temperature 1) of ``tokens`` after ``prompt``, computed by the decode path of sampling."""
         ...
 
 
 class Engine(Protocol):
-    """A generator whose model lives in other processes, each of which has a part of every matrix."""
+    """A generator whose model is in other processes, each of which has a part of every matrix."""
 
     @property
     def ranks(self) -> int:
@@ -127,8 +127,8 @@ class Engine(Protocol):
         ...
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
-        """Call ``method`` of the object that ``module:Class`` makes of the model, in each process. Arguments and
-        answers are plain data."""
+        """Call ``method`` of the object that ``module:Class`` creates from the model, in each process. Arguments and
+        results are plain data."""
         ...
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
@@ -137,16 +137,16 @@ class Engine(Protocol):
 
 
 class Refittable(Generator, Protocol[M]):
-    """A generator that takes new weights. ``M`` is ``OpenModel`` where they are copied to it in this process,
-    ``Engine`` where it is called to fetch them."""
+    """A generator that accepts new weights. ``M`` is ``OpenModel`` if they are copied to it in this process, ``Engine``
+    if it fetches them itself."""
 
     @property
     def dtype(self) -> "torch.dtype":
-        """The type of its weights."""
+        """The dtype of its weights."""
         ...
 
     def tally(self) -> Metrics:
-        """Return what was counted since the last call: at least ``prompt_metrics``."""
+        """Return the metrics since the last call: at least ``prompt_metrics``."""
         ...
 
     def refit(self, version: int, adapter: bool = False) -> AbstractAsyncContextManager[Sequence[M]]:
@@ -156,7 +156,8 @@ class Refittable(Generator, Protocol[M]):
         ...     for model in models:
         ...         model.load(named)
 
-        Inside, nothing is sampled: requests, also new ones, wait. At the end they go on with ``version``, and nothing
-        cached under older weights serves new requests. After an error no request is served until a refit succeeds.
+        Inside the context nothing is sampled: requests in flight and new ones wait. Afterwards they continue with
+        ``version``, and new requests use no cache entries of older weights. After an error no request is served until a
+        refit succeeds.
         """
         ...

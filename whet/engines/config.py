@@ -1,4 +1,5 @@
-"""The settings that every generator has, and what a recipe asks of them. Recipes are read with this: no torch."""
+"""The settings that all generators share, and the run's requirements of a generator. Imports no torch, because recipes
+are read with this."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -21,54 +22,56 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The shape of the LoRA adapter that will be published to an engine, one at a time."""
+    """The shape of the LoRA adapter that will be published to an engine."""
 
     rank: int
-    modules: tuple[str, ...]  # the ends of the names of those it is applied to
+    modules: tuple[str, ...]  # the ends of the names of the adapted modules
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """How one run uses a generator."""
+    """The resources and options of a generator in one run."""
 
-    cores: Sequence[int] | None = None  # the numbers of those that it is bound to; None: to none
-    gpus: tuple[str, ...] = ()  # its own, as CUDA_VISIBLE_DEVICES names them; empty: those that the process sees
-    sleeps: bool = False  # it makes room on its GPUs while the learner computes
-    cluster: "ClusterConfig | None" = None  # where replicas run with ``generator.on_cluster``
-    adapter: Adapter | None = None  # published beside frozen weights; None: weights come merged
-    record_experts: bool = False  # completions tell which experts their tokens went to
+    cores: Sequence[int] | None = None  # the numbers of the cores it is bound to; None: not bound
+    gpus: tuple[str, ...] = ()  # its GPUs, as in CUDA_VISIBLE_DEVICES; empty: all GPUs that the process sees
+    sleeps: bool = False  # it frees its GPU memory while the learner computes
+    cluster: "ClusterConfig | None" = None  # the cluster of replicas with ``generator.on_cluster``
+    adapter: Adapter | None = None  # published separately from the frozen weights; None: weights are merged
+    record_experts: bool = False  # completions have the experts of their tokens
 
 
 class GeneratorConfig(Config, ABC):
-    """The settings of a generator. Derive those of your own from it and name the class in ``generator.type``."""
+    """The settings of a generator. Subclass it for your own generator and name the class in ``generator.type``."""
 
     in_process: ClassVar[bool] = False
-    """Whether it computes in the run's own process, where weights are copied to it."""
+    """True if it computes in the run's process, in which weights are copied to it."""
     records_experts: ClassVar[bool] = False
-    """Whether it can tell which experts tokens went to."""
+    """True if it can record the experts of tokens."""
 
     dtype: Literal["auto"] | Dtype = "auto"
-    """In which it computes. ``auto``: as ``learner.precision`` chooses."""
+    """The dtype of its computations. ``auto``: as ``learner.precision`` chooses."""
     max_batch: int = Field(default=64, ge=1, le=100_000)
-    """Completions decoded side by side; more requests wait in a queue."""
+    """Maximum number of completions decoded at once; more requests wait in a queue."""
     max_context: int = Field(default=4096, ge=2)
-    """Most tokens of prompt and completion together."""
+    """Maximum number of tokens of prompt and completion together."""
     replicas: int = Field(default=1, ge=1, le=1000)
-    """Engines with the same weights; the samples of one prompt meet on one of them."""
+    """Number of engines with the same weights; the samples of one prompt use the same replica."""
     slack: int = Field(default=16, ge=0)
-    """With ``replicas``: a request goes where its prompt is known, unless that replica has this many more requests
-    under way than the least busy one."""
+    """With ``replicas``: a request goes to the replica that has its prompt in the prefix cache, unless that replica has
+    this many more requests in flight than the least busy one."""
     restarts: int = Field(default=3, ge=0)
-    """With ``replicas``: how often in a run each one that died or froze is started again, while the others go on."""
+    """With ``replicas``: how often each replica that died or froze is restarted in a run, while the other replicas
+    continue."""
     on_cluster: bool = False
-    """With ``cluster=ray`` and an engine in processes of its own: each replica runs on any node with room, where Ray
-    sets GPUs (one for each rank) and cores aside for it. Else all run where the run was started."""
+    """With ``cluster=ray`` and an engine in separate processes: each replica runs on any node with room, where Ray
+    reserves GPUs (one for each rank) and cores for it. Otherwise all replicas run on the node where the run was
+    started."""
     on_refit: Literal["recompute", "keep"] = "recompute"
-    """What becomes of the keys and values of requests under way when new weights come (``rollouts.max_staleness`` above
-    0): computed anew from the tokens, so that each later token is the new policy's; or kept, which costs nothing, and
-    what follows is sampled by a mixture of both policies."""
+    """Treatment of the KV cache of requests in flight when new weights arrive (``rollouts.max_staleness`` above 0).
+    ``recompute``: it is computed again from the tokens, so that each later token is sampled from the new policy.
+    ``keep`` costs nothing, but later tokens are sampled from a mixture of both policies."""
     deadline: float = Field(default=300.0, gt=0)
-    """Seconds without progress after which a wait is an error."""
+    """Seconds without progress after which a wait raises an error."""
 
     @property
     def ranks(self) -> int:
@@ -77,48 +80,48 @@ class GeneratorConfig(Config, ABC):
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPUs of all replicas, as CUDA_VISIBLE_DEVICES names them; empty where the settings name none."""
+        """The GPUs of all replicas, as in CUDA_VISIBLE_DEVICES; empty if the settings name none."""
         return ()
 
     @property
     def needs_dtype(self) -> Literal["bfloat16"] | None:
-        """What ``dtype=auto`` has to be for its other settings."""
+        """The dtype that its other settings require for ``dtype=auto``."""
         return None
 
     @property
-    def narrow(self) -> str | None:
-        """The setting by which it computes in fewer bits than ``dtype`` has, so that its log-probs are its own."""
+    def low_precision_setting(self) -> str | None:
+        """The setting that makes it compute with fewer bits than ``dtype``, so that its log-probs differ from the
+        learner's."""
         return None
 
     def problems(self, cluster: "ClusterConfig", devices: "DevicesConfig") -> Iterator[str]:
-        """Name what does not go together with the rest of a recipe."""
+        """Yield the settings that can't be combined with the rest of a recipe."""
         if not self.on_cluster:
             return
-        what = "generator.on_cluster puts engines on the nodes of a Ray cluster"
+        purpose = "generator.on_cluster places engines on the nodes of a Ray cluster"
         if self.in_process:
-            yield f"{what}, and this generator computes in the run's own process; set generator=vllm"
+            yield f"{purpose}, but this generator computes in the run's process; set generator=vllm"
         if not cluster.hosts_engines:
-            yield f"{what}; set cluster=ray, or leave it out"
+            yield f"{purpose}; set cluster=ray, or leave it out"
         if self.gpus:
-            yield f"{what}, where Ray gives each its GPUs; leave generator.devices out"
+            yield f"{purpose}, where Ray assigns GPUs to each; leave generator.devices out"
         if devices.placement == "colocated" or devices.generator_cores is not None:
-            yield f"{what}, and devices is about this machine's; leave devices.placement and generator_cores out"
+            yield f"{purpose}, but devices is for this machine; leave devices.placement and generator_cores out"
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
-        """Return why an engine can't run a model, in words."""
+        """Return why an engine can't run a model, or None."""
         return None
 
     def cannot_sample(self, distribution: Distribution) -> str | None:
-        """Return why an engine can't sample from a distribution, in words."""
+        """Return why an engine can't sample from a distribution, or None."""
         return None
 
     def cannot_adapt(self, rank: int) -> str | None:
-        """Return why an engine can't apply LoRA of this rank beside its matrices, in words."""
-        return "this generator takes merged weights only"
+        """Return why an engine can't apply LoRA of this rank separately from its matrices, or None."""
+        return "this generator supports merged weights only"
 
     def memory(self, weights: int) -> dict[str, int]:
-        """Return the bytes, by kind, that each rank of an engine in other processes holds of a model of ``weights``
-        bytes."""
+        """Return the bytes, by kind, on each rank of an engine in other processes for a model of ``weights`` bytes."""
         return {"weights": weights // self.ranks}
 
     def build(
@@ -127,23 +130,23 @@ class GeneratorConfig(Config, ABC):
         tokenizer: "PreTrainedTokenizerBase | None" = None,
         deployment: Deployment | None = None,
     ) -> "Refittable[Any]":
-        """Return a generator for models of a transformers config, whose weights are still to be published."""
+        """Return a generator for models of a transformers config, whose weights are published later."""
         if self.dtype == "auto":
-            return self.decided(model).build(model, tokenizer, deployment)
+            return self.resolve_auto(model).build(model, tokenizer, deployment)
         deployment = deployment or Deployment()
-        every = visible_gpus(self.gpus, "generator.devices")
-        each = len(every) // self.replicas
+        all_gpus = visible_gpus(self.gpus, "generator.devices")
+        each = len(all_gpus) // self.replicas
 
         def replica(number: int) -> "Refittable[Any]":
             if self.on_cluster:
-                from whet.engines.remote import HostedGenerator
+                from whet.engines.remote import RemoteGenerator
 
-                return HostedGenerator(self, model, tokenizer, deployment)
-            own = deployment.cores  # in this process all replicas share one compute thread
-            if own is not None and not self.in_process:
-                own = slice_for_rank(own, number, self.replicas)
-            gpus = every[number * each : (number + 1) * each]
-            return self.build_replica(model, tokenizer, replace(deployment, cores=own, gpus=gpus))
+                return RemoteGenerator(self, model, tokenizer, deployment)
+            cores = deployment.cores  # in this process all replicas share one compute thread
+            if cores is not None and not self.in_process:
+                cores = slice_for_rank(cores, number, self.replicas)
+            gpus = all_gpus[number * each : (number + 1) * each]
+            return self.build_replica(model, tokenizer, replace(deployment, cores=cores, gpus=gpus))
 
         engines = [replica(number) for number in range(self.replicas)]
         if len(engines) == 1:
@@ -152,8 +155,8 @@ class GeneratorConfig(Config, ABC):
 
         return Router(engines, self.slack, replica, self.restarts)
 
-    def decided(self, model: "PretrainedConfig", device: Literal["cpu", "cuda"] | None = None) -> Self:
-        """Return them with the ``dtype`` that ``auto`` is on a device; None: the one that it computes on here."""
+    def resolve_auto(self, model: "PretrainedConfig", device: Literal["cpu", "cuda"] | None = None) -> Self:
+        """Return the settings with ``auto`` resolved to the dtype on a device; None: the device that it uses here."""
         if self.dtype != "auto":
             return self
         import torch
@@ -168,4 +171,4 @@ class GeneratorConfig(Config, ABC):
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "Refittable[Any]":
-        """Return one engine. ``deployment`` has the cores and GPUs that are its own."""
+        """Return one engine, with the cores and GPUs of ``deployment``."""

@@ -1,8 +1,8 @@
-"""Built-in generators by the name that recipes use."""
+"""Built-in generators by their names in recipes."""
 
 GENERATORS = {
     "torch": "whet.engines.torch.config:TorchGeneratorConfig",
     "vllm": "whet.engines.vllm.config:VllmGeneratorConfig",
 }
 
-GONE = {"router": "set replicas of the engine itself, as in {type: vllm, replicas: 2}"}
+GONE = {"router": "set the engine's replicas, as in {type: vllm, replicas: 2}"}

@@ -1,7 +1,7 @@
-"""A replica of an engine on another node: it is built in an actor of the run's cluster, as it would be in the run's own
-process, and called there. Who waits for what is the cluster's (``whet.cluster.base.Service``) and the engine's.
+"""A replica of an engine on another node: it is built in an actor of the run's cluster, as it would be in the run's
+process, and called there. Waiting is up to the cluster (``whet.cluster.base.Service``) and the engine.
 
-    Router -> HostedGenerator ==== cluster ====> HostedEngine -> VllmGenerator -> vLLM in processes of its own
+    Router -> RemoteGenerator ==== cluster ====> HostedEngine -> VllmGenerator -> vLLM in separate processes
 """
 
 import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class HostedEngine:
-    """The far side. The engine has the GPUs that the cluster lets this process see."""
+    """The remote side. The engine uses the GPUs that the cluster makes visible to this process."""
 
     def __init__(self, config: GeneratorConfig, info: RankInfo) -> None:
         self._config = config
@@ -34,12 +34,12 @@ class HostedEngine:
     def open(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> None:
-        """Build the engine, before all else."""
+        """Build the engine; called before all other methods."""
         gpus = tuple(name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name)
         self.engine = self._config.build_replica(model, tokenizer, replace(deployment, gpus=gpus))
 
     async def sample(self, *request: Any) -> tuple[Completion, Metrics]:
-        """Return a completion, and what was counted since the last one."""
+        """Return a completion, and the metrics since the last one."""
         return await self.engine.sample(*request), self.engine.tally()
 
     async def begin_refit(self, version: int, adapter: bool) -> None:
@@ -59,8 +59,8 @@ class HostedEngine:
             await self.engine.close()
 
 
-class HostedGenerator:
-    """The near side, a ``Refittable``. The actor starts with the first call, and refuses what the engine refuses."""
+class RemoteGenerator:
+    """The local side, a ``Refittable``. The actor starts with the first call, and refuses what the engine refuses."""
 
     def __init__(
         self,
@@ -70,10 +70,10 @@ class HostedGenerator:
         deployment: Deployment,
     ) -> None:
         if deployment.cluster is None:
-            raise WhetError("generator.on_cluster needs the run's cluster, and there is none here")
+            raise WhetError("generator.on_cluster needs a run with a cluster")
         self.config = config
-        self._given = (model, tokenizer, replace(deployment, cluster=None, cores=None))
-        self._built: asyncio.Future[None] | None = None  # the engine, once it was asked for
+        self._arguments = (model, tokenizer, replace(deployment, cluster=None, cores=None))
+        self._built: asyncio.Future[None] | None = None  # the engine, once it was requested
         self.service = deployment.cluster.serve(HostedEngine, config, config.ranks, config.deadline)
         self._metrics = Metrics()
 
@@ -95,13 +95,13 @@ class HostedGenerator:
     async def _ask(self, method: str, *args: Any) -> Any:
         try:
             if self._built is None:
-                self._built = asyncio.ensure_future(self.service.call("open", *self._given))
-            await asyncio.shield(self._built)  # all calls wait for it, and each says why it failed
+                self._built = asyncio.ensure_future(self.service.call("open", *self._arguments))
+            await asyncio.shield(self._built)  # all calls wait for it, and each reports its failure
             return await self.service.call(method, *args)
         except WorkerError as error:
             raise GeneratorError(f"the engine ({self.service.where}) is gone: {error}") from error
         except GeneratorError as error:
-            where = f" (This engine is {self.service.where}: its messages are in the cluster's logs.)"
+            where = f" (This engine is {self.service.where}; its messages are in the cluster's logs.)"
             raise type(error)(str(error).removesuffix(where) + where) from error
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
@@ -133,19 +133,19 @@ class HostedGenerator:
         await self._ask("engine.wake", new_weights)
 
     @asynccontextmanager
-    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["HostedGenerator"]]:
+    async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list["RemoteGenerator"]]:
         """See ``Refittable``."""
         await self._ask("begin_refit", version, adapter)
         try:
             yield [self]
         except BaseException:
-            with suppress(WhetError):  # the first error says more
+            with suppress(WhetError):  # the first error is more informative
                 await self._ask("end_refit", False)
             raise
         await self._ask("end_refit", True)
 
     async def close(self) -> None:
-        """End the engine and its actor."""
+        """Stop the engine and its actor."""
         if self._built is not None:
             self._built.cancel()
         await self.service.close()

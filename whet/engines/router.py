@@ -1,14 +1,14 @@
-"""Several replicas behind one generator. An episode stays with its replica and the samples of one prompt meet on one,
-where the prompt is computed once; what is neither goes to the least busy. Knows no engine by name.
+"""Several replicas as one generator. An episode stays on its replica, and the samples of one prompt use the same
+replica, on which the prompt is computed once; other requests go to the least busy replica.
 
-A replica that dies or freezes (``GeneratorError``, ``DeadlineError``) is lost: others answer what it had under way, and
-another is started in its place, beside the run, which serves from the next refit on that succeeds:
+A replica that dies or freezes (``GeneratorError``, ``DeadlineError``) is lost: other replicas serve its requests in
+flight, and a new one is started in its place in the background, which serves after the next successful refit:
 
-    serving ──dies, freezes──► lost ──another is started──► ready ──proven refit──► serving
+    serving ──dies, freezes──► lost ──a new one is started──► ready ──verified refit──► serving
 
-Who waits for what: pauses and resumptions go to all replicas at once and return when the last has answered. Deadlines
-are the replicas' own; an error names the replica it comes from. Where none is left that serves, every call is an
-error."""
+Who waits for whom: pauses and resumptions go to all replicas at once and return when the last has answered. Deadlines
+are set by the replicas; an error names the replica it comes from. If no replica is serving, every call is an error.
+"""
 
 import asyncio
 import hashlib
@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 
 
 class _Places:
-    """Which replica sampled what, for the newest ones: a server's weights never change, so that nothing else would be
-    forgotten."""
+    """The replicas of the most recent sessions or prompts. Bounded, because a server's weights never change, so that
+    entries would never be dropped."""
 
     most = 65_536
 
@@ -55,7 +55,7 @@ class _Places:
             self._numbers.popitem(last=False)
 
     def drop(self, number: int) -> None:
-        """Forget all that a replica sampled."""
+        """Drop all entries of a replica."""
         self._numbers = OrderedDict((name, other) for name, other in self._numbers.items() if other != number)
 
     def clear(self) -> None:
@@ -63,8 +63,8 @@ class _Places:
 
 
 class Router(Generic[M]):
-    """``slack``: how many more requests than the least busy one a replica may have before a prompt that it knows goes
-    elsewhere. ``rebuild`` makes another engine for a number's place, at most ``restarts`` times for each."""
+    """``slack``: how many more requests than the least busy one a replica may have before a prompt in its prefix cache
+    is sent elsewhere. ``rebuild`` creates a new engine for a replica's number, at most ``restarts`` times for each."""
 
     def __init__(
         self,
@@ -75,98 +75,99 @@ class Router(Generic[M]):
     ) -> None:
         self.replicas = list(replicas)
         self.slack, self.rebuild = slack, rebuild
-        self.load = [0] * len(self.replicas)  # requests under way
+        self.load = [0] * len(self.replicas)  # requests in flight
         self.serving = set(range(len(self.replicas)))
-        self.ready = set[int]()  # started in the place of lost ones
-        self._restarts = [restarts if rebuild is not None else 0] * len(self.replicas)  # left to each
+        self.ready = set[int]()  # started as replacements of lost replicas
+        # remaining restarts of each replica
+        self._restarts = [restarts if rebuild is not None else 0] * len(self.replicas)
         self._restarting = set[asyncio.Task[None]]()
-        self._under_way = [set[asyncio.Task[Completion]]() for _ in self.replicas]
-        self._settled = asyncio.Event()  # no weights are on their way
+        self._in_flight = [set[asyncio.Task[Completion]]() for _ in self.replicas]
+        self._settled = asyncio.Event()  # set while no refit is in progress
         self._settled.set()
         self._metrics = Metrics()
-        self._sessions = _Places()  # since the weights last changed: nothing older is cached anywhere
+        self._sessions = _Places()  # since the weights last changed, because older entries are not cached
         self._prompts = _Places()
 
     async def sample(self, prompt: list[int], params: SamplingParams, session: str) -> Completion:
-        """See ``Generator``. When its replica is lost, another one samples it."""
+        """See ``Generator``. If its replica is lost, another one samples the request."""
         while True:
             await self._settled.wait()
             number = self._choose(prompt, session)
             engine = self.replicas[number]
             task = asyncio.ensure_future(engine.sample(prompt, params, session))
             self.load[number] += 1
-            self._under_way[number].add(task)
+            self._in_flight[number].add(task)
             try:
                 await asyncio.wait({task})
-                if self._there(number, engine) or not task.cancelled():
+                if self._is_alive(number, engine) or not task.cancelled():
                     return await self._call(number, task)
             except LOST as error:
                 self._lose(number, engine, error)
             finally:
-                task.cancel()  # for whoever stops waiting
+                task.cancel()  # if the caller is cancelled
                 self.load[number] -= 1
-                self._under_way[number].discard(task)
+                self._in_flight[number].discard(task)
 
     def _choose(self, prompt: list[int], session: str) -> int:
-        """Return the session's replica; else the prompt's, where that is not too busy; else the least busy one."""
+        """Return the session's replica; else the prompt's, if that is not too busy; else the least busy one."""
         if not self.serving:
             raise GeneratorError(f"all {len(self.replicas)} replicas of the generator are lost")
         idle = min(sorted(self.serving), key=self.load.__getitem__)
         number = self._sessions.of(session) if session else None
-        known = hashlib.blake2b(array("q", prompt)).digest()  # prompts are long, and kept for long
-        place = self._prompts.of(known)
+        key = hashlib.blake2b(array("q", prompt)).digest()  # prompts are long, and entries live long
+        place = self._prompts.of(key)
         if number is None:
             number = idle if place is None else place
             if self.load[number] - self.load[idle] >= self.slack:
                 number = idle
         if session:
             self._sessions.put(session, number)
-        self._prompts.put(known, number if place is None else place)
+        self._prompts.put(key, number if place is None else place)
         return number
 
     # Replicas that are lost
 
-    def _there(self, number: int, engine: Refittable[M]) -> bool:
+    def _is_alive(self, number: int, engine: Refittable[M]) -> bool:
         return self.replicas[number] is engine and number in self.serving | self.ready
 
     def _lose(self, number: int, engine: Refittable[M], error: WhetError) -> None:
-        """Take a replica out. Raises ``error`` where no other one serves."""
-        if not self._there(number, engine):
-            return  # that is known
+        """Take a replica out of service. Raises ``error`` if no other one is serving."""
+        if not self._is_alive(number, engine):
+            return  # already taken out of service
         if self.serving == {number}:
             raise error
-        log.warning("a replica is taken out, and the others go on: %s", error)
+        log.warning("a replica is taken out of service, the others continue: %s", error)
         self._metrics.sum("generator/lost", 1)
         self.serving.discard(number)
         self.ready.discard(number)
         self._sessions.drop(number)
         self._prompts.drop(number)
-        for task in self._under_way[number]:
+        for task in self._in_flight[number]:
             task.cancel()
         restarting = asyncio.ensure_future(self._restart(number))
         self._restarting.add(restarting)
         restarting.add_done_callback(self._restarting.discard)
 
     async def _restart(self, number: int) -> None:
-        """Put another engine in the place of one that is lost."""
+        """Replace a lost replica by a new engine."""
         while True:
-            with suppress(Exception):  # it is of no more use, whatever it says
+            with suppress(Exception):  # errors of a lost replica don't matter
                 await self.replicas[number].close()
             if self.rebuild is None or not self._restarts[number]:
-                log.warning("replica %d of %d stays out: it is not started again", number + 1, len(self.replicas))
+                log.warning("replica %d of %d is not restarted any more", number + 1, len(self.replicas))
                 return
             self._restarts[number] -= 1
             self._metrics.sum("generator/restarts", 1)
             engine = self.replicas[number] = self.rebuild(number)
             try:
-                await self._call(number, engine.pause())  # which starts it
+                await self._call(number, engine.pause())  # starts the engine
                 self.ready.add(number)
                 return
             except WhetError as error:
-                log.warning("a replica could not be started again: %s", error)
+                log.warning("a replica could not be restarted: %s", error)
 
     async def _each(self, numbers: set[int], work: Callable[[Refittable[M]], Awaitable[None]]) -> None:
-        """``work`` with some replicas at once; those that are lost in it are taken out."""
+        """Run ``work`` with several replicas at once; replicas that are lost in it are taken out of service."""
 
         async def of(number: int) -> None:
             engine = self.replicas[number]
@@ -196,14 +197,14 @@ class Router(Generic[M]):
 
     @property
     def dtype(self) -> "torch.dtype":
-        """The same for all."""
+        """The dtype, the same for all replicas."""
         return self.replicas[0].dtype
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[Sequence[M]]:
-        """See ``Refittable``. Raises ``ReplicaLostError`` where one is lost meanwhile and others are left."""
+        """See ``Refittable``. Raises ``ReplicaLostError`` if a replica is lost during the refit and others remain."""
         self._settled.clear()
-        again = False  # where a replica is lost, requests wait for the next refit
+        again = False  # after the loss of a replica, requests wait for the next refit
         engines: dict[int, Refittable[M]] = {}
         try:
             await self.pause()  # all at once
@@ -214,28 +215,28 @@ class Router(Generic[M]):
                     opened.append(await self._call(number, stack.enter_async_context(engine.refit(version, adapter))))
                 yield [model for models in opened for model in models]
         except LOST as error:
-            await self._each(set(engines), lambda replica: replica.pause())  # who is it?
-            again = not all(self._there(number, engine) for number, engine in engines.items())
+            await self._each(set(engines), lambda replica: replica.pause())  # find the lost one
+            again = not all(self._is_alive(number, engine) for number, engine in engines.items())
             if not again:
                 raise
-            raise ReplicaLostError(f"while it took new weights, {error}") from error
+            raise ReplicaLostError(f"during a refit, {error}") from error
         finally:
             if not again:
                 self._settled.set()
-        there = {number for number, engine in engines.items() if self._there(number, engine)}
-        self.ready -= there
-        self.serving |= there
+        alive = {number for number, engine in engines.items() if self._is_alive(number, engine)}
+        self.ready -= alive
+        self.serving |= alive
         self._forget()
 
     def _forget(self) -> None:
-        """Forget where prompts are cached: under new weights they are nowhere."""
+        """Clear the record of cached prompts, because nothing is cached under new weights."""
         self._sessions.clear()
         self._prompts.clear()
 
     async def sleep(self, new_weights: bool = False) -> None:
         """See ``Generator``."""
         if self._restarting:
-            await asyncio.wait(self._restarting)  # an engine that starts takes room, too
+            await asyncio.wait(self._restarting)  # a starting engine needs memory too
         await self._each(self.serving | self.ready, lambda replica: replica.sleep(new_weights))
 
     async def wake(self, new_weights: bool = False) -> None:
@@ -250,8 +251,8 @@ class Router(Generic[M]):
         return metrics
 
     async def close(self) -> None:
-        """Close all replicas, also where one of them raises."""
-        self._settled.set()  # requests that wait are told
+        """Close all replicas, even if one of them raises."""
+        self._settled.set()  # wakes waiting requests
         for restarting in (tasks := list(self._restarting)):
             restarting.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,8 +260,8 @@ class Router(Generic[M]):
 
 
 async def of_each(replicas: Sequence[S], work: Callable[[S, int], Awaitable[T]]) -> list[T]:
-    """Return ``work(replica, number)`` for all of them at once, numbered from 1. Raises the first error when all have
-    ended, that of a dead engine before what others raise because of it; it names the replica."""
+    """Return ``work(replica, number)`` for all replicas, run at once, numbered from 1. Raises the first error when all
+    have ended, preferring the error of a dead engine to its consequences; the error names the replica."""
     jobs = [_named(work(replica, number), number, len(replicas)) for number, replica in enumerate(replicas, 1)]
     answers = await asyncio.gather(*jobs, return_exceptions=True)
     errors = [answer for answer in answers if isinstance(answer, BaseException)]

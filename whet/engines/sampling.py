@@ -1,7 +1,7 @@
-"""From logits to tokens: the distribution that is sampled from, and one draw from it per row.
+"""Sampling of tokens from logits: the sampling distribution, and one draw per row.
 
-Every row is treated by itself, in float32 or float64, and draws with one number in [0, 1) that comes from its request's
-own stream: the token is a function of the row's logits, its ``Distribution`` and that number. Knows no requests.
+Every row is treated separately, in float32 or float64, with one uniform number in [0, 1) from its request's stream: the
+token is a function of the row's logits, its ``Distribution`` and that number.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ from torch import Tensor
 from whet.core.types import Distribution
 from whet.models.distribution import least_logit, truncates
 
-CHUNK = 256  # probabilities are summed in chunks; the draw finds its chunk, then its token within
-_ROWS = 16  # rows treated at a time: their logits stay in the processor's cache
-_HEAD = 256  # candidates that nucleus sampling looks at before it sorts the whole vocabulary
+CHUNK = 256  # probabilities are summed in chunks; a draw first selects a chunk, then a token in it
+_ROWS = 16  # rows processed at once, so that their logits stay in the processor's cache
+_HEAD = 256  # candidates that nucleus sampling tries before it sorts the whole vocabulary
 
 
 def uniform_stream(seed: int, count: int) -> np.ndarray:
-    """[count] float64 in [0, 1): the draws of one request, from a counter-based generator (Philox)."""
+    """Return [count] float64 in [0, 1): the uniform numbers of one request, from a counter-based generator (Philox)."""
     return np.random.Generator(np.random.Philox(key=seed & (2**64 - 1))).random(count)
 
 
 def thresholds(x: Tensor, distribution: Distribution) -> Tensor:
-    """``least_logit`` [N, 1] of rows x [N, V], without sorting the whole vocabulary where a part of it will do."""
+    """Return ``least_logit`` [N, 1] of rows x [N, V], without sorting the whole vocabulary if a part is enough."""
     floor = least_logit(x, replace(distribution, top_p=1.0))
     if distribution.top_p == 1.0:
         return floor
@@ -34,7 +34,8 @@ def thresholds(x: Tensor, distribution: Distribution) -> Tensor:
 
 
 def _nucleus_floor(row: Tensor, floor: Tensor, distribution: Distribution) -> Tensor:
-    """The logit of the last of the likeliest tokens whose mass, among those from ``floor`` up, reaches ``top_p``."""
+    """Return the logit of the last of the most likely tokens whose mass, among tokens from ``floor`` up, reaches
+    ``top_p``."""
     descending = row.topk(min(_HEAD, len(row))).values
     likeliest = descending[0]
     total = torch.where(row >= floor, (row - likeliest).double().exp(), 0).sum()
@@ -45,11 +46,11 @@ def _nucleus_floor(row: Tensor, floor: Tensor, distribution: Distribution) -> Te
 def sample_tokens(
     logits: Tensor, uniforms: Sequence[float], distributions: Sequence[Distribution], greedy: Sequence[bool]
 ) -> tuple[list[int], list[float]]:
-    """One token per row and its log-prob under the row's distribution (temperature and filters applied).
+    """Return one token per row and its log-prob under the row's distribution (temperature and filters applied).
 
-    ``logits`` [N rounded up to a multiple of 16, V]: kernels treat a last, incomplete vector differently, to the bit,
-    so rows come in whole blocks, and those beyond N are padding. The other arguments have N entries. A greedy row takes
-    the likeliest token; its log-prob is that of temperature 1 without filters.
+    ``logits`` [N rounded up to a multiple of 16, V]: kernels treat a last, incomplete vector differently, in the last
+    bit, so rows come in whole blocks, and rows beyond N are padding. The other arguments have N entries. A greedy row
+    takes the most likely token, with its log-prob at temperature 1 without filters.
     """
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -69,7 +70,7 @@ def _sample_block(
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     x = torch.empty(rows, -(-vocab // CHUNK) * CHUNK, dtype=dtype, device=logits.device)
     x[:, :vocab] = logits
-    x[:, vocab:] = float("-inf")  # whole chunks: then no kernel treats the end of a row differently
+    x[:, vocab:] = float("-inf")  # whole chunks, so that kernels treat all parts of a row alike
     if any(d.temperature != 1.0 for d in distributions):
         temperature = [d.temperature for d in distributions] + [1.0] * (rows - count)
         x /= torch.tensor(temperature, dtype=dtype, device=x.device)[:, None]
@@ -95,9 +96,10 @@ def _sample_block(
 
 
 def _draw(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """mass [N, whole chunks] (unnormalised) and uniform [N] -> tokens [N] and the sums of the rows [N] in float64.
+    """Return tokens [N] and the sums of the rows [N] in float64, from mass [N, whole chunks] (unnormalised) and uniform
+    [N].
 
-    The inverse of the cumulative distribution, in two stages; a token without mass is never drawn.
+    Inverts the cumulative distribution in two stages; a token without mass is never drawn.
     """
     chunks = mass.view(len(mass), -1, CHUNK)
     upto = chunks.sum(-1, dtype=mass.dtype).double().cumsum(1)
@@ -109,7 +111,8 @@ def _draw(mass: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_beyond(upto: Tensor, target: Tensor) -> Tensor:
-    """The first place [N] whose cumulative mass ``upto`` [N, K] exceeds ``target`` [N]; at most the last with mass."""
+    """Return the first index [N] whose cumulative mass ``upto`` [N, K] exceeds ``target`` [N]; at most the last index
+    with mass."""
     place = torch.searchsorted(upto, target[:, None], right=True)
     last = torch.searchsorted(upto, upto[:, -1:].contiguous()).clamp_(max=upto.shape[1] - 1)  # the clamp is for nan
     return torch.minimum(place, last)[:, 0]

@@ -103,9 +103,8 @@ class LearnerState:
         tensors = self._changing()
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad and self._optimizer is not None]
         names = {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
-        everywhere = (
-            names if self._ranks is None else names.union(*self._ranks.all(names))
-        )  # each pipeline stage has other layers
+        # each pipeline stage has other layers
+        everywhere = names if self._ranks is None else names.union(*self._ranks.all(names))
         with together(self._ranks, "loading"):
             progress = _read_facts(folder)
             stored = described(folder)

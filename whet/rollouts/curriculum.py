@@ -134,9 +134,8 @@ class PassRateSampler:
 
     def __init__(self, config: PassRateCurriculum, tasks: Sequence[Task], seed: int) -> None:
         self.config, self.seed = config, seed
-        self.name = derive_seed(
-            "curriculum of", seed, *(task.uid for task in tasks)
-        )  # identifies the tasks that the indices refer to
+        # identifies the tasks that the indices refer to
+        self.name = derive_seed("curriculum of", seed, *(task.uid for task in tasks))
         self.seen = OrderedDict[int, _Seen]()
         self._draws = 0
         self._weights = SumTree(len(tasks))  # of active tasks, 0 if a task may not be drawn

@@ -62,7 +62,7 @@ def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = No
     repeated = (text * -(-length // len(text)))[:length]
     own = Distribution(temperature=sampling.distribution.temperature)
     weights = recipe.weights
-    if recipe.generator.narrow and weights.probe_tolerance is None:
+    if recipe.generator.low_precision_setting and weights.probe_tolerance is None:
         weights = weights.model_copy(update={"probe_tolerance": _NARROW})
     return EngineSync(weights, repeated, own, devices)
 

@@ -58,7 +58,7 @@ def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision
     if learner.precision == "auto":
         learner = learner.model_copy(update={"precision": choices[devices[0]].precision})
     if samples:
-        generator = generator.decided(model, devices[1])
+        generator = generator.resolve_auto(model, devices[1])
     if problem := next(learner.problems(recipe.parallel, recipe.model.lora is not None), None):
         raise ConfigError(f"{problem}; learner.precision = auto is {learner.precision} on this machine")
     slow = [key for key, (precision, device) in wanted.items() if precision == "bfloat16" and choices[device].emulates]

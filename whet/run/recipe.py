@@ -231,7 +231,7 @@ class Recipe(Config):
         """The setting by which answers come from another distribution than the learner's."""
         if self._stale:
             return "rollouts.max_staleness"
-        narrow = self.generator.narrow if isinstance(self.algorithm, OnlineAlgorithm) else None
+        narrow = self.generator.low_precision_setting if isinstance(self.algorithm, OnlineAlgorithm) else None
         return narrow and f"generator.{narrow}"
 
     def with_implied(self, written: Callable[[str], bool]) -> tuple[Self, dict[str, str]]:

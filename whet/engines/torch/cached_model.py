@@ -1,9 +1,9 @@
-"""The engine of models that keep more than keys and values, or whose attention can't be swapped: sampled by
-transformers' own cache classes.
+"""The engine of models that keep more than a KV cache, or that don't use transformers' attention interface. It samples
+with transformers' cache classes.
 
 Slower than ``EngineModel``: prompts are computed one at a time, each whole, and only rows of one prompt run together.
-So that a row depends on nothing beside it, to the bit, they always run ``WIDTH`` at a time; one by one where there are
-experts, whose products are as large as the tokens that chose them are many.
+So that a row doesn't depend on other rows, to the bit, rows always run ``WIDTH`` at a time; one by one if there are
+experts, because the size of their products depends on the number of tokens that chose them.
 """
 
 import logging
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whet.base.errors import ConfigError
 from whet.engines.torch.decode_attention import ROWS
-from whet.engines.torch.engine_model import EngineModel, Rows, cannot_sample, keeps_more
+from whet.engines.torch.engine_model import EngineModel, Rows, cannot_sample, unsupported_layers
 from whet.engines.torch.prefix import Prefix
 from whet.models.attention.states import fork, new_cache
 from whet.models.moe.experts import experts_of, use_grouped_experts
@@ -32,29 +32,29 @@ WIDTH = 8
 
 @dataclass(slots=True)
 class Snapshot(Prefix):
-    """What a prompt leaves in transformers' cache. Never changes once filled."""
+    """The state of transformers' cache after a prompt. Never changes once filled."""
 
     cache: dict[str, "Cache"] = field(default_factory=dict)
 
     def first(self, length: int) -> Prefix:
-        """Return nothing: a state can't be cut back."""
+        """Return an empty prefix, because a state can't be truncated."""
         return Prefix(0)
 
 
 @dataclass(slots=True, eq=False)
 class _Bunch:
-    """Rows that go on from one prompt side by side."""
+    """Rows that continue one prompt together."""
 
     cache: dict[str, "Cache"]
     taken: int = 0
 
 
 class StateRows:
-    """Rows under way, each a place in a bunch. A place whose row has left is computed on, and not looked at."""
+    """Rows in flight, each at a place in a bunch. A place whose row has left is still computed and ignored."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.places: list[tuple[_Bunch, int]] = []  # of each row
+        self.places: list[tuple[_Bunch, int]] = []  # the place of each row
 
     def join(self, prefixes: Iterable[Prefix]) -> None:
         """Add rows at the end, in this order."""
@@ -68,12 +68,12 @@ class StateRows:
             bunch.taken += 1
 
     def leave(self, row: int) -> None:
-        """Drop a row that is done. The last row takes its number."""
+        """Drop a finished row. The last row takes its number."""
         self.places[row] = self.places[-1]
         self.places.pop()
 
     def bunches(self, tokens: Sequence[int]) -> dict[_Bunch, list[int]]:
-        """Return each bunch with the next token at each of its places, from those of the rows."""
+        """Return each bunch with the next token at each of its places."""
         fed: dict[_Bunch, list[int]] = {}
         for (bunch, place), token in zip(self.places, tokens, strict=True):
             fed.setdefault(bunch, [0] * self.width)[place] = token
@@ -81,19 +81,19 @@ class StateRows:
 
 
 def open_engine(model: "PreTrainedModel", pack: bool = True) -> EngineModel:
-    """Return the engine for a model. Raises ``ConfigError`` where there is none."""
-    return (CachedModel if keeps_more(model.config) else EngineModel)(model, pack)
+    """Return the engine for a model. Raises ``ConfigError`` if there is none."""
+    return (CachedModel if unsupported_layers(model.config) else EngineModel)(model, pack)
 
 
 class CachedModel(EngineModel):
-    """An ``EngineModel`` of another kind; see the top."""
+    """An ``EngineModel`` with transformers' caches; see the module's docstring."""
 
-    recalls = False  # beside a state of constant size, which is large, the number of tokens says little
+    reuses_prefixes = False  # states are large and of constant size, so a limit in tokens would not bound memory
 
     def _prepare(self, model: "PreTrainedModel") -> None:
         if (why := cannot_sample(model.config)) is not None:
             raise ConfigError(why)
-        _tell(type(model).__name__)
+        _warn_once(type(model).__name__)
         use_grouped_experts(model)
         self.width = 1 if any(True for _ in experts_of(model)) else WIDTH
 
@@ -103,18 +103,18 @@ class CachedModel(EngineModel):
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], known: Sequence[Prefix] | None = None
+        self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix] | None = None
     ) -> list[tuple[Prefix, Tensor]]:
-        """What each prompt leaves, and the logits [V] after its last token. Nothing is ``known``."""
-        found: list[tuple[Prefix, Tensor]] = []
+        """Return the state after each prompt, and the logits [V] after its last token. ``prefixes`` are not used."""
+        states: list[tuple[Prefix, Tensor]] = []
         for prompt in prompts:
             state = new_cache(self.model)
             (logits,) = self._run([list(prompt)], state)
-            found.append((Snapshot(len(prompt), cache=state), logits))
-        return found
+            states.append((Snapshot(len(prompt), cache=state), logits))
+        return states
 
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """The same, one token at a time: states can't be cut back."""
+        """See ``EngineModel``. Runs one token at a time, because states can't be truncated."""
         (prefix, logits), *_ = self.prefill([prompt])
         rows, feed = self.open_rows(1)
         rows.join([prefix])
@@ -126,22 +126,22 @@ class CachedModel(EngineModel):
 
     @torch.no_grad()
     def _decode(self, rows: StateRows, tokens: list[int]) -> Tensor:
-        """Feed each row its token; the logits [rows or more, V] of the next."""
-        found = {bunch: self._run([[t] for t in fed], bunch.cache) for bunch, fed in rows.bunches(tokens).items()}
-        logits = [found[bunch][place] for bunch, place in rows.places]
+        """Feed each row its token; return the logits [rows or more, V] of the next."""
+        results = {bunch: self._run([[t] for t in fed], bunch.cache) for bunch, fed in rows.bunches(tokens).items()}
+        logits = [results[bunch][place] for bunch, place in rows.places]
         return torch.stack(logits + logits[-1:] * (-len(logits) % ROWS))
 
     def _run(self, rows: list[list[int]], state: dict[str, "Cache"]) -> Tensor:
-        """Return the logits [rows, V] after the last token of each."""
+        """Return the logits [rows, V] after the last token of each row."""
         ids = torch.tensor(rows, device=self.device)
         last: Tensor = self.model(input_ids=ids, use_cache=True, logits_to_keep=1, **state).logits[:, -1]
         return last.clone()
 
 
 @cache
-def _tell(name: str) -> None:
+def _warn_once(name: str) -> None:
     log.warning(
-        "the torch generator samples %s by transformers' own cache, which is slower: prompts are computed one at a "
+        "the torch generator samples %s with transformers' own cache, which is slower: prompts are computed one at a "
         "time, and only answers to one prompt together",
         name,
     )

@@ -1,4 +1,4 @@
-"""The settings of the in-process generator. Apart from it, so that a recipe is read without torch."""
+"""The settings of the in-process generator, in a separate module so that a recipe is read without torch."""
 
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
 
 
 class TorchGeneratorConfig(GeneratorConfig):
-    """How the in-process generator runs."""
+    """Settings of the in-process generator."""
 
     in_process: ClassVar[bool] = True
     records_experts: ClassVar[bool] = True
 
     dtype: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """In which it computes. ``auto``: as ``learner.precision`` chooses."""
+    """The dtype of its computations. ``auto``: as ``learner.precision`` chooses."""
     prefill_tokens: int = Field(default=4096, ge=1)
-    """Most prompt tokens in one forward (a longer prompt runs alone)."""
+    """Maximum number of prompt tokens in one forward pass (a longer prompt runs alone)."""
     prefix_tokens: int = Field(default=8192, ge=0)
-    """Prompt tokens whose keys and values are kept for later requests; of models with recurrent layers none are."""
+    """Size of the prefix cache in tokens; models with recurrent layers don't use it."""
     threads: int | None = Field(default=None, ge=1)
-    """Of this process's compute thread, which learners of ``cluster=local`` share; None leaves torch's choice."""
+    """Threads of this process's compute thread, which is shared with learners of ``cluster=local``; None: torch's
+    default."""
     packed_weights: bool = True
-    """On a CPU, keep a second copy of weights in the order that products read, which is faster with few rows: in
-    bfloat16 of all matrices, in float32 of the output matrix alone."""
+    """On a CPU, keep a second copy of weights in the order of the product kernels, which is faster with few rows: of
+    all matrices in bfloat16, of the output matrix alone in float32."""
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
         from whet.engines.torch.engine_model import cannot_sample

@@ -1,16 +1,15 @@
-"""Attention over cached keys and values, for sampling.
+"""Attention with a KV cache, for sampling.
 
-transformers calls :func:`attention` in every layer (registered under ``NAME``); the keyword ``whet_cache`` given to the
-model tells what the tokens of this forward are: :class:`Prefill` for packed prompts, or what is new of them,
-:class:`DecodeCache` for one new token of each row. A row is one completion under way. Its keys lie in two places: its
-prompt in a *tile* shared with other rows of the same prompt, its own tokens in the row's part of the cache. The softmax
-runs over both.
+transformers calls :func:`attention` in every layer (registered under ``NAME``); the model's keyword ``whet_cache``
+determines the kind of forward pass: :class:`Prefill` for packed prompts, or the uncached parts of prompts;
+:class:`DecodeCache` for one new token of each row. A row is one completion in flight. Its keys are in two places: the
+prompt's in a *tile* shared with other rows of the same prompt, the completion's in the row's part of the cache. The
+softmax runs over both.
 
-A row's result must not depend on its neighbours, to the bit. So every product has a number of rows that is a multiple
-of four (matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an
-exact zero, and padded keys come last in their part. Nor may what a prompt leaves depend on how much of it was known
-before: it is computed in tiles of one shape that lie where the positions say. Knows nothing of tokens, sampling or
-requests.
+A row's result must not depend on other rows, to the bit. So the number of rows of every product is a multiple of four
+(matrix kernels treat remainders differently), every padding is a multiple of ``BLOCK`` and is multiplied by an exact
+zero, and padded keys come last in their part. A prompt's KV cache must not depend on how much of it was cached before
+either: it is computed in tiles of one shape at fixed positions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,15 +23,16 @@ from whet.models.attention.dense import AttentionSettings, fused_attention, scor
 
 NAME = "whet_decode"
 BLOCK = 64
-ROWS = 16  # the number of rows of a forward is a multiple of this
-QUERIES, KEYS = 64, 256  # of a tile of prefill
+ROWS = 16  # the number of rows of a forward pass is a multiple of this
+QUERIES, KEYS = 64, 256  # size of a prefill tile
 
 
 class Cache(Protocol):
     """The protocol of ``whet_cache``."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
-        """query [1, heads, N, D], key and value [1, kv_heads, N, D or Dv] -> [1, N, heads, Dv]."""
+        """Return the attention of one layer. query [1, heads, N, D], key and value [1, kv_heads, N, D or Dv] -> [1, N,
+        heads, Dv]."""
         ...
 
 
@@ -49,7 +49,7 @@ def attention(
     whet_cache: Cache | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute one attention layer of an engine model; transformers calls this."""
+    """Compute one attention layer of an engine model; called by transformers."""
     if whet_cache is None:
         raise RuntimeError(f"a model with attention {NAME!r} was called without whet_cache")
     settings = AttentionSettings.of_layer(query, scaling, sliding_window, softcap, s_aux)
@@ -57,7 +57,7 @@ def attention(
 
 
 def register() -> None:
-    """Make the attention known to transformers. No mask function goes with it: then transformers builds no masks."""
+    """Register the attention with transformers. There is no mask function, so that transformers builds no masks."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, attention)
@@ -77,24 +77,24 @@ def _softmax(scores: Tensor, settings: AttentionSettings, bias: Tensor) -> Tenso
 
 
 class Prefill:
-    """A forward over several prompts packed one after another, of each what comes after its ``known`` beginning; fills
-    one :class:`Prefix` for each.
+    """A forward pass over several packed prompts, for each the tokens after its ``cached`` prefix; fills one
+    :class:`Prefix` for each.
 
-    Each prompt attends to itself only, so that its result is that of the prompt alone.
+    Each prompt attends to itself only, so its result is the same as for the prompt alone.
     """
 
-    def __init__(self, lengths: Sequence[int], known: Sequence[Prefix]) -> None:
+    def __init__(self, lengths: Sequence[int], cached: Sequence[Prefix]) -> None:
         self.prefixes = [Prefix(length) for length in lengths]
-        self.known = known
+        self.cached = cached
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         out = query.new_zeros(1, query.shape[2], query.shape[1], value.shape[-1])
         start = 0
-        for prefix, known in zip(self.prefixes, self.known, strict=True):
+        for prefix, cached in zip(self.prefixes, self.cached, strict=True):
             if len(prefix.keys) != layer:
                 raise RuntimeError(f"attention layer {layer} was called as number {len(prefix.keys)}")
-            part = slice(start, start + prefix.length - known.length)
-            before = (known.keys[layer], known.values[layer]) if known.length else ((), ())
+            part = slice(start, start + prefix.length - cached.length)
+            before = (cached.keys[layer], cached.values[layer]) if cached.length else ((), ())
             prefix.keys.append((*before[0], key[0, :, part].clone(memory_format=torch.contiguous_format)))
             prefix.values.append((*before[1], value[0, :, part].clone(memory_format=torch.contiguous_format)))
             keys, values = torch.cat(prefix.keys[layer], dim=1), torch.cat(prefix.values[layer], dim=1)
@@ -105,8 +105,8 @@ class Prefill:
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Tensor:
     """Return attention of the last tokens of a prompt to all of it, q [heads, N, D], k and v [kv_heads, length, D] ->
-    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, whatever N is;
-    on a GPU it is one operation, and its last digits may differ."""
+    [N, heads, Dv]. Every product has the same shape, and a token the same place in it, for any N; on a GPU it is one
+    operation, whose last digits may differ."""
     (heads, new, width), (kv_heads, length, _), exact = q.shape, k.shape, score_dtype(q.dtype)
     first, pad = length - new, nn.functional.pad
     if q.device.type != "cpu" and settings.softcap is None and settings.sinks is None:
@@ -132,14 +132,14 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, settings: AttentionSettings) -> Ten
 
 
 def _visible(start: int, end: int, length: int, window: int | None, device: torch.device) -> Tensor:
-    """Return which keys each query may see, [end - start, length]."""
+    """Return a mask of the keys that each query may see, [end - start, length]."""
     distance = torch.arange(start, end, device=device)[:, None] - torch.arange(length, device=device)
     return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
 def size_class(length: int) -> int:
-    """Return the padded length of a prompt of ``length`` tokens: a property of the prompt alone, at most half as much
-    again.
+    """Return the padded length of a prompt of ``length`` tokens: a function of the length alone, at most 1.5 times as
+    large.
 
     >>> [size_class(n) for n in (1, 65, 129, 193, 300, 400)]
     [64, 128, 192, 256, 384, 512]
@@ -151,8 +151,8 @@ def size_class(length: int) -> int:
 class _Tiles:
     """Prompts of one size class. A tile is one prompt and up to ``places`` rows that continue it.
 
-    keys per layer [tiles, kv_heads, length, D]. A group with more rows than places has several tiles; how many places a
-    tile has changes the speed, not the result.
+    keys per layer [tiles, kv_heads, length, D]. A group with more rows than places has several tiles; the number of
+    places changes the speed, not the result.
     """
 
     def __init__(self, length: int, places: int) -> None:
@@ -161,9 +161,9 @@ class _Tiles:
         self.values: list[Tensor] = []
         self.prefixes: list[Prefix] = []  # [tiles]
         self.rows: list[list[int]] = []  # [tiles][at most places]
-        self.gather: Tensor | None = None  # [tiles * places] the row at each place; row 0 where there is none
+        self.gather: Tensor | None = None  # [tiles * places] the row at each place; row 0 for empty places
         self.row_index = self.place_index = torch.empty(0)  # [members] rows and their places
-        self.aligned = False  # every place is taken, and by the row of its number
+        self.aligned = False  # every place is taken, by the row with its number
 
     def add(self, row: int, prefix: Prefix) -> None:
         self.gather = None
@@ -186,7 +186,7 @@ class _Tiles:
     def _grow(self, prefix: Prefix, tiles: int) -> None:
         def grown(old: list[Tensor], like: list[tuple[Tensor, ...]]) -> list[Tensor]:
             new = []
-            for layer, (x, *_) in enumerate(like):  # one layer at a time: the old one can go before the next is made
+            for layer, (x, *_) in enumerate(like):  # one layer at a time, so that old tensors are freed early
                 target = x.new_zeros(tiles, x.shape[0], self.length, x.shape[2])
                 if old:
                     target[: old[layer].shape[0]] = old[layer]
@@ -221,7 +221,7 @@ class _Tiles:
                 rows[rows.index(old)] = new
 
     def index(self, device: torch.device, rows: int) -> None:
-        """Find where the rows of a forward over ``rows`` rows (padded) are in the tiles."""
+        """Compute the positions in the tiles for a forward pass over ``rows`` rows (padded)."""
         if self.gather is not None and (len(self.row_index) == rows or not self.aligned):
             return
         gather = [row for rows in self.rows for row in rows + [0] * (self.places - len(rows))]
@@ -243,22 +243,23 @@ class _Tiles:
 
 
 class DecodeCache:
-    """Keys and values of rows ``0 .. active - 1``, each with a prompt (shared) and its own tokens.
+    """The KV cache of rows ``0 .. active - 1``, each with a (shared) prompt and the tokens of its completion.
 
-    Own keys per layer: [capacity, kv_heads, span, D], where ``span`` grows in blocks: batched products are fast only on
-    tensors without gaps. Use: ``join`` and ``leave`` change the rows, ``begin`` opens a forward of one token per row.
+    A completion's keys per layer: [capacity, kv_heads, span, D], where ``span`` grows in blocks: batched products are
+    fast only on tensors without gaps. Use: ``join`` and ``leave`` change the rows, ``begin`` starts a forward pass of
+    one token per row.
     """
 
     def __init__(self, capacity: int, device: torch.device) -> None:
         self.capacity = -(-capacity // ROWS) * ROWS
         self.device = device
         self.prefixes: list[Prefix] = []  # [active]
-        self.lengths: list[int] = []  # [active] own tokens in the cache
+        self.lengths: list[int] = []  # [active] completion tokens in the cache
         self.span = 0
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.tiles: dict[int, _Tiles] = {}
-        self.padded = 0  # rows of the forward under way
+        self.padded = 0  # rows of the current forward pass
         self._biases: dict[int | None, Tensor] = {}
         self._scores: dict[tuple[int, ...], Tensor] = {}
 
@@ -267,7 +268,7 @@ class DecodeCache:
         return len(self.prefixes)
 
     def join(self, prefixes: Iterable[Prefix]) -> None:
-        """Add rows at the end, in this order, with no tokens of their own yet."""
+        """Add rows at the end, in this order, without completion tokens."""
         for prefix in (new := list(prefixes)):
             self.prefixes.append(prefix)
             self.lengths.append(0)
@@ -277,7 +278,7 @@ class DecodeCache:
             self.tiles[size_class(prefix.length)].add(row, prefix)
 
     def _choose_places(self) -> None:
-        """Open the size classes that are new, with tiles as wide as the number of rows per prompt suggests."""
+        """Create tiles for new size classes, as wide as the number of rows per prompt suggests."""
         classes: dict[int, list[int]] = {}
         for prefix in self.prefixes:
             classes.setdefault(size_class(prefix.length), []).append(id(prefix))
@@ -287,7 +288,7 @@ class DecodeCache:
                 self.tiles[length] = _Tiles(length, 16 if each > 12 else 8 if each > 6 else 4)
 
     def leave(self, row: int) -> None:
-        """Drop a row that is done. The last row takes its number, so that rows stay without gaps."""
+        """Drop a finished row. The last row takes its number, so that rows are contiguous."""
         last = self.active - 1
         tiles = self.tiles[size_class(self.prefixes[row].length)]
         tiles.remove(row)
@@ -295,16 +296,16 @@ class DecodeCache:
             del self.tiles[tiles.length]
         if row != last:
             self.tiles[size_class(self.prefixes[last].length)].rename(last, row)
-            for own in self.keys + self.values:
-                own[row, :, : self.lengths[last]] = own[last, :, : self.lengths[last]]
+            for cached in self.keys + self.values:
+                cached[row, :, : self.lengths[last]] = cached[last, :, : self.lengths[last]]
             self.prefixes[row], self.lengths[row] = self.prefixes[last], self.lengths[last]
         self.prefixes.pop()
         self.lengths.pop()
-        if not self.prefixes:  # a learner may need the memory next
+        if not self.prefixes:  # the learner may need the memory next
             self.span, self.keys, self.values, self._scores, self._biases = 0, [], [], {}, {}
 
     def begin(self) -> tuple[int, list[int]]:
-        """Make room for one token per row. Returns the number of rows to run (padded) and the tokens' positions."""
+        """Make room for one token per row. Return the number of rows to run (padded) and the tokens' positions."""
         self.padded = -(-self.active // ROWS) * ROWS
         self._fit_span(max(self.lengths) + 1)
         padding = [0] * (self.padded - self.active)
@@ -319,20 +320,20 @@ class DecodeCache:
         return self.padded, [p.length + n for p, n in zip(self.prefixes, self.lengths, strict=True)] + padding
 
     def commit(self) -> None:
-        """End a forward: each row has one token more."""
+        """End a forward pass: each row has one more token."""
         self.lengths = [length + 1 for length in self.lengths]
 
     def _fit_span(self, needed: int) -> None:
         if needed <= self.span <= max(4 * needed, 4 * BLOCK) and self.keys:
             return
         if self.device.type != "cpu" and needed > self.span:
-            needed = max(needed, 2 * self.span)  # a GPU's allocator keeps every size that was once asked for
+            needed = max(needed, 2 * self.span)  # a GPU's allocator keeps every size that was once requested
         self.span = -(-needed // BLOCK) * BLOCK
         first = self.prefixes[0]
 
         def fitted(old: list[Tensor], like: list[tuple[Tensor, ...]]) -> list[Tensor]:
             new = []
-            for layer, (x, *_) in enumerate(like):  # one layer at a time: the old one can go before the next is made
+            for layer, (x, *_) in enumerate(like):  # one layer at a time, so that old tensors are freed early
                 target = x.new_zeros(self.capacity, x.shape[0], self.span, x.shape[2])
                 if old:
                     kept = min(self.span, old[layer].shape[2])
@@ -344,35 +345,35 @@ class DecodeCache:
         self.keys, self.values = fitted(self.keys, first.keys), fitted(self.values, first.values)
 
     def _bias(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Return what is added to scores, [M, 1, 1, prompt span + own span]: 0 where a row sees the key, -inf
-        elsewhere. The same in all layers."""
+        """Return the bias of scores, [M, 1, 1, prompt span + completion span]: 0 where a row sees the key, -inf
+        elsewhere. It is the same in all layers."""
         if (bias := self._biases.get(window)) is None:
             prompt_at = torch.arange(self._prompt_span, device=self.device)
-            own_at = torch.arange(self.span, device=self.device)
+            completion_at = torch.arange(self.span, device=self.device)
             lengths, prompts = self._lengths[:, None], self._prompts[:, None]
-            prompt, own = prompt_at < prompts, own_at <= lengths
+            prompt, completion = prompt_at < prompts, completion_at <= lengths
             if window is not None:
                 prompt = prompt & (prompts + lengths - prompt_at < window)
-                own = own & (lengths - own_at < window)
+                completion = completion & (lengths - completion_at < window)
             bias = torch.zeros(self.padded, 1, 1, self._prompt_span + self.span, dtype=dtype, device=self.device)
-            bias.masked_fill_(~torch.cat([prompt, own], dim=1)[:, None, None], float("-inf"))
+            bias.masked_fill_(~torch.cat([prompt, completion], dim=1)[:, None, None], float("-inf"))
             self._biases[window] = bias
         return bias
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, settings: AttentionSettings) -> Tensor:
         rows, span = self.padded, self.span
-        own_keys, own_values = self.keys[layer], self.values[layer]
-        own_keys[self._rows, :, self._lengths] = key[0].transpose(0, 1)
-        own_values[self._rows, :, self._lengths] = value[0].transpose(0, 1)
+        row_keys, row_values = self.keys[layer], self.values[layer]
+        row_keys[self._rows, :, self._lengths] = key[0].transpose(0, 1)
+        row_values[self._rows, :, self._lengths] = value[0].transpose(0, 1)
         heads, kv_heads, width = query.shape[1], key.shape[1], query.shape[-1]
         group = heads // kv_heads
         q = query[0].transpose(0, 1).reshape(rows, kv_heads, group, width)
 
         shape = (rows, kv_heads, group, self._prompt_span + span)
-        if (scores := self._scores.get(shape)) is None:  # every layer's finite scores overwrite the last layer's
+        if (scores := self._scores.get(shape)) is None:  # every layer overwrites the scores of the layer before
             scores = self._scores[shape] = torch.zeros(shape, dtype=score_dtype(q.dtype), device=q.device)
-        own = torch.bmm(q.flatten(0, 1), own_keys[:rows].flatten(0, 1).transpose(1, 2))
-        scores[..., self._prompt_span :] = own.view(rows, kv_heads, group, span)
+        row_scores = torch.bmm(q.flatten(0, 1), row_keys[:rows].flatten(0, 1).transpose(1, 2))
+        scores[..., self._prompt_span :] = row_scores.view(rows, kv_heads, group, span)
         for tiles in self.tiles.values():
             seen = tiles.product(tiles.keys[layer], q, True)
             if tiles.aligned:
@@ -381,9 +382,9 @@ class DecodeCache:
                 scores[tiles.row_index, :, :, : tiles.length] = seen.to(scores.dtype)
 
         bias = self._bias(settings.window, scores.dtype)
-        p = _softmax(scores.view(rows, heads, 1, -1), settings, bias).view(shape).to(own_values.dtype)
-        own_p = p[..., self._prompt_span :].reshape(rows * kv_heads, group, span)
-        out = torch.bmm(own_p, own_values[:rows].flatten(0, 1)).view(rows, kv_heads, group, -1)
+        p = _softmax(scores.view(rows, heads, 1, -1), settings, bias).view(shape).to(row_values.dtype)
+        row_p = p[..., self._prompt_span :].reshape(rows * kv_heads, group, span)
+        out = torch.bmm(row_p, row_values[:rows].flatten(0, 1)).view(rows, kv_heads, group, -1)
         for tiles in self.tiles.values():
             seen = tiles.product(tiles.values[layer], p[..., : tiles.length], False)
             if tiles.aligned:

@@ -1,7 +1,5 @@
-"""Continuous batching: requests wait in a queue, take rows as these come free, and advance by one token per step.
-
-Flows through: requests in, finished requests out. One thread calls it; it knows no asyncio, no pauses and no deadlines.
-"""
+"""Continuous batching: requests wait in a queue, take free rows, and advance by one token per step. Used by a single
+thread, without asyncio, pauses or deadlines."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +17,7 @@ from whet.engines.sampling import sample_tokens, uniform_stream
 from whet.engines.torch.decode_attention import BLOCK, ROWS
 from whet.engines.torch.engine_model import EngineModel
 from whet.engines.torch.prefix import Prefix
-from whet.engines.torch.prefix_cache import Known, PrefixStore, shared
+from whet.engines.torch.prefix_cache import CachedPrefix, PrefixCache, common_prefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,25 +25,25 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One completion: what was asked for and what has been sampled so far."""
+    """One completion: its request and the tokens sampled so far."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    limit: int  # most tokens it may have: its own limit or what the context leaves
+    limit: int  # maximum number of tokens: its own limit or the room in the context
     uniforms: np.ndarray = field(init=False)  # [limit] one draw per token
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: tuple[int, int] | None = None
     finish: Literal["stop", "length", "aborted"] | None = None
-    cached: int = 0  # tokens of the prompt that were not computed for it
-    experts: list[Ids] = field(default_factory=list)  # of the prompt's tokens and those that were fed, where recorded
-    cancelled: bool = False  # set by another thread; the row is given up before the next step
+    cached: int = 0  # prompt tokens that were not computed for it
+    experts: list[Ids] = field(default_factory=list)  # of the prompt's tokens and of fed tokens, if recorded
+    cancelled: bool = False  # set by another thread; the row is dropped before the next step
 
     def __post_init__(self) -> None:
         self.uniforms = uniform_stream(self.params.seed, max(self.limit, 0))
 
     def take(self, token: int, logprob: float, version: int, tokenizer: "PreTrainedTokenizerBase | None") -> None:
-        """Append a sampled token and see whether it ends the completion."""
+        """Append a sampled token and check whether it ends the completion."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions = (version if self.versions is None else self.versions[0], version)
@@ -55,14 +53,15 @@ class Request:
             self.finish = "length"
 
     def _completes_stop(self, tokenizer: "PreTrainedTokenizerBase | None") -> bool:
-        """A character takes at most 4 tokens (one per byte), so this tail holds any stop string that just ended."""
+        """Return whether the newest token completes a stop string. A character takes at most 4 tokens (one per byte),
+        so the tail contains any stop string that just ended."""
         assert tokenizer is not None
         tail = self.tokens[-4 * max(len(stop) for stop in self.params.stop) - 4 :]
         text = tokenizer.decode(tail, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return any(stop in text for stop in self.params.stop)
 
     def completion(self, version: int) -> Completion:
-        """The result; ``version`` stands in where nothing was sampled."""
+        """Return the result; ``version`` is used if no token was sampled."""
         versions = self.versions or (version, version)
         result = Completion(self.tokens, self.logprobs, versions, self.finish or "aborted", self.cached)
         if self.experts:
@@ -73,26 +72,26 @@ class Request:
 
 @dataclass(slots=True)
 class Counters:
-    """Totals since the start; seconds of the engine's thread."""
+    """Totals since the start; times are seconds of the engine's thread."""
 
     prompt_tokens: int = 0  # of all requests
-    prefill_tokens: int = 0  # of them, those that were computed
+    prefill_tokens: int = 0  # prompt tokens that were computed
     decode_steps: int = 0
     sampled_tokens: int = 0
     prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0  # the model's forward
+    decode_seconds: float = 0.0  # forward passes of the model
     sampling_seconds: float = 0.0
 
     def copy(self) -> "Counters":
         return replace(self)
 
     def since(self, before: "Counters") -> "Counters":
-        """What was added after ``before`` was copied."""
+        """Return the difference to ``before``, an earlier copy."""
         return Counters(*(getattr(self, f.name) - getattr(before, f.name) for f in fields(self)))
 
 
 class Decoder:
-    """The rows under way and the queue. ``step`` admits what fits and advances every row by one token."""
+    """The rows in flight and the queue. ``step`` admits requests for free rows and advances every row by one token."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class Decoder:
         self.queue: deque[Request] = deque()
         self.rows: list[Request] = []  # row i of the cache is rows[i]
         self.cache, self.feed = engine.open_rows(max_batch)
-        self.known = PrefixStore(prefix_tokens)  # under the present weights
+        self.prefix_cache = PrefixCache(prefix_tokens)  # for the current weights
         self.version = 0
         self.counters = Counters()
 
@@ -116,17 +115,17 @@ class Decoder:
         return bool(self.queue or self.rows)
 
     def forget_prefixes(self) -> None:
-        """The weights changed: new requests compute their prompts anew. Rows under way keep what they have."""
-        self.known.clear()
+        """Clear the prefix cache because the weights changed. Rows in flight keep their KV cache."""
+        self.prefix_cache.clear()
 
     def readmit(self) -> None:
-        """Put the rows under way first in the queue: what they have so far will be computed anew, as a prompt."""
+        """Put the rows in flight at the front of the queue: their tokens so far will be computed again, as a prompt."""
         for row in reversed(range(len(self.rows))):
             self.cache.leave(row)
             self.queue.appendleft(self.rows.pop())
 
     def step(self) -> list[Request]:
-        """Returns the requests that ended in this step."""
+        """Advance every row, and return the requests that ended in this step."""
         ended = self._drop(lambda request: request.cancelled)
         ended += self._admit()
         if self.rows:
@@ -154,7 +153,8 @@ class Decoder:
         return dropped
 
     def _admit(self) -> list[Request]:
-        """Fill the free rows from the queue; each new request gets its first token. Returns those that end with it."""
+        """Fill the free rows from the queue; each new request gets its first token. Return the requests that end with
+        it."""
         taken: list[Request] = []
         ended: list[Request] = []
         while self.queue and len(self.rows) + len(taken) < self.max_batch:
@@ -166,55 +166,57 @@ class Decoder:
         if not taken:
             return ended
         started = perf_counter()
-        known = self._prompts(taken)
+        cached = self._prompts(taken)
         sampled = perf_counter()
-        for request, one in zip(taken, known, strict=True):
-            if one.prefix.experts is not None:  # of what was fed before, those of then
-                request.experts.append(one.prefix.experts[sum(map(len, request.experts)) :])
-        logits = [one.logits for one in known]
+        for request, entry in zip(taken, cached, strict=True):
+            if entry.prefix.experts is not None:  # tokens that were fed before keep their experts
+                request.experts.append(entry.prefix.experts[sum(map(len, request.experts)) :])
+        logits = [entry.logits for entry in cached]
         self._sample(taken, torch.stack(logits + logits[-1:] * (-len(logits) % ROWS)))
         self.counters.prefill_seconds += sampled - started
         self.counters.sampling_seconds += perf_counter() - sampled
-        staying = [(request, one.prefix) for request, one in zip(taken, known, strict=True) if request.finish is None]
+        staying = [
+            (request, entry.prefix) for request, entry in zip(taken, cached, strict=True) if request.finish is None
+        ]
         self.cache.join(prefix for _, prefix in staying)
         self.rows += [request for request, _ in staying]
         return ended + [request for request in taken if request.finish is not None]
 
-    def _prompts(self, requests: Sequence[Request]) -> list[Known]:
-        """What the requests continue, computed where it is not known."""
-        wanted = [request.prompt + tuple(request.tokens) for request in requests]
-        found = {prompt: self.known.get(prompt) for prompt in wanted}
+    def _prompts(self, requests: Sequence[Request]) -> list[CachedPrefix]:
+        """Return the cache entries of the requests' prompts, computing the missing ones."""
+        prompts = [request.prompt + tuple(request.tokens) for request in requests]
+        entries = {prompt: self.prefix_cache.get(prompt) for prompt in prompts}
         computed: dict[tuple[int, ...], int] = {}
-        missing = sorted(prompt for prompt, known in found.items() if known is None)
+        missing = sorted(prompt for prompt, entry in entries.items() if entry is None)
         while missing:
             pack, missing = self._pack(missing)
             results = self.engine.prefill(list(pack), list(pack.values()))
             for (prompt, beginning), (prefix, logits) in zip(pack.items(), results, strict=True):
-                found[prompt] = self.known.add(prompt, Known(prefix, logits))
+                entries[prompt] = self.prefix_cache.add(prompt, CachedPrefix(prefix, logits))
                 computed[prompt] = len(prompt) - beginning.length
-        self.known.trim()
-        self.counters.prompt_tokens += sum(map(len, wanted))
+        self.prefix_cache.trim()
+        self.counters.prompt_tokens += sum(map(len, prompts))
         self.counters.prefill_tokens += sum(computed.values())
-        for request, prompt in zip(requests, wanted, strict=True):
-            new = computed.pop(prompt, 0)  # the first one computes it for all
+        for request, prompt in zip(requests, prompts, strict=True):
+            new = computed.pop(prompt, 0)  # the first request computes it for all
             request.cached = request.cached if request.tokens else len(prompt) - new
-        return [known for prompt in wanted if (known := found[prompt]) is not None]
+        return [entry for prompt in prompts if (entry := entries[prompt]) is not None]
 
     def _pack(self, missing: list[tuple[int, ...]]) -> tuple[dict[tuple[int, ...], Prefix], list[tuple[int, ...]]]:
-        """Choose what one forward of bounded size computes; ``missing`` is sorted: what begins alike stands side by
-        side. Returns (its prompts, with what is known of their beginnings; those that are left for later)."""
+        """Choose the prompts of one forward pass of bounded size; ``missing`` is sorted, so prompts with a common
+        prefix are adjacent. Return (the prompts with their cached prefixes; the prompts left for later)."""
         pack: dict[tuple[int, ...], Prefix] = {}
         later: list[tuple[int, ...]] = []
         before: tuple[int, ...] = ()
         size = 0
         for prompt in missing:
-            known = self.known.longest(prompt)
-            new = len(prompt) - known.length
-            waits = shared(before, prompt) >= known.length + BLOCK  # for what the one before it leaves
+            cached = self.prefix_cache.longest(prompt)
+            new = len(prompt) - cached.length
+            waits = common_prefix(before, prompt) >= cached.length + BLOCK  # the prompt before it will be cached
             if pack and (waits or size + new > self.prefill_tokens):
                 later.append(prompt)
             else:
-                pack[prompt] = known
+                pack[prompt] = cached
                 size += new
             before = prompt
         return pack, later

@@ -1,7 +1,5 @@
-"""A transformers model as the engine of a generator: weights in, prefill and decode steps out.
-
-Flows through: named tensors into parameters, token ids to logits. Knows no requests, no sampling and no asyncio.
-"""
+"""A transformers model as the engine of a generator: it loads weights and runs prefill and decode steps, from token ids
+to logits."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,16 +29,16 @@ _ATTENDS_TWICE = {"diffllama", "hrm_text"}
 def build_engine_model(
     config: "PretrainedConfig", state: dict[str, Tensor] | None, dtype: torch.dtype, device: str = "cpu"
 ) -> "PreTrainedModel":
-    """A causal language model of ``config`` with the weights ``state`` (Hugging Face names), or none yet.
+    """Return a causal language model of ``config`` with the weights ``state`` (Hugging Face names), or without weights.
 
-    Nothing is initialised at random: without ``state`` the weights are whatever lay in memory.
+    Without ``state`` the weights are uninitialised memory, to save the time of a random initialisation.
     """
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     with torch.device(device), no_init_weights():
-        own = copy.deepcopy(config)  # the engine changes its attention; a learner may hold the same config
-        model = AutoModelForCausalLM.from_config(own, dtype=dtype)
+        engine_config = copy.deepcopy(config)  # the engine changes its attention; a learner may use the same config
+        model = AutoModelForCausalLM.from_config(engine_config, dtype=dtype)
     model.tie_weights()
     if state is not None:
         loading = Loading(model)
@@ -50,27 +48,26 @@ def build_engine_model(
 
 
 def named_weights(model: "PreTrainedModel") -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and persistent buffer once, under its Hugging Face name; a tied head is not repeated."""
+    """Yield every parameter and persistent buffer once, under its Hugging Face name; a tied head is not repeated."""
     yield from ((name, parameter.data) for name, parameter in model.named_parameters())
     persistent = model.state_dict(keep_vars=True).keys()
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
 
 
 class Loading:
-    """Copies tensors, some at a time, into the model's own, in place, casting to its dtype.
+    """Copies tensors into the model's tensors in place, in several calls, casting to its dtype.
 
-    In the end the whole set must have come. A tied head may come or not; if it comes it must equal the embedding it is
-    tied to.
+    At the end the set must be complete. A tied head is optional; if present it must equal the embedding it is tied to.
     """
 
     def __init__(self, model: "PreTrainedModel") -> None:
         self._targets = dict(model.state_dict(keep_vars=True))
         self._written: dict[tuple[int, torch.Size], str] = {}
-        self._wrong: dict[str, str] = {}  # why, by name
+        self._wrong: dict[str, str] = {}  # name -> reason
 
     @torch.no_grad()
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Take some of the set."""
+        """Copy some of the tensors."""
         for name, source in named:
             target = self._targets.get(name)
             if target is None:
@@ -84,7 +81,7 @@ class Loading:
                 target.copy_(source)
 
     def check_complete(self) -> None:
-        """Raise ``RefitError`` naming what is missing, unexpected or of another shape."""
+        """Raise ``RefitError``, naming tensors that are missing, unexpected or of another shape."""
         missing = (
             name for name, target in self._targets.items() if (target.data_ptr(), target.shape) not in self._written
         )
@@ -96,7 +93,7 @@ class Loading:
 
 
 class OpenEngine(Loading):
-    """An engine's model while it takes new weights. See ``OpenModel``."""
+    """An engine's model during a refit. See ``OpenModel``."""
 
     def __init__(self, engine: "EngineModel") -> None:
         super().__init__(engine.model)
@@ -111,10 +108,10 @@ class OpenEngine(Loading):
 
 
 class Rows(Protocol):
-    """Completions under way, ``0 .. n - 1``."""
+    """Completions in flight, ``0 .. n - 1``."""
 
     def join(self, prefixes: Iterable[Prefix]) -> None:
-        """Add rows that go on from what their prompts left, at the end and in this order."""
+        """Add rows that continue prompts, at the end and in this order."""
         ...
 
     def leave(self, row: int) -> None:
@@ -123,9 +120,10 @@ class Rows(Protocol):
 
 
 class EngineModel:
-    """Runs prefill and decode steps of ``model``, which it takes over: attention is swapped, linear layers packed."""
+    """Runs prefill and decode steps of ``model``, which it modifies: attention is replaced, linear layers are
+    packed."""
 
-    recalls = True  # what prompts left is worth keeping for later ones
+    reuses_prefixes = True  # use the prefix cache
 
     def __init__(self, model: "PreTrainedModel", pack: bool = True) -> None:
         self._prepare(model)
@@ -135,29 +133,30 @@ class EngineModel:
         self.vocab: int = model.get_input_embeddings().num_embeddings
         self.linears = pack_linears(model) if pack else []
         self.recorder: RouteRecorder | None = None
-        self._released: list[tuple[torch.UntypedStorage, int]] = []  # with their sizes in bytes
-        self.experts: Ids | None = None  # that the tokens of the last forward went to, where they are recorded
+        self._released: list[tuple[torch.UntypedStorage, int]] = []  # and sizes in bytes
+        self.experts: Ids | None = None  # of the last forward pass's tokens, if recorded
 
     def _prepare(self, model: "PreTrainedModel") -> None:
-        if (why := keeps_more(model.config)) is not None:
+        if (why := unsupported_layers(model.config)) is not None:
             raise ConfigError(_unsupported(type(model).__name__, why))
         decode_attention.register()
         model.set_attn_implementation(decode_attention.NAME)
 
     def record_experts(self) -> None:
-        """From now on keep ``experts``, and those of prompts. Raises ``ConfigError`` where that can't be done."""
+        """Record ``experts``, and the experts of prompts, from now on. Raises ``ConfigError`` if that isn't
+        possible."""
         if (why := cannot_replay(self.model.config)) is not None:
             raise ConfigError(f"{why}; leave it out")
         self.recorder = RouteRecorder(self.model)
 
     def open_rows(self, capacity: int) -> tuple[Rows, Callable[[list[int]], Tensor]]:
-        """Return an empty set of up to ``capacity`` rows, and what feeds each row its token: it returns the logits
-        [rows or more, V] of the next."""
+        """Return an empty set of up to ``capacity`` rows, and a function that feeds each row its token and returns the
+        logits [rows or more, V] of the next."""
         cache = DecodeCache(capacity, self.device)
         return cache, partial(self.decode, cache)
 
     def open(self) -> OpenEngine:
-        """Return the model, to take new weights."""
+        """Return the model, for loading new weights."""
         for storage, size in self._released:
             storage.resize_(size)
         self._released = []
@@ -168,8 +167,8 @@ class EngineModel:
         return bool(self._released)
 
     def release(self) -> None:
-        """Free the weights and what was derived from them. The model is of use again once it is opened and all weights
-        have come."""
+        """Free the weights and data derived from them. The model can be used again once it is opened and all weights
+        are loaded."""
         self.weights_changed()
         if not self._released:
             tensors = self.model.state_dict(keep_vars=True).values()
@@ -179,38 +178,38 @@ class EngineModel:
                 storage.resize_(0)
 
     def weights_changed(self) -> None:
-        """Call after weights were written, in whatever way: nothing derived from the old ones is used again."""
+        """Drop data derived from old weights; must be called after weights were written in any way."""
         for linear in self.linears:
             linear.refresh()
 
     @torch.no_grad()
     def prefill(
-        self, prompts: Sequence[Sequence[int]], known: Sequence[Prefix] | None = None
+        self, prompts: Sequence[Sequence[int]], prefixes: Sequence[Prefix] | None = None
     ) -> list[tuple[Prefix, Tensor]]:
-        """The keys and values of each prompt and the logits [V] after its last token, all in one forward over what
-        comes after the ``known`` beginning of each, which leaves at least its last token."""
-        known = known or [Prefix(0)] * len(prompts)
+        """Return the KV cache of each prompt and the logits [V] after its last token, in one forward pass over the
+        tokens after each prompt's cached prefix, given in ``prefixes``. That prefix must not include the last token."""
+        prefixes = prefixes or [Prefix(0)] * len(prompts)
         lengths = [len(prompt) for prompt in prompts]
-        new = [range(prefix.length, length) for prefix, length in zip(known, lengths, strict=True)]
+        new = [range(prefix.length, length) for prefix, length in zip(prefixes, lengths, strict=True)]
         padding = [0] * (-sum(map(len, new)) % ROWS)
         tokens = [prompt[i] for prompt, part in zip(prompts, new, strict=True) for i in part] + padding
         positions = [position for part in new for position in part] + padding
         last = (torch.tensor([len(part) for part in new]).cumsum(0) - 1).tolist()
-        state = Prefill(lengths, known)
+        state = Prefill(lengths, prefixes)
         logits = self._forward(state, tokens, positions, last + last[-1:] * (-len(last) % ROWS))
         if any(len(prefix.keys) != self.layers for prefix in state.prefixes):
             raise ConfigError(
-                _unsupported(type(self.model).__name__, "not every layer is attention with keys and values of its own")
+                _unsupported(type(self.model).__name__, "not every layer is attention with its own keys and values")
             )
         if self.experts is not None:
             parts = np.split(self.experts, np.cumsum([len(part) for part in new]))
-            for prefix, old, own in zip(state.prefixes, known, parts, strict=False):
-                prefix.experts = own if old.experts is None else np.concatenate([old.experts, own])
+            for prefix, old, ids in zip(state.prefixes, prefixes, parts, strict=False):
+                prefix.experts = ids if old.experts is None else np.concatenate([old.experts, ids])
         return [(prefix, row.clone()) for prefix, row in zip(state.prefixes, logits, strict=False)]
 
     @torch.no_grad()
     def decode(self, cache: DecodeCache, tokens: list[int]) -> Tensor:
-        """Feed each active row its token; the logits [rows rounded up to a multiple of 16, V] of the next."""
+        """Feed each active row its token; return the logits [rows rounded up to a multiple of 16, V] of the next."""
         rows, positions = cache.begin()
         logits = self._forward(cache, tokens + [0] * (rows - len(tokens)), positions, None)
         cache.commit()
@@ -230,8 +229,8 @@ class EngineModel:
         return logits
 
     def score_decode(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
-        """Log-probs (temperature 1) of ``tokens`` after ``prompt``, through the decode path: in one step, with a row
-        for each token, which is fed the token before it."""
+        """Return log-probs (temperature 1) of ``tokens`` after ``prompt``, computed by the decode path: in one step,
+        with a row for each token, which is fed the token before it."""
         text = [*prompt, *tokens]
         (prefix, _), *_ = self.prefill([text])
         rows, feed = self.open_rows(len(tokens))
@@ -241,25 +240,27 @@ class EngineModel:
         return logits.log_softmax(dim=-1)[range(len(tokens)), list(tokens)].tolist()
 
 
-def keeps_more(config: "PretrainedConfig") -> str | None:
-    """Return, in words, what in a model is not attention over keys and values of its own that can be swapped."""
+def unsupported_layers(config: "PretrainedConfig") -> str | None:
+    """Return a description of a model's layers other than replaceable attention with a KV cache, or None."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         return f"it has layers of type {', '.join(sorted(kinds))}"
     if getattr(text, "num_kv_shared_layers", 0):
-        return "some of its layers share the keys and values of others"
+        return "some of its layers share the keys and values of other layers"
     if text.model_type in _ATTENDS_TWICE:
         return "its layers attend more than once"
-    return None if supports_forest(config) else "transformers cannot swap its attention (AttentionInterface)"
+    return None if supports_forest(config) else "transformers cannot replace its attention (AttentionInterface)"
 
 
 def cannot_sample(config: "PretrainedConfig") -> str | None:
-    """Return why models of this config can't be sampled from in this process, in words."""
-    why = keeps_more(config)
+    """Return why models of this config can't be sampled in this process, or None."""
+    why = unsupported_layers(config)
     if why is None or supports_cached_decoding(config):
         return None
-    return _unsupported(config.model_type, f"{why}, and it is not known to go on exactly from transformers' cache")
+    return _unsupported(
+        config.model_type, f"{why}, and it is not listed as continuing exactly from transformers' cache"
+    )
 
 
 def _unsupported(name: str, why: str) -> str:

@@ -1,9 +1,9 @@
 """The in-process generator: a transformers model sampled on the process's compute thread, awaited from asyncio.
 
-Who waits for what: ``sample`` puts a request into the inbox and awaits its future. Each decoder step is a turn of the
-compute thread, and asks for the next one at its end while there is something to sample. ``pause`` awaits the end of the
-step under way; while paused no step touches weights or rows. Every wait has the config's deadline. If a step fails,
-every request under way and every later one fails with its error.
+Who waits for whom: ``sample`` puts a request into the inbox and awaits its future. Each decoder step is a turn of the
+compute thread, and at its end requests the next one while there is something to sample. ``pause`` awaits the end of the
+current step; while paused no step uses weights or rows. Every wait has the config's deadline. If a step fails, every
+request in flight and every later one fails with its error.
 """
 
 import asyncio
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class TorchGenerator:
-    """Samples from ``model``, which belongs to the generator from now on (build it with ``build_engine_model``).
+    """Samples from ``model``, which the generator owns from now on (create it with ``build_engine_model``).
 
-    A completion is a function of weights, prompt and parameters, to the bit, whatever runs beside it.
+    A completion is a function of weights, prompt and parameters, to the bit, independent of other requests.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class TorchGenerator:
         cores: Sequence[int] | None = None,
         record_experts: bool = False,
     ) -> None:
-        """``cores``: those that the compute thread is bound to with the first step; None: to none. With
-        ``record_experts`` completions tell which experts their tokens went to; raises ``ConfigError`` where a model has
-        no routers that are known."""
+        """``cores``: the compute thread is bound to these cores with the first step; None: not bound. With
+        ``record_experts`` completions have the experts of their tokens; raises ``ConfigError`` if the model has no
+        supported routers."""
         if config.dtype != "auto" and model.dtype != torch_dtype(config.dtype):
             raise ConfigError(f"generator.dtype is {config.dtype}, but the model given to it is {model.dtype}")
         self.config = config
@@ -56,18 +56,18 @@ class TorchGenerator:
         if record_experts:
             self.engine.record_experts()
         self.cores = cores
-        remembered = config.prefix_tokens if self.engine.recalls else 0
-        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, remembered)
-        self._told = self._decoder.counters.copy()
+        prefix_tokens = config.prefix_tokens if self.engine.reuses_prefixes else 0
+        self._decoder = Decoder(self.engine, tokenizer, config.max_batch, config.prefill_tokens, prefix_tokens)
+        self._reported = self._decoder.counters.copy()
         self._lock = threading.Lock()  # guards the fields below
         self._inbox: list[Request] = []
         self._futures: dict[Request, asyncio.Future[Completion]] = {}
-        self._paused = self._stepping = self._closed = False  # stepping: a step is under way, or asked for
+        self._paused = self._stepping = self._closed = False  # stepping: a step runs or is requested
         self._failure: BaseException | None = None
-        self._complete, self._refitting = True, False  # whether the weights are all there, whether new ones are coming
-        self._progress = time.monotonic()  # when a step last began or ended
+        self._complete, self._refitting = True, False  # weights are complete; a refit is in progress
+        self._progress = time.monotonic()  # time when a step last began or ended
         self._placed = False
-        self._gathering: list[Request] = []  # requests of the present tick of the loop
+        self._gathering: list[Request] = []  # requests of the current tick of the loop
 
     @property
     def dtype(self) -> torch.dtype:
@@ -79,13 +79,13 @@ class TorchGenerator:
 
     @property
     def counters(self) -> Counters:
-        """What the engine has done so far."""
+        """The engine's counters so far."""
         return self._decoder.counters
 
     def tally(self) -> Metrics:
         """See ``Refittable``."""
-        spent = self.counters.since(self._told)
-        self._told = self.counters.copy()
+        spent = self.counters.since(self._reported)
+        self._reported = self.counters.copy()
         return prompt_metrics(spent.prompt_tokens, spent.prompt_tokens - spent.prefill_tokens)
 
     # Sampling
@@ -93,7 +93,7 @@ class TorchGenerator:
     async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
         """Continue ``prompt``. A prompt that fills the context gives no token and finish reason ``length``.
 
-        Raises WhetError for parameters that cannot be met and DeadlineError when the engine makes no progress.
+        Raises WhetError for invalid parameters and DeadlineError if the engine makes no progress.
         """
         request = self._request(prompt, params)
         if request.limit <= 0:
@@ -102,7 +102,7 @@ class TorchGenerator:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Completion] = loop.create_future()
         self._futures[request] = future
-        if not self._gathering:  # tasks that are ready in this tick run before the submission: they share a prefill
+        if not self._gathering:  # tasks that are ready in this tick run before the submission, so they share a prefill
             loop.call_soon(self._submit)
         self._gathering.append(request)
         try:
@@ -111,7 +111,7 @@ class TorchGenerator:
             return future.result()
         finally:
             self._futures.pop(request, None)
-            request.cancelled = True  # for whoever stops waiting; a finished request is no longer looked at
+            request.cancelled = True  # if the caller is cancelled; ignored for a finished request
 
     def _request(self, prompt: Sequence[int], params: SamplingParams) -> Request:
         check_request(prompt, params, self.engine.vocab, stops=self.tokenizer is not None)
@@ -119,7 +119,7 @@ class TorchGenerator:
         return Request(tuple(prompt), params, limit)
 
     def _submit(self) -> None:
-        """Runs in the loop, once per tick that brought requests."""
+        """Submit the requests of one tick; runs in the loop."""
         requests, self._gathering = self._gathering, []
         with self._lock:
             error = self._unusable()
@@ -136,11 +136,11 @@ class TorchGenerator:
         if self._closed:
             return WhetError("the generator is closed")
         if not (self._complete or self._refitting):
-            return RefitError("the generator holds an incomplete set of weights; load a complete set first")
+            return RefitError("the generator has an incomplete set of weights; load a complete set first")
         return None
 
     def _settle(self, request: Request, outcome: Completion | Exception) -> None:
-        """Runs in the loop."""
+        """Set a request's result; runs in the loop."""
         future = self._futures.get(request)
         if future is None or future.done():
             return
@@ -161,7 +161,7 @@ class TorchGenerator:
     # On the compute thread
 
     def _ask_for_step(self) -> None:
-        """Called with the lock, from any thread."""
+        """Request a step; called with the lock, from any thread."""
         rests = self._paused or self._closed or self._failure
         if not (self._stepping or rests) and (self._inbox or self._decoder.busy):
             self._stepping = True
@@ -189,7 +189,7 @@ class TorchGenerator:
         self._report(outcomes)
 
     def _place(self) -> None:
-        """Onto the cores and threads that were asked for."""
+        """Bind the thread to the configured cores and number of threads."""
         if self._placed:
             return
         self._placed = True
@@ -200,7 +200,7 @@ class TorchGenerator:
             torch.set_num_threads(threads)
 
     def _report(self, outcomes: list[tuple[Request, Completion | Exception]]) -> None:
-        """Hand results to the loops that wait for them."""
+        """Pass results to the loops that wait for them."""
         for request, outcome in outcomes:
             future = self._futures.get(request)
             if future is not None and not future.get_loop().is_closed():
@@ -209,7 +209,7 @@ class TorchGenerator:
     # Pauses and weights
 
     async def pause(self) -> None:
-        """Return once the engine is between steps and stays there. Raises DeadlineError when a step does not end."""
+        """Return once the engine is between steps and stays there. Raises DeadlineError if a step does not end."""
         with self._lock:
             self._paused = True
         await self._standstill()
@@ -217,13 +217,14 @@ class TorchGenerator:
             raise _engine_error(self._failure)
 
     async def _standstill(self) -> None:
-        """Return when the step under way has ended; the caller has seen to it that there is no next one."""
+        """Return when the current step has ended; the caller has made sure that no other one follows."""
         if self._stepping:
-            await compute(_nothing, deadline=self.config.deadline, turn=True)  # after the step, which is a turn, too
+            # runs after the step, which is a turn too
+            await compute(_nothing, deadline=self.config.deadline, turn=True)
 
     async def resume(self, version: int) -> None:
-        """Go on with weights ``version``. Prompts computed under older weights are not used for new requests; of those
-        under way, ``config.on_refit`` decides."""
+        """Continue with weights ``version``. Prompts cached under older weights are not used for new requests; for
+        requests in flight, ``config.on_refit`` decides."""
         with self._lock:
             if self._stepping:
                 raise WhetError("resume without pause: the engine is in the middle of a step")
@@ -237,18 +238,18 @@ class TorchGenerator:
             self._ask_for_step()
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """As ``pause``. With ``new_weights`` the old ones are freed; else what it holds stays where it is."""
+        """Pause. With ``new_weights`` the old weights are freed; otherwise memory is unchanged."""
         await self.pause()
         if new_weights:
             self._decoder.forget_prefixes()
             await compute(self.engine.release)
 
     async def wake(self, new_weights: bool = False) -> None:
-        """Go on where ``sleep`` left off, or leave that to the refit that follows."""
+        """Continue after ``sleep``, or wait for the refit that follows."""
         if new_weights:
             return
         if self.engine.released:
-            raise WhetError("the generator slept without its weights, so new ones must come before it goes on")
+            raise WhetError("the generator slept without its weights, so it needs new ones before it continues")
         with self._lock:
             self._paused = False
             self._progress = time.monotonic()
@@ -256,9 +257,9 @@ class TorchGenerator:
 
     @asynccontextmanager
     async def refit(self, version: int, adapter: bool = False) -> AsyncIterator[list[OpenEngine]]:
-        """See ``Refittable``. Raises RefitError when a weight is missing, unexpected or of another shape."""
+        """See ``Refittable``. Raises RefitError if a weight is missing, unexpected or of another shape."""
         if adapter:
-            raise ConfigError("the torch generator takes merged weights only: set weights.lora=merged")
+            raise ConfigError("the torch generator supports merged weights only; set weights.lora=merged")
         await self.pause()
         with self._lock:
             self._complete, self._refitting = False, True
@@ -278,11 +279,11 @@ class TorchGenerator:
         await self.resume(version)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The engine's own tensors under their Hugging Face names; a head tied to the embedding is not repeated."""
+        """Return the engine's tensors under their Hugging Face names; a head tied to the embedding is not repeated."""
         return named_weights(self.engine.model)
 
     async def close(self) -> None:
-        """Requests under way return what they have, with finish reason ``aborted``."""
+        """Return the requests in flight with their tokens so far and finish reason ``aborted``."""
         with self._lock:
             self._closed = True
         await self._standstill()
@@ -291,7 +292,7 @@ class TorchGenerator:
 
 
 def _nothing() -> None:
-    """What is waited for is what comes before it."""
+    """Do nothing; awaited to wait for earlier work."""
 
 
 def _engine_error(failure: BaseException) -> WhetError:

@@ -1,7 +1,6 @@
-"""Prompts whose keys and values are known, under one set of weights: a later prompt computes only what comes after the
-longest beginning that it has in common with one of them. The next turn of an episode so extends the last one, and
-prompts with the same system text or examples compute that once. Knows no requests and no model.
-"""
+"""The prefix cache: the KV caches of prompts, for one set of weights. A later prompt computes only the tokens after the
+longest prefix that it shares with a cached one. So the next turn of an episode extends the last one, and prompts with
+the same system message or examples compute these once."""
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -14,62 +13,62 @@ from whet.engines.torch.prefix import Prefix
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """What a prompt leaves."""
+class CachedPrefix:
+    """A cached prompt."""
 
     prefix: Prefix
     logits: Tensor  # [V] after its last token
 
 
-def shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two prompts begin with in common.
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the longest common prefix of two prompts.
 
-    >>> shared((5, 6, 7), (5, 6, 8, 9))
+    >>> common_prefix((5, 6, 7), (5, 6, 8, 9))
     2
     """
-    least = min(len(one), len(other))
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), least)
+    least = min(len(first), len(second))
+    return next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), least)
 
 
-class PrefixStore:
-    """Up to ``limit`` tokens of prompts once trimmed; the one that was used least lately goes first."""
+class PrefixCache:
+    """Up to ``limit`` tokens of prompts after a trim; the least recently used prompts are dropped first."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._known: OrderedDict[tuple[int, ...], Known] = OrderedDict()  # by last use
+        self._entries: OrderedDict[tuple[int, ...], CachedPrefix] = OrderedDict()  # by last use
         self._sorted: list[tuple[int, ...]] = []
 
     def clear(self) -> None:
-        self._known.clear()
+        self._entries.clear()
         self._sorted.clear()
 
-    def get(self, prompt: tuple[int, ...]) -> Known | None:
-        """Return what the very prompt leaves."""
-        if prompt in self._known:
-            self._known.move_to_end(prompt)
-        return self._known.get(prompt)
+    def get(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
+        """Return the entry of exactly this prompt."""
+        if prompt in self._entries:
+            self._entries.move_to_end(prompt)
+        return self._entries.get(prompt)
 
     def longest(self, prompt: tuple[int, ...]) -> Prefix:
-        """Return the longest beginning that is known of a prompt, short of its last token."""
+        """Return the longest cached prefix of a prompt, without its last token."""
         at = bisect_left(self._sorted, prompt)
-        beside = self._sorted[max(0, at - 1) : at + 1]  # nothing shares more with it than its neighbours
-        length, other = max(((shared(prompt, other), other) for other in beside), default=(0, prompt))
+        neighbours = self._sorted[max(0, at - 1) : at + 1]  # they share the longest prefix with it
+        length, other = max(((common_prefix(prompt, other), other) for other in neighbours), default=(0, prompt))
         length = min(length, len(prompt) - 1)
-        return self._known[other].prefix.first(length) if length else Prefix(0)
+        return self._entries[other].prefix.first(length) if length else Prefix(0)
 
-    def add(self, prompt: tuple[int, ...], known: Known) -> Known:
-        """Keep what a prompt leaves; the one that it extends is less worth keeping from now on."""
+    def add(self, prompt: tuple[int, ...], entry: CachedPrefix) -> CachedPrefix:
+        """Cache a prompt; a cached prompt that it extends becomes the next to be dropped."""
         at = bisect_left(self._sorted, prompt)
         before = self._sorted[at - 1] if at else ()
-        if before and shared(before, prompt) == len(before):
-            self._known.move_to_end(before, last=False)
+        if before and common_prefix(before, prompt) == len(before):
+            self._entries.move_to_end(before, last=False)
         insort(self._sorted, prompt)
-        self._known[prompt] = known
-        return known
+        self._entries[prompt] = entry
+        return entry
 
     def trim(self) -> None:
-        held = sum(map(len, self._known))
-        while held > self.limit:
-            prompt, _ = self._known.popitem(last=False)
-            held -= len(prompt)
+        tokens = sum(map(len, self._entries))
+        while tokens > self.limit:
+            prompt, _ = self._entries.popitem(last=False)
+            tokens -= len(prompt)
             del self._sorted[bisect_left(self._sorted, prompt)]

@@ -1,4 +1,4 @@
-"""The settings of the generator on vLLM. Apart from it, so that a recipe is read without torch or vLLM."""
+"""The settings of the generator on vLLM, in a separate module so that a recipe is read without torch or vLLM."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -21,51 +21,52 @@ if TYPE_CHECKING:
     from whet.engines.vllm.generator import VllmGenerator
 
 CPU_CACHE_GIB = 1.0
-_VOCABULARY = 64  # vLLM fills the vocabulary up to a multiple of it
+_VOCABULARY = 64  # vLLM pads the vocabulary to a multiple of this
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""That vLLM has room for."""
+"""The maximum ranks that vLLM supports."""
 _GUESSES = (
-    "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by a temperature that it never "
-    "wrote where a guess is turned down, and so samples from another distribution"
+    "generator.speculative needs GPUs (generator.devices): on CPUs vLLM 0.32 divides by an uninitialised "
+    "temperature when it rejects a guess, and so samples from another distribution"
 )
 
 
 class VllmGeneratorConfig(GeneratorConfig):
-    """The settings of a vLLM engine, which runs in processes of its own."""
+    """The settings of a vLLM engine, which runs in separate processes."""
 
     dtype: Literal["auto"] | FileDtype = "auto"
-    """In which it computes. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
+    """The dtype of its computations. ``auto``: as ``learner.precision`` chooses; bfloat16 with ``quantization``."""
     max_batch: int = Field(default=256, ge=1, le=100_000)
-    """Completions decoded side by side; more requests wait in a queue."""
+    """Maximum number of completions decoded at once; more requests wait in a queue."""
     prefill_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens in one forward; a longer prompt takes several. None: 8192 on GPUs, 4096 on CPUs."""
+    """Maximum number of tokens in one forward pass; a longer prompt takes several. None: 8192 on GPUs, 4096 on CPUs."""
     cache_gib: float | None = Field(default=None, gt=0)
-    """Memory of each replica for keys and values, in GiB; its ranks share it. None: on GPUs nine tenths of what is free
-    there when the engine starts, less the model and what it works with; on CPUs 1."""
+    """Size of each replica's KV cache in GiB, shared by its ranks. None: on GPUs nine tenths of the free memory when
+    the engine starts, minus the model and its working memory; on CPUs 1."""
     quantization: Literal["fp8"] | None = None
-    """Compute with 8-bit weights, a scale for each output, and inputs, a scale for each token: half the memory, and up
-    to twice as fast on GPUs since Ada and Hopper. Weights come in ``dtype`` and are quantized anew at each refit; head
-    and embeddings are not. Rollouts are then corrected by importance sampling unless the recipe says otherwise."""
+    """Compute with 8-bit weights, with a scale for each output, and 8-bit inputs, with a scale for each token: half the
+    memory, and up to twice as fast on GPUs since Ada and Hopper. Weights are sent in ``dtype`` and quantized at each
+    refit, except for head and embeddings. Rollouts are then corrected by importance sampling, unless the recipe sets
+    another correction."""
     kv_dtype: Literal["fp8"] | None = None
-    """The type of keys and values in the cache. None: ``dtype``."""
+    """The dtype of the KV cache. None: ``dtype``."""
     speculative: Annotated[Speculative, Component(SPECULATIVE)] | None = None
-    """Guess several tokens and check them at once: ``ngram``, or ``{type: draft, model: ...}``."""
+    """Guess several tokens and verify them at once: ``ngram``, or ``{type: draft, model: ...}``."""
     sleep_level: Literal[1, 2] = 1
-    """With ``devices.placement=colocated``, what becomes of the weights while the learner computes: 1 keeps them in the
-    memory of the CPU; 2 drops them, for new ones come before anything is sampled again."""
+    """With ``devices.placement=colocated``, where the weights are while the learner computes: 1 keeps them in CPU
+    memory; 2 drops them, because new ones are loaded before anything is sampled again."""
     prefix_caching: bool = True
-    """Keep the keys and values of what was computed for later requests that begin alike, as long as there is room."""
+    """Use a prefix cache for later requests with a common prefix, as long as there is room."""
     tensor: int = Field(default=1, ge=1)
-    """Ranks of each replica, processes that share every matrix and every head of attention: for a model that is too
-    large or too slow for one device. It must divide the model's heads."""
+    """Ranks of each replica: processes that share every matrix and all attention heads, for a model that is too large
+    or too slow for one device. It must divide the model's heads."""
     devices: str | None = Field(default=None, min_length=1)
-    """The GPUs of the engine, one for each rank, as this process counts them (or by UUID): "1"; with ``tensor`` 2
-    "2,3"; with 2 replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Has to be set where there are GPUs: the
-    learner computes on the first ones. With ``devices.placement=colocated`` name the learner's own ("0")."""
+    """The GPUs of the engine, one for each rank, as numbered in this process (or by UUID): "1"; with ``tensor`` 2
+    "2,3"; with 2 replicas of 2 ranks "4,5,6,7", of which the first has 4 and 5. Required if there are GPUs: the learner
+    uses the first ones. With ``devices.placement=colocated`` name the learner's GPUs ("0")."""
     threads: int | None = Field(default=None, ge=1)
-    """Of each replica's products on CPUs, divided among its ranks; None: one for each core of this process."""
+    """Threads of each replica's products on CPUs, divided among its ranks; None: one for each core of this process."""
     compile: bool | None = None
-    """Compile the model (on GPUs also capture graphs): slower to start, faster to sample. None: on GPUs."""
+    """Compile the model (on GPUs also capture graphs): slower to start, faster to sample. None: on GPUs only."""
     start_deadline: float = Field(default=600.0, gt=0)
     """Seconds that an engine may take to start."""
 
@@ -82,7 +83,7 @@ class VllmGeneratorConfig(GeneratorConfig):
         return "bfloat16" if self.quantization else None
 
     @property
-    def narrow(self) -> str | None:
+    def low_precision_setting(self) -> str | None:
         return "quantization" if self.quantization else "kv_dtype" if self.kv_dtype else None
 
     @model_validator(mode="after")
@@ -93,11 +94,11 @@ class VllmGeneratorConfig(GeneratorConfig):
 
     @model_validator(mode="after")
     def _a_device_for_each_rank(self) -> "VllmGeneratorConfig":
-        wanted = self.tensor * self.replicas
-        if self.gpus and len(self.gpus) != wanted:
+        needed = self.tensor * self.replicas
+        if self.gpus and len(self.gpus) != needed:
             raise ValueError(
-                f"devices = {self.devices!r} names {len(self.gpus)}, and replicas = {self.replicas} with tensor = "
-                f"{self.tensor} take {wanted}: one for each rank"
+                f"devices = {self.devices!r} names {len(self.gpus)} GPUs, but replicas = {self.replicas} with tensor = "
+                f"{self.tensor} need {needed}: one for each rank"
             )
         return self
 
@@ -107,20 +108,20 @@ class VllmGeneratorConfig(GeneratorConfig):
             yield _GUESSES
 
     def cannot_run(self, model: "PretrainedConfig") -> str | None:
-        """Return what of the model the ranks of an engine can't share evenly."""
+        """Return a property of the model that can't be divided evenly among the ranks of an engine, or None."""
         text, ranks = model.get_text_config(), self.tensor
         heads = text.num_attention_heads
         shared = getattr(text, "num_key_value_heads", None) or heads
         sizes = {f"{heads} heads": heads}
-        if ranks % shared:  # with fewer key-value heads than ranks, each is held by several ranks
+        if ranks % shared:  # with fewer key-value heads than ranks, several ranks have the same one
             sizes[f"{shared} key-value heads"] = shared
         for name in ("intermediate_size", "moe_intermediate_size"):
             size = getattr(text, name, None)
             if isinstance(size, int):
                 sizes[f"{name} {size}"] = size
         padded = -(-text.vocab_size // _VOCABULARY) * _VOCABULARY
-        sizes[f"vocabulary, which vLLM fills up to {padded} rows"] = padded
-        uneven = next((what for what, size in sizes.items() if size % ranks), None)
+        sizes[f"vocabulary, which vLLM pads to {padded} rows"] = padded
+        uneven = next((name for name, size in sizes.items() if size % ranks), None)
         return uneven and f"generator.tensor = {ranks} does not divide the model's {uneven}; choose another"
 
     def cannot_sample(self, distribution: Distribution) -> str | None:
@@ -130,20 +131,20 @@ class VllmGeneratorConfig(GeneratorConfig):
 
     def cannot_adapt(self, rank: int) -> str | None:
         if self.sleep_level == 2:
-            return "generator.sleep_level = 2 drops the frozen weights, which come only once"
-        return f"vLLM applies LoRA of a rank of at most {LORA_RANKS[-1]}" if rank > LORA_RANKS[-1] else None
+            return "generator.sleep_level = 2 drops the frozen weights, which are sent only once"
+        return f"vLLM supports LoRA ranks up to {LORA_RANKS[-1]}" if rank > LORA_RANKS[-1] else None
 
     def memory(self, weights: int) -> dict[str, int]:
         weights //= 2 if self.quantization else 1
-        whole = bool(self.gpus) or self.on_cluster  # of a GPU it takes what else is left
-        known = self.cache_gib or (0.0 if whole else CPU_CACHE_GIB)
-        return super().memory(weights) | {"KV cache": int(known * 2**30) // self.tensor}
+        whole = bool(self.gpus) or self.on_cluster  # on a GPU the cache takes the remaining memory
+        gib = self.cache_gib or (0.0 if whole else CPU_CACHE_GIB)
+        return super().memory(weights) | {"KV cache": int(gib * 2**30) // self.tensor}
 
     def build_replica(
         self, model: "PretrainedConfig", tokenizer: "PreTrainedTokenizerBase | None", deployment: Deployment
     ) -> "VllmGenerator":
-        """Return an engine that starts when it is first needed. Raises ``ConfigError`` where vLLM is not installed, its
-        ranks can't share the model, or there are GPUs and ``devices`` does not say which."""
+        """Return an engine that starts when it is first needed. Raises ``ConfigError`` if vLLM is not installed, if its
+        ranks can't share the model, or if there are GPUs and ``devices`` is not set."""
         if importlib.util.find_spec("vllm") is None:
             raise MissingExtraError(
                 "generator.type=vllm needs 'vllm', which is not installed: pip install 'whet[vllm]' on a machine "
@@ -156,9 +157,9 @@ class VllmGeneratorConfig(GeneratorConfig):
 
         if not deployment.gpus and torch.cuda.is_available():
             raise ConfigError(
-                "generator.devices is not set: the vLLM engine would take the GPU that the learner computes on. Say "
-                "which ones are the engine's, one for each of its ranks: generator.devices='\"1\"' is the second. With "
-                "devices.placement=colocated they are the learner's own: generator.devices='\"0\"'"
+                "generator.devices is not set: the vLLM engine would use the GPU that the learner computes on. Name "
+                "the engine's GPUs, one for each of its ranks: generator.devices='\"1\"' is the second GPU. With "
+                "devices.placement=colocated name the learner's: generator.devices='\"0\"'"
             )
         if self.speculative is not None and not deployment.gpus:
             raise ConfigError(_GUESSES)

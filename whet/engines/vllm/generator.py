@@ -1,10 +1,10 @@
-"""The generator on vLLM: requests go to an engine in processes of its own, and tokens come back.
+"""The generator on vLLM: requests go to an engine in separate processes, and tokens come back.
 
-Who waits for what: the engine starts with the first call that needs it. ``sample`` hands its request over and awaits
-the outputs; ``pause`` awaits the end of the engine's step, after which requests under way wait; ``resume`` lets them go
-on, with keys and values that are computed anew, or kept (``on_refit``). Every wait has the config's deadline. A dead or
-frozen engine fails every wait with an error that names its processes. When this process ends, however it ends, the
-engine ends (``vllm_processes.py``).
+Who waits for whom: the engine starts with the first call that needs it. ``sample`` submits its request and awaits the
+outputs; ``pause`` awaits the end of the engine's step, after which requests in flight wait; ``resume`` continues them,
+with a KV cache that is computed again or kept (``on_refit``). Every wait has the config's deadline. A dead or frozen
+engine fails every wait with an error that names its processes. When this process ends in any way, the engine ends
+(``guard.py``).
 """
 
 import asyncio
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 T = TypeVar("T")
-_TOKENS_PER_OUTPUT = 16  # the engine reports so many at a time; often enough to see that it is alive
+_TOKENS_PER_OUTPUT = 16  # tokens per report of the engine, often enough to see that it is alive
 
 
 class VllmGenerator:
@@ -49,19 +49,19 @@ class VllmGenerator:
         self.deployment = deployment or Deployment()
         self.processes = VllmProcesses(config, self.deployment)
         self.version = 0
-        self.weights_complete = False  # whether a set of weights has come
-        self.under_adapter = False  # whether a LoRA adapter came with them, which requests are answered under
+        self.weights_complete = False  # a set of weights was loaded
+        self.under_adapter = False  # a LoRA adapter was loaded too, and requests use it
         self._vocab = int(model_config.get_text_config().vocab_size)
         self._engine: AsyncLLM | None = None
         self._failure: GeneratorError | None = None  # of the start
         self._starting = asyncio.Lock()
         self._ids = itertools.count()
-        self._under_way: dict[str, asyncio.Task[Completion]] = {}
-        self._settled = asyncio.Event()  # no weights are on their way
+        self._in_flight: dict[str, asyncio.Task[Completion]] = {}
+        self._settled = asyncio.Event()  # set while no refit is in progress
         self._settled.set()
         self._paused = self._closed = False
-        self._without_cache = False  # awake for new weights, without room for keys and values yet
-        self._progress = time.monotonic()  # when the engine last said something
+        self._without_cache = False  # awake for new weights, but without a KV cache yet
+        self._progress = time.monotonic()  # time of the engine's last output
         self._metrics = Metrics()
 
     @property
@@ -88,8 +88,8 @@ class VllmGenerator:
     async def sample(self, prompt: list[int], params: SamplingParams, session: str = "") -> Completion:
         """Continue ``prompt``. A prompt that fills the context gives no token and finish reason ``length``.
 
-        Raises WhetError for parameters that cannot be met, DeadlineError when the engine makes no progress and
-        GeneratorError when it has died.
+        Raises WhetError for invalid parameters, DeadlineError if the engine makes no progress and GeneratorError if it
+        has died.
         """
         await self._settled.wait()
         self._check(prompt, params)
@@ -99,7 +99,7 @@ class VllmGenerator:
         engine = await self._started()
         name = f"whet-{next(self._ids)}"
         task = asyncio.ensure_future(self._collect(engine, name, prompt, self._translate(params, limit)))
-        self._under_way[name] = task
+        self._in_flight[name] = task
         try:
             while not task.done():
                 left = self._progress + self.config.deadline - time.monotonic()
@@ -108,20 +108,20 @@ class VllmGenerator:
                     self._check_progress()
             return task.result()
         finally:
-            del self._under_way[name]
-            task.cancel()  # for whoever stops waiting: the engine drops the request
+            del self._in_flight[name]
+            task.cancel()  # if the caller is cancelled: the engine drops the request
 
     def _check(self, prompt: list[int], params: SamplingParams) -> None:
         if self._closed:
             raise WhetError("the generator is closed")
         if not self.weights_complete:
-            raise RefitError("the vLLM engine holds no complete set of weights; publish one first")
+            raise RefitError("the vLLM engine has no complete set of weights; publish one first")
         if (reason := self.config.cannot_sample(params.distribution)) is not None:
             raise WhetError(reason)
         check_request(prompt, params, self._vocab, stops=self.tokenizer is not None)
 
     def _translate(self, params: SamplingParams, limit: int) -> Any:
-        """Return the same in vLLM's words. Nothing ends a completion but what ``params`` names."""
+        """Return the parameters as vLLM's. A completion ends only at the conditions in ``params``."""
         import vllm
         from vllm.sampling_params import RequestOutputKind
 
@@ -137,7 +137,7 @@ class VllmGenerator:
             ignore_eos=True,
             detokenize=bool(params.stop),
             skip_special_tokens=False,
-            logprobs=0,  # of the sampled token alone
+            logprobs=0,  # only for the sampled token
             flat_logprobs=True,
             output_kind=RequestOutputKind.CUMULATIVE,
             stream_interval=_TOKENS_PER_OUTPUT,
@@ -149,9 +149,9 @@ class VllmGenerator:
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         last = None
-        if len(self._under_way) <= 1:
-            self._progress = time.monotonic()  # an idle engine had nothing to say
-        salt = str(self.version) if self.config.on_refit == "keep" else None  # it finds nothing that older weights left
+        if len(self._in_flight) <= 1:
+            self._progress = time.monotonic()  # an idle engine has no output
+        salt = str(self.version) if self.config.on_refit == "keep" else None  # hides cache entries of older weights
         inputs = tokens_input(prompt, cache_salt=salt)
         try:
             async for output in engine.generate(inputs, params, name, lora_request=self._adapter()):
@@ -175,7 +175,8 @@ class VllmGenerator:
         )
 
     def _adapter(self) -> Any:
-        """Return a request's reference to the adapter, which the engine's processes hold already: there is no file."""
+        """Return a request's reference to the adapter, which is already in the engine's processes, so there is no
+        file."""
         from vllm.lora.request import LoRARequest
 
         return LoRARequest("whet", NUMBER, "/published/without/files") if self.under_adapter else None
@@ -184,21 +185,21 @@ class VllmGenerator:
         idle = time.monotonic() - self._progress
         if not self._paused and idle >= self.config.deadline:
             raise DeadlineError(
-                f"{self.name} has said nothing for {idle:.0f} s (generator.deadline is {self.config.deadline:g} s): a "
+                f"{self.name} has had no output for {idle:.0f} s (generator.deadline is {self.config.deadline:g} s): a "
                 "step takes too long for this machine, or the engine is stuck"
             )
 
     # Pauses and weights
 
     async def pause(self) -> None:
-        """Return once the engine is between steps and stays there. Raises DeadlineError when a step does not end."""
+        """Return once the engine is between steps and stays there. Raises DeadlineError if a step does not end."""
         engine = await self._started()
         self._paused = True
         await self._bounded(engine.pause_generation(mode="keep", clear_cache=False), "the pause")
 
     async def resume(self, version: int) -> None:
-        """Go on with weights ``version``. No key or value computed under older weights is used again; with
-        ``config.on_refit`` "keep", but for requests under way."""
+        """Continue with weights ``version``. No part of the KV cache that was computed under older weights is used
+        again; with ``config.on_refit`` "keep", only by requests in flight."""
         engine = await self._started()
         if self.config.on_refit == "recompute" or self._without_cache:
             await self._bounded(self._forget(engine), "the reset of its prefix cache")
@@ -226,12 +227,12 @@ class VllmGenerator:
 
     async def _forget(self, engine: "AsyncLLM") -> None:
         if not await engine.reset_prefix_cache(reset_running_requests=True):
-            raise RefitError(f"{self.name} did not forget the keys and values of older weights")
+            raise RefitError(f"{self.name} did not clear the KV cache of older weights")
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """See ``Generator``. On a GPU the weights go to the CPU's memory, or are dropped where new ones come and
-        ``config.sleep_level`` is 2, and keys and values are dropped, in a ``Deployment`` that sleeps (vLLM's sleep
-        mode); vLLM has nothing like it on CPUs."""
+        """See ``Generator``. On a GPU, if the ``Deployment`` sleeps, the weights move to CPU memory, or are dropped if
+        new ones follow and ``config.sleep_level`` is 2, and the KV cache is dropped (vLLM's sleep mode, which doesn't
+        exist on CPUs)."""
         if self._engine is None:
             return
         await self.pause()
@@ -249,7 +250,7 @@ class VllmGenerator:
         if not (self._settled.is_set() or new_weights):
             raise RefitError(f"{self.name} has no weights to wake with: generator.sleep_level=2 dropped them")
         if self.processes.frees_memory:
-            if not new_weights:  # an engine that is all awake goes on at once
+            if not new_weights:  # a fully awake engine continues at once
                 await self._bounded(self._forget(self._engine), "the reset of its prefix cache")
             await self._bounded(self._engine.wake_up(["weights"] if new_weights else None), "waking")
         if new_weights:
@@ -260,8 +261,8 @@ class VllmGenerator:
         await self._bounded(self._engine.resume_generation(), "the end of the pause")
 
     async def call(self, target: str, method: str, *args: Any) -> list[Any]:
-        """Call ``method`` of the object that ``module:Class`` makes of the engine's model (a ``VllmModel``), in each of
-        the engine's worker processes; the object is made once. Arguments and results are plain data."""
+        """Call ``method`` of the object that ``module:Class`` creates from the engine's model (a ``VllmModel``), in
+        each of the engine's worker processes; the object is created once. Arguments and results are plain data."""
         engine = await self._started()
         work = engine.collective_rpc("whet_call", args=(target, method, *args))
         answers: list[tuple[Any, str | None]] = await self._bounded(work, method)
@@ -272,21 +273,21 @@ class VllmGenerator:
                 raise GeneratorError(f"{self.name} failed at {method} on rank {rank}: {error}")
         return [answer for answer, _ in answers]
 
-    async def _bounded(self, awaitable: Awaitable[T], what: str) -> T:
+    async def _bounded(self, awaitable: Awaitable[T], action: str) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
             return await asyncio.wait_for(awaitable, self.config.deadline)
         except TimeoutError:
             raise DeadlineError(
-                f"{self.name} did not answer within {self.config.deadline:g} s (generator.deadline): {what}"
+                f"{self.name} did not answer within {self.config.deadline:g} s (generator.deadline): {action}"
             ) from None
         except EngineDeadError as error:
             raise self._died(error) from error
         except WhetError:
             raise
-        except Exception as error:  # vLLM raises what failed in the worker as a plain exception with its text
-            raise GeneratorError(f"{self.name} failed at {what}: {error}") from error
+        except Exception as error:  # vLLM raises a worker's error as a plain exception with its text
+            raise GeneratorError(f"{self.name} failed at {action}: {error}") from error
 
     def _died(self, error: BaseException) -> GeneratorError:
         return GeneratorError(
@@ -312,7 +313,7 @@ class VllmGenerator:
                     await self.processes.end(engine)
                     if not isinstance(error, Exception):
                         raise
-                    lora = "; weights.lora=merged needs no LoRA of vLLM's" if self.deployment.adapter else ""
+                    lora = "; weights.lora=merged doesn't use vLLM's LoRA" if self.deployment.adapter else ""
                     self._failure = GeneratorError(
                         f"the vLLM engine did not start: {error}. Its own messages are above (more of them with "
                         f"VLLM_LOGGING_LEVEL=INFO); generator.start_deadline is {self.config.start_deadline:g} s{lora}"
@@ -322,18 +323,19 @@ class VllmGenerator:
             return self._engine
 
     async def close(self) -> None:
-        """End the engine's processes. Requests under way return what they have, with finish reason ``aborted``."""
+        """Stop the engine's processes. Requests in flight return their tokens so far, with finish reason
+        ``aborted``."""
         async with self._starting:
             self._closed = True
-            self._settled.set()  # requests that wait are told
+            self._settled.set()  # wakes waiting requests
             engine, self._engine = self._engine, None
         if engine is not None:
-            tasks = list(self._under_way.values())
+            tasks = list(self._in_flight.values())
             try:
-                await asyncio.wait_for(engine.abort(list(self._under_way)), 5)
+                await asyncio.wait_for(engine.abort(list(self._in_flight)), 5)
                 if tasks:
                     await asyncio.wait(tasks, timeout=5)
-            except Exception:  # a dead engine can't abort; its requests fail with their own error
+            except Exception:  # a dead engine can't abort; its requests fail with their errors
                 pass
         await self.processes.end(engine)
         del engine

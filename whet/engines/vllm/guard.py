@@ -1,5 +1,5 @@
-"""A small process that waits for the end of the process that an engine belongs to, however that happens, and then ends
-the engine's. (vLLM's own processes would stay, or wait for minutes, when their owner is killed.) Linux only.
+"""A small process that waits for the end of an engine's owner, in any way, and then kills the engine's processes. (When
+their owner is killed, vLLM's processes would otherwise stay, or wait for minutes.) Linux only.
 
     python -m whet.engines.vllm.guard OWNER MARK
 """
@@ -13,7 +13,7 @@ import time
 import psutil
 
 MARK = "WHET_ENGINE_MARK"
-"""The environment variable by which an engine's processes are found; it is in the environment they are born with."""
+"""The environment variable that identifies an engine's processes; it is set in their initial environment."""
 
 
 def start_guard(mark: str) -> "subprocess.Popen[bytes]":
@@ -24,8 +24,8 @@ def start_guard(mark: str) -> "subprocess.Popen[bytes]":
 
 def _guard(owner: int, mark: str) -> None:
     if os.getppid() == owner:
-        select.select([os.pidfd_open(owner)], [], [])  # readable when it ends
-    for _ in range(20):  # a process that is just being born may not have its environment yet
+        select.select([os.pidfd_open(owner)], [], [])  # readable when the owner ends
+    for _ in range(20):  # a new process may not have its environment yet
         for process in marked(mark):
             process.kill()
         time.sleep(0.5)
@@ -33,15 +33,15 @@ def _guard(owner: int, mark: str) -> None:
 
 def marked(mark: str) -> list[psutil.Process]:
     """Return the processes of the engine."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
-            tracker = "resource_tracker" in " ".join(process.cmdline())  # it removes shared memory, then ends by itself
+            tracker = "resource_tracker" in " ".join(process.cmdline())  # it removes shared memory and then exits
             if process.environ().get(MARK) == mark and not tracker:
-                found.append(process)
-        except psutil.Error:  # it has ended, or is not ours
+                processes.append(process)
+        except psutil.Error:  # it has ended, or belongs to another user
             continue
-    return found
+    return processes
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The model inside a vLLM worker, by the names that Hugging Face gives its weights: loading them anew, and reading back
-what its layers compute with. vLLM fuses matrices and on CPUs repacks them into forms that can't be read, so a linear
-layer is asked instead: applied to a unit vector it gives a column of its matrix, to the bit.
+"""The model inside a vLLM worker, by Hugging Face's weight names: loading new weights, and reading back the values that
+its layers compute with. vLLM fuses matrices and on CPUs repacks them into opaque formats. So a linear layer is probed
+instead: applied to a unit vector it gives a column of its matrix, to the bit.
 
-Several ranks share the matrices: one that is column-parallel is cut by rows (outputs), one that is row-parallel by
-columns (inputs), embeddings and heads by the vocabulary. Each rank takes whole tensors, vLLM cuts its part out of them,
-and that part is what is read back."""
+Several ranks share the matrices: a column-parallel one is split by rows (outputs), a row-parallel one by columns
+(inputs), embeddings and heads by the vocabulary. Each rank gets whole tensors, vLLM takes its part of them, and that
+part is read back.
+"""
 
 import inspect
 from collections.abc import Iterable
@@ -28,26 +29,26 @@ class VllmModel:
         self._ranks = int(worker.vllm_config.parallel_config.tensor_parallel_size)
         self._wrapped = _with_lora(self.model)
         self._unwrap()
-        self._modules = dict(self.model.named_modules(remove_duplicate=False))  # a tied head has a name of its own
+        self._modules = dict(self.model.named_modules(remove_duplicate=False))  # includes a tied head's name
         self._wrap()
-        self._wanted: set[str] = set()  # parameters that weights are to come for; layers in 8 bits make others of them
+        self._expected: set[str] = set()  # parameters to load; 8-bit layers derive other ones from them
         self._loaded: set[str] = set()
         self._last: tuple[nn.Module, list[int], Tensor] | None = None
 
     @property
     def rank(self) -> int:
-        """This rank's number among those that share the matrices."""
+        """This rank's index among the ranks that share the matrices."""
         return int(self._worker.rank)
 
     @property
     def rounding(self) -> float:
-        """See ``RankModel``. A layer in 8 bits scales what it multiplies, in the engine's own type."""
+        """See ``RankModel``. An 8-bit layer scales its inputs in the engine's dtype."""
         return 0.0 if self._worker.vllm_config.quant_config is None else 4 * torch.finfo(self.dtype).eps
 
     # Loading
 
     def begin(self) -> None:
-        """Make the layers wait, until ``finish``, for a complete set of weights, whatever became of the last one."""
+        """Prepare the layers for a complete set of weights, even after an incomplete one."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
@@ -55,44 +56,44 @@ class VllmModel:
         self._unwrap()
         with self._config():
             initialize_layerwise_reload(self.model)
-        self._wanted = {name for name, _ in self.model.named_parameters()}
+        self._expected = {name for name, _ in self.model.named_parameters()}
         for module in self.model.modules():
             waiting = get_layerwise_info(module)
-            if waiting.can_load():  # of a set that broke off
+            if waiting.can_load():  # from an incomplete set
                 waiting.load_numel = 0
                 waiting.loaded_weights.clear()
             method: Any = getattr(module, "quant_method", None)
             if self.device.type == "cpu" and getattr(method, "moe_kernel", None) is not None:
-                method.moe_kernel = None  # there vLLM packs experts only when it makes their kernel
+                method.moe_kernel = None  # on CPUs vLLM packs experts only when it creates their kernel
 
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Take some of the weights. Their memory may be written over once this returns."""
+        """Load some of the weights. Their memory may be overwritten once this returns."""
         named = list(named)
         with self._config(), torch.device(self._worker.device):
             self._loaded |= set(self.model.load_weights(named))  # type: ignore[operator]
-        self._own_what_waits({tensor.untyped_storage().data_ptr() for _, tensor in named})
+        self._copy_pending({tensor.untyped_storage().data_ptr() for _, tensor in named})
 
-    def _own_what_waits(self, memory: set[int]) -> None:
-        """Give vLLM copies of the tensors in ``memory`` that it holds on to while their layer is not complete."""
+    def _copy_pending(self, memory: set[int]) -> None:
+        """Copy the tensors in ``memory`` that vLLM references until their layer is complete."""
         from torch.utils._pytree import tree_map_only
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-        def own(tensor: Tensor) -> Tensor:
+        def copy(tensor: Tensor) -> Tensor:
             return tensor.clone() if tensor.untyped_storage().data_ptr() in memory else tensor
 
         for module in self.model.modules():
             for _, call in get_layerwise_info(module).loaded_weights:
-                held = {name: value for name, value in call.arguments.items() if name != "param"}
-                call.arguments.update(tree_map_only(Tensor, own, held))
+                arguments = {name: value for name, value in call.arguments.items() if name != "param"}
+                call.arguments.update(tree_map_only(Tensor, copy, arguments))
 
     def finish(self) -> list[str]:
-        """Repack the layers. Returns the parameters (vLLM's names) that no weight came for."""
+        """Repack the layers. Return the parameters (vLLM's names) without a loaded weight."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         with self._config(), self.device:
             finalize_layerwise_reload(self.model, self._worker.model_config)
         self._worker.model_runner.reset_lora_state()
-        missing = sorted(self._wanted - self._loaded)
+        missing = sorted(self._expected - self._loaded)
         self._wrap()
         return missing
 
@@ -103,7 +104,7 @@ class VllmModel:
         return VllmAdapter(self, self._worker, rank, alpha)
 
     def _unwrap(self) -> None:
-        """Put layers in the place of those that vLLM wrapped around them for LoRA, so that names are as without."""
+        """Replace the LoRA wrappers by the layers inside, so that names are as without LoRA."""
         for parent, name, layer in self._wrapped:
             setattr(parent, name, layer.base_layer)
 
@@ -119,57 +120,57 @@ class VllmModel:
     # Reading back
 
     def shard(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Return what this rank holds of a tensor; None where that can't be told: experts, and layers that vLLM
-        cuts in another way than its plain ones. Ask between ``begin`` and the tensor's ``load``."""
+        """Return this rank's part of a tensor; None if that is unknown: for experts, and for layers that vLLM splits in
+        its own way. Call it between ``begin`` and the tensor's ``load``."""
         from vllm.model_executor.layers import linear
         from vllm.model_executor.layers.quantization.online.fp8 import Fp8PtpcOnlineLinearMethod
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         path, _, kind = name.rpartition(".")
-        found = self.find(path)
-        if found is None or getattr(found[0], kind, None) is None:
+        location = self.find(path)
+        if location is None or getattr(location[0], kind, None) is None:
             return None
-        module: Any = found[0]
-        held: Tensor = getattr(module, kind)
+        module: Any = location[0]
+        parameter: Tensor = getattr(module, kind)
         if isinstance(module, VocabParallelEmbedding):
             part = module.shard_indices
             return tensor[part.org_vocab_start_index : part.org_vocab_end_index]
         if not isinstance(module, linear.LinearBase):
-            return tensor if self._ranks == 1 or held.shape == tensor.shape else None
-        if module.tp_size > 1 and type(module) is not linear.ReplicatedLinear and not _loads_itself(module, held):
+            return tensor if self._ranks == 1 or parameter.shape == tensor.shape else None
+        if module.tp_size > 1 and type(module) is not linear.ReplicatedLinear and not _loads_itself(module, parameter):
             return None
         if tensor.ndim == 2 and isinstance(module.quant_method, Fp8PtpcOnlineLinearMethod):
             tensor = in_8_bits(tensor)
-        return cut(module, found[1], tensor, inputs=tensor.ndim == 2)
+        return cut(module, location[1], tensor, inputs=tensor.ndim == 2)
 
     @torch.no_grad()
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         """Return these columns of this rank's part of a matrix [rows, len(columns)], or its part of a vector, as the
-        model computes with them; None for what can't be told (experts, for example)."""
+        model computes with them; None if that is unknown (for experts, for example)."""
         from vllm.model_executor.layers.linear import LinearBase
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
         path, _, kind = name.rpartition(".")
-        found = self.find(path)
-        held = getattr(found[0], kind, None) if found else None
-        if found is None or held is None:
+        location = self.find(path)
+        parameter = getattr(location[0], kind, None) if location else None
+        if location is None or parameter is None:
             return None
-        module, place = found
+        module, place = location
         head = isinstance(module, VocabParallelEmbedding) and path.endswith("lm_head")
         if kind == "weight" and (head or isinstance(module, LinearBase)):
-            held = self._product(module, columns)
+            parameter = self._product(module, columns)
         elif columns:
-            held = held[:, columns]
+            parameter = parameter[:, columns]
         if place is None:
-            return held
+            return parameter
         sizes = module.output_partition_sizes
-        return held.narrow(0, sum(sizes[:place]), sizes[place])
+        return parameter.narrow(0, sum(sizes[:place]), sizes[place])
 
     def _product(self, module: Any, columns: list[int]) -> Tensor:
-        """Return [rows, len(columns)]. One number times 1 plus others times 0 is exact in any precision."""
+        """Return [rows, len(columns)]. One number times 1 plus other numbers times 0 is exact in any precision."""
         if self._last is not None and self._last[:2] == (module, columns):
-            return self._last[2]  # the parts of a fused matrix come one after the other
-        names = ("input_size_per_partition", "input_size", "embedding_dim")  # replicated ones have no partition
+            return self._last[2]  # the parts of a fused matrix are read one after the other
+        names = ("input_size_per_partition", "input_size", "embedding_dim")  # replicated layers have no partition
         width = next(size for name in names if (size := getattr(module, name, None)))
         units = torch.zeros(len(columns), int(width), dtype=self.dtype, device=self.device)
         units[torch.arange(len(columns)), columns] = 1
@@ -178,7 +179,8 @@ class VllmModel:
         return product.T
 
     def find(self, path: str) -> tuple[Any, int | None] | None:
-        """Return (module, which of its fused matrices, None for all of it); None where there is no such module."""
+        """Return (module, index among its fused matrices, or None for the whole module); None if there is no such
+        module."""
         modules = self._modules
         if path in modules:
             return modules[path], None
@@ -190,9 +192,9 @@ class VllmModel:
         return None
 
 
-def _loads_itself(module: Any, held: Tensor) -> bool:
-    """Return whether a parameter is cut as its layer's class does it; a model may have a loader of its own for it."""
-    loader = inspect.unwrap(getattr(held, "weight_loader", _loads_itself))
+def _loads_itself(module: Any, parameter: Tensor) -> bool:
+    """Return whether a parameter is split by its layer's class; a model may have a special loader for it."""
+    loader = inspect.unwrap(getattr(parameter, "weight_loader", _loads_itself))
     return getattr(loader, "__self__", None) is module
 
 
@@ -209,9 +211,9 @@ def _with_lora(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
 
 
 def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, outputs: bool = True) -> Tensor | None:
-    """Return a rank's part of a tensor that has a side for each of a linear layer's ``inputs`` (the second one) and
-    ``outputs`` (the first one); of several fused ones that at ``place``. None where the layer's class may cut
-    otherwise."""
+    """Return a rank's part of a tensor with a dimension for each of a linear layer's ``inputs`` (the second) and
+    ``outputs`` (the first); for fused layers, of the matrix at ``place``. None if the layer's class may split
+    differently."""
     from vllm.model_executor.layers import linear
 
     kind: type = type(module)
@@ -226,7 +228,7 @@ def cut(module: Any, place: int | None, tensor: Tensor, *, inputs: bool = True, 
 
 
 def in_8_bits(matrix: Tensor) -> Tensor:
-    """Return a matrix [outputs, inputs] rounded as vLLM rounds it with a scale for each output, in float32."""
+    """Return a matrix [outputs, inputs] rounded as by vLLM, with a scale for each output, in float32."""
     kind = torch.float8_e4m3fn
     most = torch.finfo(kind).max
     scale = (matrix.abs().amax(1, keepdim=True).float() / most).clamp_min(1 / (512 * most))
@@ -234,12 +236,12 @@ def in_8_bits(matrix: Tensor) -> Tensor:
 
 
 def _rows(module: Any, place: int | None, tensor: Tensor) -> Tensor | None:
-    """Return a rank's rows of a matrix, or of its bias, that is cut by rows; of several fused ones (``place`` None)
-    those of each, one after the other. None where the sizes don't fit."""
-    sizes: list[int] = module.output_partition_sizes  # this rank's rows of each
+    """Return a rank's rows of a matrix, or of its bias, that is split by rows; for fused matrices (``place`` None) the
+    rows of each, concatenated. None if the sizes don't fit."""
+    sizes: list[int] = module.output_partition_sizes  # this rank's rows of each matrix
     rows, whole = [], 0
     for number in range(len(sizes)) if place is None else (place,):
-        # With fewer key-value heads than ranks, several ranks hold the same ones.
+        # With fewer key-value heads than ranks, several ranks have the same ones.
         copies = getattr(module, "num_kv_head_replicas", 1) if number else 1
         first = whole + module.tp_rank // copies * sizes[number]
         rows.append(tensor[first : first + sizes[number]])

@@ -1,5 +1,5 @@
-"""An extension of vLLM's workers: it runs an object of ours beside the model, on request. vLLM mixes ``VllmWorker``
-into its own worker class."""
+"""An extension of vLLM's workers that runs our objects next to the model, on request. vLLM mixes ``VllmWorker`` into
+its worker class."""
 
 import importlib
 from pathlib import Path
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 class VllmWorker:
     """The methods that ``VllmGenerator.call`` calls by name, through the engine."""
 
-    distributed_init_method: str  # vLLM's: the file through which its ranks met, or an address
+    distributed_init_method: str  # set by vLLM: the file through which its ranks met, or an address
 
     def whet_call(self, target: str, method: str, *args: Any) -> tuple[Any, str | None]:
-        """Call ``method`` of the object that ``module:Class`` makes of the model; it lives as long as the worker.
-        Return (answer, None) or (None, what failed): an exception of one rank would leave vLLM with the answers of
-        the others for those of the next call."""
+        """Call ``method`` of the object that ``module:Class`` creates from the model; it lives as long as the worker.
+        Return (answer, None) or (None, error): an exception on one rank would leave the other ranks' answers in vLLM's
+        queue, to be taken for answers of the next call."""
         try:
             return self._whet_answer(target, method, args), None
         except Exception as error:
@@ -34,7 +34,7 @@ class VllmWorker:
         from whet.engines.vllm.model import VllmModel
 
         if "_whet_vllm_model" not in self.__dict__:
-            # All ranks have met. The memory that they share on CPUs needs no name any more, and so is gone with them.
+            # All ranks have met, so the shared memory on CPUs can be unlinked, and is freed when they exit.
             for shared in Path("/dev/shm").glob(f"{Path(self.distributed_init_method).name}-*"):
                 shared.unlink(missing_ok=True)
             self._whet_vllm_model = VllmModel(self)

@@ -64,10 +64,9 @@ def fork(cache: dict[str, "Cache"], rows: list[int]) -> dict[str, "Cache"]:
     device = next((layer.device for layer in new.layers if getattr(layer, "device", None) is not None), None)
     new.reorder_cache(torch.tensor(rows, device=device))
     for layer in new.layers:
-        if hasattr(layer, "is_recurrent_states_initialized"):  # new states are stored there; otherwise they
-            layer.is_recurrent_states_initialized = dict.fromkeys(
-                layer.recurrent_states, False
-            )  # would overwrite tensors that the backward pass needs
+        if hasattr(layer, "is_recurrent_states_initialized"):
+            # The layer then stores new states, instead of overwriting tensors that the backward pass needs.
+            layer.is_recurrent_states_initialized = dict.fromkeys(layer.recurrent_states, False)
     return {name: new}
 
 

@@ -94,9 +94,8 @@ class VarlenLayout:
                 if not here:
                     continue
                 before = [*(self.segments[ancestor] for ancestor in path), range(segment.start, here.start)]
-                unseen = (
-                    0 if window is None else max(0, _total(before) - window + 1)
-                )  # not visible even to the first query
+                # not visible even to the first query
+                unseen = 0 if window is None else max(0, _total(before) - window + 1)
                 seen = []
                 for part in before:
                     seen.append(part[unseen:])

@@ -1,5 +1,5 @@
-"""What is known of a prompt: the longest beginning, the least recently used gone first; and to the bit what would be
-computed anew."""
+"""The prefix cache: the longest prefix, the least recently used prompt dropped first, and results that equal a
+computation from scratch, to the bit."""
 
 import asyncio
 import random
@@ -16,41 +16,41 @@ from whet.engines.base import Completion, SamplingParams
 from whet.engines.torch.decode_attention import DecodeCache
 from whet.engines.torch.generator import TorchGenerator
 from whet.engines.torch.prefix import Prefix
-from whet.engines.torch.prefix_cache import Known, PrefixStore, shared
+from whet.engines.torch.prefix_cache import CachedPrefix, PrefixCache, common_prefix
 
 NOTHING = torch.zeros(0)
 
 
-def known(length: int) -> Known:
-    return Known(Prefix(length), NOTHING)
+def entry(length: int) -> CachedPrefix:
+    return CachedPrefix(Prefix(length), NOTHING)
 
 
 def test_the_longest_beginning_is_found_among_any_prompts() -> None:
     draw = random.Random(3)
-    store = PrefixStore(10_000)
-    held: list[tuple[int, ...]] = []
+    cache = PrefixCache(10_000)
+    cached: list[tuple[int, ...]] = []
     for _ in range(300):
         prompt = tuple(draw.randrange(2) for _ in range(draw.randint(1, 12)))
-        longest = max((shared(prompt, other) for other in held), default=0)
-        assert store.longest(prompt).length == min(longest, len(prompt) - 1)
-        if prompt not in held:
-            held.append(prompt)
-            store.add(prompt, known(len(prompt)))
+        longest = max((common_prefix(prompt, other) for other in cached), default=0)
+        assert cache.longest(prompt).length == min(longest, len(prompt) - 1)
+        if prompt not in cached:
+            cached.append(prompt)
+            cache.add(prompt, entry(len(prompt)))
 
 
 def test_what_was_not_used_for_longest_goes_first_and_what_was_extended_before_it() -> None:
-    store = PrefixStore(10)
+    cache = PrefixCache(10)
     for prompt in ((1, 1, 1), (2, 2, 2), (3, 3, 3)):
-        store.add(prompt, known(3))
-    store.trim()
-    assert store.get((1, 1, 1))
-    store.add((3, 3, 3, 3), known(4))
-    store.trim()
-    assert not store.get((3, 3, 3))
-    store.add((4, 4), known(2))
-    store.trim()
-    assert not store.get((2, 2, 2))
-    assert [store.longest((*p, 9)).length for p in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4))] == [3, 0, 3, 2]
+        cache.add(prompt, entry(3))
+    cache.trim()
+    assert cache.get((1, 1, 1))
+    cache.add((3, 3, 3, 3), entry(4))
+    cache.trim()
+    assert not cache.get((3, 3, 3))
+    cache.add((4, 4), entry(2))
+    cache.trim()
+    assert not cache.get((2, 2, 2))
+    assert [cache.longest((*p, 9)).length for p in ((1, 1, 1), (2, 2, 2), (3, 3, 3), (4, 4))] == [3, 0, 3, 2]
 
 
 async def conversation(generator: TorchGenerator, number: int, lengths: list[int]) -> list[Completion]:
@@ -99,7 +99,7 @@ def test_what_a_prompt_leaves_does_not_depend_on_where_it_was_cut(dtype: str) ->
         assert all(torch.equal(torch.cat(one, 1), torch.cat(other, 1)) for one, other in both)
 
 
-def held(prefixes: list[Prefix]) -> int:
+def cached(prefixes: list[Prefix]) -> int:
     """The bytes of memory behind them, each counted once."""
     pieces = [piece for prefix in prefixes for layer in prefix.keys + prefix.values for piece in layer]
     return sum({(memory := piece.untyped_storage()).data_ptr(): memory.nbytes() for piece in pieces}.values())
@@ -111,9 +111,9 @@ def test_prompts_that_begin_alike_hold_that_once() -> None:
     first = engine.prefill([[*preamble, 3, 4]])[0][0]
     others = [[*preamble, 5, i] for i in range(20)]
     prefixes = [prefix for prefix, _ in engine.prefill(others, [first.first(150)] * len(others))]
-    assert held([first, *prefixes]) == held([first]) * (152 + 2 * len(others)) // 152
+    assert cached([first, *prefixes]) == cached([first]) * (152 + 2 * len(others)) // 152
     short = first.first(40)
-    assert held([short]) == held([first]) * 40 // 152, "most of what it is cut from can go"
+    assert cached([short]) == cached([first]) * 40 // 152, "most of what it is cut from can go"
     assert torch.equal(torch.cat(short.keys[0], 1), torch.cat(first.keys[0], 1)[:, :40])
 
 
