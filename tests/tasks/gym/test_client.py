@@ -199,3 +199,24 @@ def test_a_group_is_compared_in_one_request(tmp_path: Path) -> None:
     group.episodes.pop()
     with pytest.raises(GymError, match="for 1 answers"):
         asyncio.run(environments.score_group(task, group))
+
+
+def test_each_episode_has_its_session(tmp_path: Path) -> None:
+    """Episodes in parallel share the connections and not the cookies."""
+    cookies: list[str | None] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        cookies.append(request.headers.get("cookie"))
+        headers = {"set-cookie": f"session={len(cookies)}"} if request.url.path == "/seed_session" else {}
+        return httpx.Response(200, json={"reward": 1.0}, headers=headers)
+
+    async def go() -> None:
+        environments = over(row_file(tmp_path, ROW), "http://gym.test", httpx.MockTransport(handle))
+        first, second = (environments.make(environments.tasks.tasks("train")[0]) for _ in range(2))
+        await first.start()
+        await second.start()
+        await first.step(says("4"))
+        await second.step(says("4"))
+
+    asyncio.run(go())
+    assert cookies == [None, None, "session=1", "session=2"]

@@ -71,7 +71,7 @@ def test_a_verdict_that_can_not_be_read_is_asked_for_again_with_another_seed() -
     ids=range(8),
 )
 def test_what_stays_wrong_is_a_failure_and_no_verdict(bad: Any) -> None:
-    with pytest.raises(JudgeError, match=r"the judge at http://judge.test/v1 said nothing of t in 3 attempts"):
+    with pytest.raises(JudgeError, match=r"the judge at http://judge.test/v1 gave no verdict on t in 3 attempts"):
         ask(lambda _: bad)
     first = iter([bad])
     value, _ = ask(lambda _: next(first, "3"))

@@ -1,6 +1,5 @@
-"""Requests to NeMo Gym's resources servers. One that fails is asked again, then it is a failure of infrastructure."""
+"""Requests to NeMo Gym's resources servers."""
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,99 +8,74 @@ from urllib.parse import quote
 from ruamel.yaml import YAML
 
 from whet.base.errors import ConfigError
-from whet.base.extras import extra
-from whet.fetch.post import bounded, pause
+from whet.fetch.http import Answer, Cookies, HttpClient, UnansweredError, get_json, retried
 
-with extra("tasks", "data.type=nemo_gym"):
-    import httpx
-
-_MOST_BYTES = 16_000_000
-_LOOKS = 30.0  # seconds that a head server may take
+MAX_BYTES = 16_000_000  # of an answer
+_HEAD_DEADLINE = 30.0  # seconds that a head server may take
+_BUSY = {429, 502, 503, 504}  # statuses of a server that may succeed next time
 
 
 class GymError(Exception):
-    """A server of Gym failed, or says that an episode was not measured. Never a reward: the episode is repeated or its
-    group dropped."""
+    """A server of Gym failed, or reports that an episode was not measured. Never a reward: the episode is repeated or
+    its group dropped."""
 
 
 class GymSession:
-    """The requests of one episode: its cookies, which the server signs anew each time, go with each of them."""
+    """The requests of one episode. Its cookies, which the server signs again each time, are sent with each of them."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, deadline: float, retries: int, name: str) -> None:
-        self._http, self._url, self._deadline, self._retries, self._name = (
-            http,
-            url.rstrip("/"),
-            deadline,
-            retries,
-            name,
-        )
-        self._cookies = httpx.Cookies()
+    def __init__(self, http: HttpClient, url: str, retries: int, name: str) -> None:
+        self._http, self._url, self._retries, self._name = http, url.rstrip("/"), retries, name
+        self._cookies = Cookies()
 
     async def post(self, path: str, body: Any, *, once: bool = False) -> Any:
         """Return the JSON of an answer. ``once``: the request changes something, and is not repeated.
 
         Raises ``GymError`` for a server that fails or gives no JSON."""
-        status, text = await self._post(path, body, once)
-        if status >= 400:
-            raise GymError(f"{self._url}/{path}: HTTP {status}: {text[:300]}")
+        answer = await self._post(path, body, once)
+        if answer.status >= 400:
+            raise GymError(f"{self._url}/{path}: HTTP {answer.status}: {answer.text[:300]}")
         try:
-            return json.loads(text)
+            return json.loads(answer.text)
         except ValueError:
-            raise GymError(f"{self._url}/{path} answered with what is not JSON: {text[:200]!r}") from None
+            raise GymError(f"{self._url}/{path} answered with what is not JSON: {answer.text[:200]!r}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return what a tool says, errors that it blames on the caller included. Raises ``GymError`` where it fails."""
-        status, text = await self._post(quote(tool, safe=""), dict(arguments), once=True)
-        if status >= 500:
-            raise GymError(f"{self._url}/{tool}: HTTP {status}: {text[:300]}")
-        return text
+        """Return the result of a tool, or its complaint about the arguments. Raises ``GymError`` where it fails."""
+        answer = await self._post(quote(tool, safe=""), dict(arguments), once=True)
+        if answer.status >= 500:
+            raise GymError(f"{self._url}/{tool}: HTTP {answer.status}: {answer.text[:300]}")
+        return answer.text
 
-    async def _post(self, path: str, body: Any, once: bool) -> tuple[int, str]:
-        attempts = 1 if once else self._retries + 1
-        problem = ""
-        for attempt in range(attempts):
-            if attempt:
-                await asyncio.sleep(pause(attempt, "gym", self._name, path))
-            try:
-                async with asyncio.timeout(self._deadline):
-                    status, text = await self._read(path, body)
-                if status in (429, 502, 503, 504) and attempt + 1 < attempts:
-                    problem = f"HTTP {status}"
-                    continue
-                return status, text
-            except (httpx.HTTPError, TimeoutError) as error:
-                problem = f"{type(error).__name__}: {error}"
-        raise GymError(f"{self._url}/{path} gave no answer in {attempts} attempts: {problem}")
+    async def _post(self, path: str, body: Any, once: bool) -> Answer:
+        retries = 0 if once else self._retries
 
-    async def _read(self, path: str, body: Any) -> tuple[int, str]:
-        request = self._http.build_request("POST", f"{self._url}/{path}", json=body, timeout=self._deadline)
-        self._cookies.set_cookie_header(request)
-        answer = await self._http.send(request, stream=True)
+        async def attempt(number: int) -> Answer:
+            answer = await self._http.post(f"{self._url}/{path}", body, self._cookies)
+            if answer.status in _BUSY and number < retries:
+                raise UnansweredError(f"HTTP {answer.status}")
+            return answer
+
         try:
-            content = await bounded(answer, _MOST_BYTES)
-        except ValueError as problem:
-            raise GymError(f"{self._url}/{path}: {problem}") from None
-        finally:
-            await answer.aclose()
-        self._cookies.extract_cookies(answer)
-        return answer.status_code, content.decode("utf-8", "replace")
+            return await retried(attempt, retries, "gym", self._name, path)
+        except UnansweredError as error:
+            raise GymError(f"{self._url}/{path} gave no answer in {retries + 1} attempts: {error}") from None
 
 
 def servers_of(head: str) -> dict[str, str]:
-    """Return the URL of each resources server, and of the one behind each agent, as a head server knows them. Raises
-    ``ConfigError`` where there is none."""
+    """Return the URL of each resources server, and of the server of each agent, as a head server lists them. Raises
+    ``ConfigError`` where it lists none."""
     url = f"{head.rstrip('/')}/global_config_dict_yaml"
     try:
-        known = YAML(typ="safe").load(httpx.get(url, timeout=_LOOKS).raise_for_status().json())
-        found: dict[str, str] = {}
+        settings = YAML(typ="safe").load(get_json(url, _HEAD_DEADLINE))
+        servers: dict[str, str] = {}
         behind: dict[str, str] = {}
-        for name, kinds in known.items():
+        for name, kinds in settings.items():
             for kind, implementations in kinds.items() if isinstance(kinds, dict) else ():
-                for settings in implementations.values() if isinstance(implementations, dict) else ():
-                    if kind == "resources_servers" and "port" in settings:
-                        found[name] = f"http://{settings['host']}:{settings['port']}"
-                    elif kind == "responses_api_agents" and "resources_server" in settings:
-                        behind[name] = settings["resources_server"]["name"]
+                for implementation in implementations.values() if isinstance(implementations, dict) else ():
+                    if kind == "resources_servers" and "port" in implementation:
+                        servers[name] = f"http://{implementation['host']}:{implementation['port']}"
+                    elif kind == "responses_api_agents" and "resources_server" in implementation:
+                        behind[name] = implementation["resources_server"]["name"]
     except Exception as problem:
         raise ConfigError(f"data.head: {url} doesn't name Gym's servers: {type(problem).__name__}: {problem}") from None
-    return found | {agent: found[server] for agent, server in behind.items() if server in found}
+    return servers | {agent: servers[name] for agent, name in behind.items() if name in servers}

@@ -3,21 +3,24 @@ seed, sample, call tools, until a reply calls none; then verify."""
 
 import random
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import httpx
 from pydantic import Field, model_validator
 
 from whet.base.errors import ConfigError, DataError
 from whet.core.content import text_of
 from whet.core.types import Group, Message, Task, ToolCall
 from whet.data.row import read_rows
+from whet.fetch.http import HttpClient
 from whet.tasks.base import Environment, Environments, Observation, Step, finite
 from whet.tasks.cases import Case
-from whet.tasks.gym.client import GymError, GymSession, servers_of
+from whet.tasks.gym.client import MAX_BYTES, GymError, GymSession, servers_of
 from whet.tasks.gym.items import response, template_tools
 from whet.tasks.gym.training_rows import GymRow
 from whet.tasks.task_source import SourcedTasks
+
+if TYPE_CHECKING:
+    import httpx
 
 
 class NemoGym(SourcedTasks):
@@ -69,10 +72,10 @@ class NemoGym(SourcedTasks):
 class GymEnvironments(Environments):
     """The servers, and a client that talks to them."""
 
-    def __init__(self, tasks: NemoGym, transport: httpx.AsyncBaseTransport | None = None) -> None:
-        """``transport`` stands for the network."""
+    def __init__(self, tasks: NemoGym, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
+        """``transport`` replaces the network in tests."""
         self.tasks = tasks
-        self._http = httpx.AsyncClient(transport=transport, limits=httpx.Limits(max_connections=None))
+        self._http = HttpClient(tasks.deadline, MAX_BYTES, transport=transport)
         self._servers = dict(tasks.servers) or servers_of(tasks.head or "")
 
     def make(self, task: Task) -> Environment:
@@ -88,7 +91,7 @@ class GymEnvironments(Environments):
         if url is None:
             known = ", ".join(self._servers)
             raise DataError(f"{task.data['where']}: no server for the agent {agent!r}; data.servers has: {known}")
-        return GymSession(self._http, url, self.tasks.deadline, self.tasks.retries, task.uid)
+        return GymSession(self._http, url, self.tasks.retries, task.uid)
 
     async def score_group(self, task: Task, group: Group) -> None:
         if not self.tasks.compare:
@@ -110,7 +113,7 @@ class GymEnvironments(Environments):
             episode.reward = finite(reward, f"the reward of /compare for {task.uid}")
 
     async def close(self) -> None:
-        await self._http.aclose()
+        await self._http.close()
 
 
 class GymEpisode(Environment):

@@ -1,0 +1,107 @@
+"""HTTP requests to servers of other parties: each has a deadline and an answer of bounded length, and repeated requests
+spread out."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from typing import Any, TypeVar
+
+from whet.base.extras import extra
+from whet.base.seeds import derive_seed
+
+with extra("tasks", "a judge or a server of NeMo Gym"):
+    import httpx
+    from httpx import Cookies as Cookies
+
+T = TypeVar("T")
+_LONGEST_PAUSE = 10.0  # seconds between two attempts
+
+
+class UnansweredError(Exception):
+    """A request without a usable answer, which may be repeated: the connection broke, the deadline passed, the answer
+    was too long, or the caller rejects it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server has answered."""
+
+    status: int
+    text: str
+
+
+class HttpClient:
+    """Posts JSON. ``transport`` replaces the network in tests."""
+
+    def __init__(
+        self,
+        deadline: float,
+        max_bytes: int,
+        headers: Mapping[str, str] | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """``deadline`` is in seconds, for the whole of one request; ``max_bytes`` bounds an answer."""
+        self.deadline, self.max_bytes = deadline, max_bytes
+        self._http = httpx.AsyncClient(
+            timeout=deadline,
+            headers=headers,
+            transport=transport,
+            limits=httpx.Limits(max_connections=None),
+            cookies=CookieJar(
+                DefaultCookiePolicy(allowed_domains=())
+            ),  # cookies belong to a session, not to the client
+        )
+
+    async def post(self, url: str, body: Any, cookies: Cookies | None = None) -> Answer:
+        """Return the answer to one request, whatever its status. ``cookies`` are sent and updated. Raises
+        ``UnansweredError``."""
+        try:
+            async with asyncio.timeout(self.deadline):
+                return await self._post(url, body, cookies)
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise UnansweredError(f"{type(error).__name__}: {error}") from None
+
+    async def _post(self, url: str, body: Any, cookies: Cookies | None) -> Answer:
+        request = self._http.build_request("POST", url, json=body)
+        if cookies is not None:
+            cookies.set_cookie_header(request)
+        answer = await self._http.send(request, stream=True)
+        try:
+            content = b""
+            async for piece in answer.aiter_bytes():
+                content += piece
+                if len(content) > self.max_bytes:
+                    raise UnansweredError(f"the answer is longer than {self.max_bytes} bytes")
+        finally:
+            await answer.aclose()
+        if cookies is not None:
+            cookies.extract_cookies(answer)
+        return Answer(answer.status_code, content.decode("utf-8", "replace"))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+def get_json(url: str, deadline: float) -> Any:
+    """Return the JSON at an address. Raises ``httpx.HTTPError`` or ``ValueError``."""
+    return httpx.get(url, timeout=deadline).raise_for_status().json()
+
+
+async def retried(attempt: Callable[[int], Awaitable[T]], retries: int, *name: int | str) -> T:
+    """Return the result of ``attempt``, which is called with the number of the attempt, from 0, and again after an
+    ``UnansweredError``. Raises the last of these after ``retries`` repeats. Pauses are drawn from ``name``."""
+    for number in range(retries):
+        try:
+            return await attempt(number)
+        except UnansweredError:
+            await asyncio.sleep(pause(number + 1, *name))
+    return await attempt(retries)
+
+
+def pause(attempt: int, *name: int | str) -> float:
+    """Return the seconds to wait before repeat 1, 2 ... of a request: they double, and are drawn from the name, so that
+    requests which failed together are not repeated together."""
+    rng = random.Random(derive_seed("pause", *name, attempt))
+    return min(0.2 * 2**attempt, _LONGEST_PAUSE) * rng.uniform(0.5, 1.0)
