@@ -29,7 +29,7 @@ RUN pip install --no-deps .
 CMD ["whet", "--help"]
 
 FROM base AS cpu
-# torch's own index: its wheels for CPUs are a tenth of those on PyPI.
+# torch's own index: its wheels for CPUs are a tenth the size of PyPI's.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt ./
 RUN mkdir whet && touch whet/__init__.py \

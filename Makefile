@@ -6,7 +6,7 @@ WORKERS ?= 3
 # uv reads no pip settings; pass on a folder of wheels where pip has one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 
-# What makes a newer processor behave like one without AVX-512 and bfloat16.
+# Variables that make a newer processor behave like one without AVX-512 and bfloat16.
 AVX2 := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2
 
 .PHONY: quickstart install install-vllm install-gym install-adapters test test-avx2 test-slow test-vllm lint picture clean
@@ -19,13 +19,13 @@ install: $(VENV)/.installed
 # vLLM's build for CPUs, into the same environment (docs/vllm.md).
 install-vllm: $(VENV)/.installed-vllm
 
-# NeMo Gym's servers, for tests beside them (docs/environments/nemo_gym.md).
+# NeMo Gym's servers, for tests against them (docs/environments/nemo_gym.md).
 install-gym:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq -r requirements-gym.txt
 	$(BIN)/python -m pip install -qq --no-deps --ignore-requires-python nemo-gym==0.7.0
 
-# verifiers and OpenEnv, whose pins are not ours (docs/environments/adapters.md).
+# verifiers and OpenEnv, whose requirements conflict with ours (docs/environments/adapters.md).
 install-adapters:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq -e . pytest pytest-timeout -c constraints.txt
@@ -48,7 +48,7 @@ test-avx2: install
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not vllm" $(if $(PART),--part $(PART))
 
-# All tests of vLLM, or those of ONLY="file file::test ...".
+# All tests of vLLM, or with ONLY="file file::test ..." some of them.
 test-vllm: install-vllm
 	$(BIN)/python -m pytest -m vllm $(ONLY)
 

@@ -1,5 +1,5 @@
-"""GSM8K's example_model_solutions.jsonl as rows to learn from: right solutions above wrong ones of the same problem, or
-each solution with a score of 1 or 0. The problems, not the rows, are split into train.jsonl and test.jsonl.
+"""Write GSM8K's example_model_solutions.jsonl as rows to learn from: pairs of a right and a wrong solution of the same
+problem, or each solution with a score of 1 or 0. The problems, not the rows, are split into train.jsonl and test.jsonl.
 
     python examples/gsm8k_pairs.py example_model_solutions.jsonl gsm8k-pairs
 """
@@ -19,7 +19,7 @@ from whet.data.row import Row, Text, read_rows
 
 
 class Solution(BaseModel):
-    """What a model wrote, and whether it is right."""
+    """A model's solution, and whether it is right."""
 
     solution: Text
     is_correct: bool
@@ -36,13 +36,13 @@ class Solutions(Row):
 
     @property
     def different(self) -> dict[str, bool]:
-        """The different solutions, and whether each is right."""
+        """Return whether each different solution is right."""
         given = (self.finetuned_6b, self.verified_6b, self.finetuned_175b, self.verified_175b)
         return {one.solution: one.is_correct for one in given}
 
 
 def rows_of(prompt: str, found: dict[str, bool], form: str) -> list[dict[str, Any]]:
-    """The rows that a problem becomes; none where a pair can't be made."""
+    """Return the rows of a problem; none if no pair can be made."""
     if form == "scored":
         return [{"prompt": prompt, "completion": text, "score": float(right)} for text, right in found.items()]
     good = [text for text, right in found.items() if right]

@@ -1,4 +1,4 @@
-"""An own environment: count the letters of a word. In a recipe: ``data.type: my_environment:LetterCount``."""
+"""A task set: count the letters of a word. In a recipe: ``data.type: my_environment:LetterCount``."""
 
 import random
 

@@ -1,6 +1,5 @@
-"""What a run's model answered, and how it was graded, as rows to learn from: a right answer above a wrong one to the
-same task, right answers alone, or every answer with a score of 1 or 0. An answer that calls a tool where none was
-declared is a wrong one, whatever else it says.
+"""Write a run's graded answers as rows to learn from: pairs of a right and a wrong answer to the same task, right
+answers alone, or every answer with a score of 1 or 0. An answer that calls an undeclared tool counts as wrong.
 
     whet train quickstart optimizer.lr=0 --folder runs/sample        # a learning rate of 0 only samples
     python examples/rollouts_to_rows.py runs/sample pairs.jsonl
@@ -20,11 +19,11 @@ from whet.core.types import Message
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.tasks.tools.calls_in_text import invokes_tool
 
-Answers = dict[str, RolloutRecord]  # by what was said: the different answers to one task
+Answers = dict[str, RolloutRecord]  # the different answers to one task, by their text
 
 
 def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answers]]:
-    """(answers read, those kept by task). Each dropped one is counted under its reason."""
+    """Return the number of answers read, and the kept answers by task. Dropped answers are counted by reason."""
     read, tasks = 0, dict[str, Answers]()
     for step in rollout_steps(run):
         for record in read_rollouts(run, step):
@@ -45,13 +44,13 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """The message as rows hold it."""
+    """Return the message in the form of rows."""
     kept = {key: part for key, part in message.items() if key != "malformed_calls"}
     return kept | {"content": message["content"].strip()} if message["role"] == "assistant" else kept
 
 
 def prompt_size(answers: Answers) -> int:
-    """How many messages stand before the first reply in which the answers to a task differ."""
+    """Return the number of messages before the first reply in which the answers to a task differ."""
     talks = [record.messages for record in answers.values()]
     same = len([*takewhile(lambda said: all(one == said[0] for one in said), zip(*talks, strict=False))])
     most = min([same, *(len(talk) - 1 for talk in talks)])
@@ -59,13 +58,13 @@ def prompt_size(answers: Answers) -> int:
 
 
 def is_right(record: RolloutRecord) -> bool:
-    """Whether the grader called it correct, and it calls nothing where no tool was declared."""
+    """Return whether the grader accepted it, and it calls no undeclared tool."""
     replies = (message for message in record.messages if message["role"] == "assistant")
     return bool(record.correct) and (bool(record.tools) or not any(map(invokes_tool, replies)))
 
 
 def rows_of(task: str, answers: Answers, form: str, dropped: Counter[str]) -> list[dict[str, Any]]:
-    """The rows that the answers to one task become. In pairs the rarer kind, right or wrong, stands repeatedly."""
+    """Return the rows of the answers to one task. In pairs the rarer kind, right or wrong, is repeated."""
     if not answers:
         return []
     size, one = prompt_size(answers), next(iter(answers.values()))
@@ -91,7 +90,7 @@ def rows_of(task: str, answers: Answers, form: str, dropped: Counter[str]) -> li
 
 
 def _answer(messages: list[Message]) -> str | list[dict[str, Any]]:
-    """A text, where that is all there is."""
+    """Return the text of a single plain reply, otherwise the messages."""
     said = [plain(message) for message in messages]
     return said[0]["content"] if len(said) == 1 and said[0].keys() == {"role", "content"} else said
 

@@ -3,9 +3,9 @@
 #     sbatch --nodes=4 examples/slurm.sh RECIPE [KEY=VALUE]... --folder RUN
 #     sbatch --nodes=4 examples/slurm.sh resume RUN [KEY=VALUE]...
 # Slurm's options may stand here or on the command line, as --gpus-per-node=0 where there are none. Variables:
-#     ENGINE_GPUS=8        so many GPUs of the first node, its last ones, are kept from Ray: those of generator.devices
-#     HEAD_ADDRESS=...     the first node's address, where the one that its name stands for is not the one to use
-# With checkpoints.before=10m the run saves before its time is over; it is queued again then, and resumed.
+#     ENGINE_GPUS=8        the last 8 GPUs of the first node are kept from Ray: generator.devices names them
+#     HEAD_ADDRESS=...     the first node's address, if its name resolves to another one
+# With checkpoints.before=10m the run saves before its time is over, is queued again, and resumes.
 #SBATCH --job-name=whet
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -15,7 +15,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-# One Ray per node, and no neighbours: at the end `ray stop` ends all that the user has of Ray on a node.
+# One Ray per node, on nodes of this job alone: at the end `ray stop` ends every Ray process of the user on a node.
 set -euo pipefail
 
 folder="" previous=""
