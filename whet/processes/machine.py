@@ -138,6 +138,13 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
                     os.environ[name] = value
 
 
+def return_freed_memory() -> None:
+    """Return the free pages inside the heap to the system, once: before a phase whose blocks have other sizes than the
+    blocks of the phase before, and would not fit into its holes. Does nothing without glibc."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def keep_freed_memory() -> None:
     """Use one heap for all threads and never return freed memory to the system. Does nothing without glibc.
 

@@ -19,6 +19,7 @@ from whet.models.attention.forest import supports_forest
 from whet.models.attention.states import supports_cached_decoding
 from whet.models.moe.routing import RouteRecorder, cannot_replay
 from whet.models.packed_linear import pack_linears
+from whet.processes.machine import return_freed_memory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -176,6 +177,7 @@ class EngineModel:
             self._released = [(storage, storage.nbytes()) for storage in storages.values()]
             for storage, _ in self._released:
                 storage.resize_(0)
+            return_freed_memory()
 
     def weights_changed(self) -> None:
         """Drop data derived from old weights; must be called after weights were written in any way."""
