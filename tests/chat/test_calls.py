@@ -92,7 +92,7 @@ def test_calls_are_read(format: ReplyFormat, text: str, said: str, calls: list[A
         (HERMES, '<tool_call>{"name": "f", "arguments": {}} and</tool_call>', "something stands behind the JSON"),
         (HERMES, '<tool_call>{"arguments": {}}</tool_call>', "not an object with a name"),
         (HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "arguments are not an object"),
-        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', "there twice"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', "duplicate key"),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>', "not a finite number"),
         (
             HERMES,

@@ -5,11 +5,11 @@ from typing import Any
 
 from tests.tiny import tiny_tokenizer
 from whet.chat.renderer import Renderer
+from whet.chat.thinking import split_thinking
 from whet.core.types import Message
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Limits, Sampling
 from whet.rollouts.session import Recording, Session
-from whet.rollouts.thinking import split_thinking
 
 RENDERER = Renderer(tiny_tokenizer())
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from whet.chat.tools_as_text import THOUGHT
+from whet.chat.thinking import CLOSE
 from whet.core.content import text_of
 from whet.core.types import Message
 
@@ -43,7 +43,7 @@ def _surely_written(messages: Sequence[Message], tools: Sequence[dict[str, Any]]
     """The texts without what templates leave out: the thoughts of earlier replies, and white space around a text."""
     for message in messages:
         content = text_of(message["content"])
-        yield (content.rpartition(THOUGHT)[2] if message["role"] == "assistant" else content).strip()
+        yield (content.rpartition(CLOSE)[2] if message["role"] == "assistant" else content).strip()
     yield from _calls(messages, tools)
 
 

@@ -19,7 +19,8 @@ from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, 
 from whet.chat.control_tokens import NO_TEXT, ControlTokens
 from whet.chat.length import longer_than
 from whet.chat.replies import ReplyFormat, ResponseTemplate
-from whet.chat.tools_as_text import THINK, THOUGHT, as_text, with_thought
+from whet.chat.thinking import CLOSE, OPEN, opens_thought, with_thought
+from whet.chat.tools_as_text import as_text
 from whet.config.nearest import did_you_mean
 from whet.core.content import in_text, text_of
 from whet.core.types import Message, ToolCall
@@ -31,7 +32,7 @@ PLAIN = (
 _SET_HERE = {"messages", "tools", "add_generation_prompt"}
 _EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
 # Stand for a question and a reply in conversations that are rendered only to see what surrounds them.
-_OPENED = f"{THINK}\n"
+_OPENED = f"{OPEN}\n"
 _QUESTION, _REPLY = "whetaskswhet", "whetreplywhet"
 
 
@@ -95,9 +96,9 @@ class Renderer:
             if said.get("tool_calls"):
                 raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
             content, hide = text_of(said["content"]), self._control.hide
-            if self._opens_thought():
-                thought, content = content.split(THOUGHT, 1) if THOUGHT in content else ("\n", f"\n\n{content}")
-                text = f"{hide(thought.removeprefix(_OPENED))}{THOUGHT}{hide(content)}"
+            if opens_thought(self._question()):
+                thought, content = content.split(CLOSE, 1) if CLOSE in content else ("\n", f"\n\n{content}")
+                text = f"{hide(thought.removeprefix(_OPENED))}{CLOSE}{hide(content)}"
             else:
                 text = hide(content)
         if self.end_of_turn is None:
@@ -191,7 +192,7 @@ class Renderer:
         return self._apply([{"role": "user", "content": _QUESTION}], generate=True)
 
     def _reply_format(self) -> ReplyFormat:
-        return ReplyFormat(self._call_format(), THOUGHT in self.template, self._opens_thought())
+        return ReplyFormat(self._call_format(), CLOSE in self.template, opens_thought(self._question()))
 
     def _call_format(self) -> CallFormat | None:
         """How the template writes calls. None for a form in which one that is known isn't read back."""
@@ -212,10 +213,10 @@ class Renderer:
         written, _ = self._written([asked, {"role": "assistant", "content": "", "tool_calls": calls}], None)
         whole, question = self._apply(written), self._question()
         if not whole.startswith(question):  # the prompt opens thoughts, or writes empty ones
-            question = question.rpartition(THINK)[0] or question
+            question = question.rpartition(OPEN)[0] or question
         if not whole.startswith(question):
             return ""
-        return whole[len(question) :].removesuffix(self._closing).rpartition(THOUGHT)[2].strip()
+        return whole[len(question) :].removesuffix(self._closing).rpartition(CLOSE)[2].strip()
 
     def _written(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
@@ -226,10 +227,6 @@ class Renderer:
         if "reasoning_content" not in self.template:
             messages = [with_thought(message) for message in messages]
         return list(messages), tools
-
-    def _opens_thought(self) -> bool:
-        """Whether the prompt writes the <think> of a reply."""
-        return self._question().rstrip().endswith(THINK)
 
     def _check(self) -> str:
         """What the template writes after a reply. Raises ``ConfigError`` unless appending is sound."""

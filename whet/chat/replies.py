@@ -12,7 +12,7 @@ from typing import Any
 from whet.base.errors import ConfigError
 from whet.chat.call_formats import MOST, CallFormat
 from whet.chat.calls import checked_call, why
-from whet.chat.tools_as_text import THINK, THOUGHT
+from whet.chat.thinking import split_text
 from whet.core.types import Message
 
 _LONGEST, _BLANK = 400_000, re.compile(r"\s{1000}")  # seconds of somebody's regular expressions, at the worst
@@ -29,7 +29,7 @@ class ReplyFormat:
     def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
         """Return the message that a text spells. ``tools``, as far as they are known, say of which types arguments are
         that a format writes without quotes. Never raises."""
-        thought, said = self._split(text) if self.thinks else (None, text)
+        thought, said = split_text(text, self.opened) if self.thinks else (None, text)
         reply: Message = {"role": "assistant", "content": said}
         if thought is not None:
             reply["reasoning_content"] = thought
@@ -42,14 +42,6 @@ class ReplyFormat:
         if found.wrong:
             reply["malformed_calls"] = found.wrong
         return reply
-
-    def _split(self, text: str) -> tuple[str | None, str]:
-        """The thought, if there is one, and the rest. A thought that has no end is all there is."""
-        begun = text.lstrip().startswith(THINK)
-        if not (begun or self.opened):
-            return None, text
-        thought, _, said = (text.lstrip().removeprefix(THINK) if begun else text).partition(THOUGHT)
-        return thought.strip("\n"), said.lstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Tools, calls and results as plain text, in the form of Hermes, for chat templates that don't know them; and thoughts,
-for those that don't read them. Knows no template."""
+"""Tools, calls and results as plain text, in the form of Hermes, for chat templates that don't write them."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +7,6 @@ from typing import Any
 from whet.core.content import text_of
 from whet.core.types import FunctionCall, Message
 
-THINK, THOUGHT = "<think>", "</think>"
 CALL, CALLED = "<tool_call>", "</tool_call>"
 _BEFORE = "You may call functions. These are their signatures:\n<tools>\n"
 _AFTER = (
@@ -40,14 +38,6 @@ def as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None)
         asked = f"{text_of(written.pop(0)['content'])}\n\n{text}" if leads else text
         written.insert(0, {"role": "system", "content": asked})
     return written
-
-
-def with_thought(message: Message) -> Message:
-    """Return the message with its thought as the beginning of the text."""
-    if not (thought := message.get("reasoning_content")):
-        return message
-    content = f"{THINK}\n{thought}\n{THOUGHT}\n\n{text_of(message['content'])}"
-    return message | {"content": content, "reasoning_content": ""}
 
 
 def _call(function: FunctionCall) -> str:

@@ -19,6 +19,7 @@ from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.chat.calls import call_id
 from whet.chat.renderer import Renderer
+from whet.chat.thinking import split_thinking
 from whet.core.content import in_text, text_of
 from whet.core.expert_ids import fill_missing
 from whet.core.types import Message, Span, Trajectory, Usage
@@ -26,7 +27,7 @@ from whet.engines.base import Completion, Generator, SamplingParams
 from whet.metrics.clock import Timing
 from whet.rollouts.observation import shorten
 from whet.rollouts.sampling import Sampling
-from whet.rollouts.thinking import opening, sample_reply, split_thinking
+from whet.rollouts.thinking import opening, sample_reply
 
 Schemas = list[dict[str, Any]]  # of tools, as chat templates take them
 USED_UP = "the episode has used up its"

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 from whet.base.seeds import derive_seed
 from whet.chat.renderer import Renderer
-from whet.core.content import text_of
+from whet.chat.thinking import CLOSE, OPEN, is_open
 from whet.core.expert_ids import encode
-from whet.core.types import Message, Span
+from whet.core.types import Span
 from whet.engines.base import Completion, SamplingParams
 from whet.rollouts.sampling import Sampling
 
-_OPEN, _CLOSE = "<think>", "</think>"
 _TAIL = 16  # number of tokens before a reply in which a chat template may open thoughts
 
 Sample = Callable[[list[int], SamplingParams], Awaitable[Completion]]
@@ -25,12 +24,12 @@ def opening(history: Sequence[int], renderer: Renderer, sampling: Sampling) -> l
     """Return the tokens to insert before the reply, after ``history``: none if the chat template has written them."""
     if sampling.thinking is None:
         return []
-    opened = _open(renderer.decode(history[-_TAIL:]))
+    opened = is_open(renderer.decode(history[-_TAIL:]))
     if sampling.thinking == "on":
-        return [] if opened else renderer.encode_text(f"{_OPEN}\n")
-    text = "" if opened else f"{_OPEN}\n"
-    closed = renderer.decode(history[-_TAIL:]).rstrip().endswith(_CLOSE)
-    return [] if closed else renderer.encode_text(f"{text}\n{_CLOSE}\n\n")
+        return [] if opened else renderer.encode_text(f"{OPEN}\n")
+    text = "" if opened else f"{OPEN}\n"
+    closed = renderer.decode(history[-_TAIL:]).rstrip().endswith(CLOSE)
+    return [] if closed else renderer.encode_text(f"{text}\n{CLOSE}\n\n")
 
 
 async def sample_reply(
@@ -45,8 +44,8 @@ async def sample_reply(
     spans = [_sampled(thoughts)]
     if thoughts.finish_reason != "length":
         return spans, thoughts
-    if _open(renderer.decode([*history[-_TAIL:], *thoughts.tokens])):
-        spans.append(Span(renderer.encode_text(f"\n{_CLOSE}\n\n"), False))
+    if is_open(renderer.decode([*history[-_TAIL:], *thoughts.tokens])):
+        spans.append(Span(renderer.encode_text(f"\n{CLOSE}\n\n"), False))
     sampled = [token for span in spans for token in span.tokens]
     room = params.max_new_tokens - len(sampled)
     if room < 1:
@@ -81,23 +80,8 @@ def _stopped(before: list[int], answer: Completion, stops: Sequence[str], render
     return answer
 
 
-def split_thinking(message: Message) -> Message:
-    """Return the message with the thoughts at the start of its text moved to ``reasoning_content``, unless the renderer
-    has done so. Thoughts without an end are the whole text."""
-    text = text_of(message["content"]).lstrip()
-    if "reasoning_content" in message or not text.startswith(_OPEN):
-        return message
-    thought, _, answer = text.removeprefix(_OPEN).partition(_CLOSE)
-    return message | {"content": answer.lstrip("\n"), "reasoning_content": thought.strip("\n")}
-
-
 def _sampled(completion: Completion) -> Span:
     span = Span(completion.tokens, True, completion.logprobs, completion.versions)
     if completion.experts is not None:
         span.experts = encode(completion.experts[len(completion.experts) - len(span.tokens) :])
     return span
-
-
-def _open(text: str) -> bool:
-    """Return whether thoughts have started but not ended."""
-    return text.rfind(_OPEN) > text.rfind(_CLOSE)
