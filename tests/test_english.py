@@ -14,10 +14,9 @@ ROOT = Path(__file__).parent.parent
 # Path prefixes of the parts that follow the rules. A part is added when it has been rewritten; none is ever removed.
 CLEAN = (
     "README.md",
-    "docs/algorithms/",
-    "docs/environments/",
     "docs/README.md",
     "docs/agents.md",
+    "docs/algorithms/",
     "docs/architecture.md",
     "docs/benchmarks.md",
     "docs/checkpoints.md",
@@ -26,6 +25,7 @@ CLEAN = (
     "docs/commands.md",
     "docs/configuration.md",
     "docs/environments.md",
+    "docs/environments/",
     "docs/extending.md",
     "docs/getting-started.md",
     "docs/glossary.md",
@@ -46,6 +46,7 @@ CLEAN = (
     "tests/config/",
     "tests/core/",
     "tests/diagnose/",
+    "tests/distillation/",
     "tests/engines/",
     "tests/learner/",
     "tests/losses/",
@@ -53,12 +54,14 @@ CLEAN = (
     "tests/processes/",
     "tests/rollouts/",
     "tests/show/",
+    "tests/weights/",
     "whet/algorithms/",
     "whet/base/",
     "whet/cli/",
     "whet/config/",
     "whet/core/",
     "whet/diagnose/",
+    "whet/distillation/",
     "whet/engines/",
     "whet/learner/",
     "whet/losses/",
@@ -66,6 +69,7 @@ CLEAN = (
     "whet/processes/",
     "whet/rollouts/",
     "whet/show/",
+    "whet/weights/",
 )
 
 # (regular expression, ignoring case; what to write instead)

@@ -1,5 +1,5 @@
-"""What teachers say about a batch, against plain forward passes of the models themselves; who is asked about what; and
-which teachers are refused."""
+"""The teachers' columns of a batch, against plain forward passes of the models; the choice of teachers for each group;
+and the refusal of invalid ones."""
 
 import asyncio
 import logging
@@ -124,7 +124,7 @@ def test_a_teacher_names_its_likeliest_tokens_at_the_batchs_temperature(
         )
     assert not batch.column("teacher_logprobs")[~batch.trained].any()
     assert "teacher_token_logprobs" not in batch.filled
-    assert batch.old_logprobs is None, "nobody asked for it"
+    assert batch.old_logprobs is None, "no loss reads it"
 
 
 def test_several_teachers_are_mixed_exactly(models: dict[str, WorkerLearner], folders: dict[str, Path]) -> None:

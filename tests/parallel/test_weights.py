@@ -86,8 +86,8 @@ def send(
         named_weights.full_tensors = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
     receiver = Receiver(held)
-    for anew in (True, False):
-        handshake = worker.weights.begin(WeightRequest(dtype, BUCKET, transport=transport, anew=anew))
+    for full in (True, False):
+        handshake = worker.weights.begin(WeightRequest(dtype, BUCKET, transport=transport, full=full))
         if rank == 0:
             receiver.begin(1000, 0, to_text(handshake.manifest) if handshake.manifest is not None else None)
         connecting = None

@@ -12,7 +12,7 @@ from whet.weights.source import WeightRequest
 
 @dataclass
 class Listed:
-    """``NamedTensors`` that are there already."""
+    """``NamedTensors`` of existing tensors."""
 
     named: list[tuple[str, Tensor]]
 
@@ -26,7 +26,7 @@ class Listed:
 async def weights_of(
     learner: Any, dtype: torch.dtype = torch.float32, bucket_bytes: int = 2**20
 ) -> list[tuple[str, Tensor]]:
-    """(Hugging Face name, tensor), as somebody in this process gets them."""
+    """Return (Hugging Face name, tensor) of each weight, as received in this process."""
     found: list[tuple[str, Tensor]] = []
     await learner.begin_weights(WeightRequest(dtype, bucket_bytes))
     while (bucket := await learner.next_weights()) is not None:

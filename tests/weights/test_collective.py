@@ -1,5 +1,5 @@
-"""NCCL's way of meeting, by a fake of it that runs on CPUs: it connects in the first collective, and whoever is in that
-waits there for all."""
+"""NCCL's connection, tested with a fake that runs on CPUs: it connects in the first collective, which blocks until all
+ranks are in it."""
 
 import os
 import threading
@@ -68,8 +68,8 @@ def _writer(deadline: float = DEADLINE) -> BroadcastWriter:
 
 
 def test_nccl_connects_before_the_first_bucket_is_written(nccl: type[Lazy]) -> None:
-    """A refit writes a bucket and only then tells the engines to take it: if NCCL connected in there, both would
-    wait for ever."""
+    """A refit writes a bucket and only then tells the engines to take it: if NCCL connected only then, both would
+    deadlock."""
     weights = [("w", torch.arange(6.0))]
     manifest = pack([("w", torch.float32, torch.Size([6]))], torch.float32, 64)
     writer = _writer()
@@ -82,7 +82,7 @@ def test_nccl_connects_before_the_first_bucket_is_written(nccl: type[Lazy]) -> N
 
     meeting = threading.Thread(target=meet, args=connection, daemon=True)
     meeting.start()
-    writer.write(0, weights)  # nobody reads yet
+    writer.write(0, weights)  # no rank reads yet
     meeting.join(DEADLINE)
     assert nccl.sent.qsize() == 2, "header and bucket wait to be taken"
     ((name, tensor),) = reader[0].read(manifest, 0)
@@ -97,7 +97,7 @@ def test_who_never_comes_is_an_error_before_nccl_waits_without_a_deadline(nccl: 
     writer = _writer(deadline=0.2)
     manifest = pack([("w", torch.float32, torch.Size([6]))], torch.float32, 64)
     writer.open(manifest)
-    with pytest.raises(DeadlineError, match="did not meet the learner"):
+    with pytest.raises(DeadlineError, match="did not connect to the learner"):
         writer.write(0, [("w", torch.zeros(6))])
 
 

@@ -1,6 +1,6 @@
 """Weights through memory that each rank of a learner shares with the rank of an engine on the same device. Learner and
-engines are processes as in a run; each rank is told that it has a device of its own, whose memory is a CPU's. What CUDA
-itself does is not run here."""
+engines are processes as in a run; each rank believes that it has a separate device, whose memory is a CPU's. CUDA
+itself is not run here."""
 
 import asyncio
 import inspect
@@ -44,7 +44,7 @@ Write = Callable[[BufferWriter, int, Iterable[tuple[str, Tensor]]], None]
 
 
 def serve(address: str) -> None:
-    """A rank of an engine, until told to end: a receiver over a model that holds what comes."""
+    """Run a rank of an engine until the end is requested: a receiver over a model that stores its weights."""
     inside = Receiver(Held())
     with Listener(address) as listening, listening.accept() as caller:
         while (asked := caller.recv()) is not None:
@@ -56,7 +56,7 @@ def serve(address: str) -> None:
 
 
 def mapped() -> int:
-    """How many of a transport's buffers this process has mapped."""
+    """Return the number of a transport's buffers that this process has mapped."""
     return Path("/proc/self/maps").read_text().count("memfd:whet-weights")
 
 
@@ -105,8 +105,8 @@ def _connect(address: str) -> Any:
 
 
 def refit(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
-    """Whether engines were told where memory is. What came to each of them is checked."""
-    told = begin(worker, engines, request)
+    """Return whether engines had to connect to new memory. The weights of each engine are checked."""
+    connected = begin(worker, engines, request)
     digests: dict[str, int] = {}
     while (bucket := _next(worker)) is not None:
         digests |= bucket.digests
@@ -121,7 +121,7 @@ def refit(worker: LearnerWorker, engines: Engines | None, request: WeightRequest
         for report in engines.call("finish"):
             assert (differing(digests, report["digests"]), report["wrong"]) == ([], [])
     worker.weights.end()
-    return told
+    return connected
 
 
 def begin(worker: LearnerWorker, engines: Engines | None, request: WeightRequest) -> bool:
@@ -166,7 +166,7 @@ def take_part(
 def run(
     case: Case, folder: Path, script: Callable[..., Any], *args: Any, devices: list[str] | None = None
 ) -> list[Any]:
-    """What ``script`` said on each rank of the learner, of two GPUs or of one."""
+    """Return the results of ``script`` on each rank of the learner, of two GPUs or of one."""
     named = devices or ["GPU 0", "GPU 1"][: case.ranks] * 2
     return on_ranks(len(named), take_part, case, str(folder), named, script, *args, deadline=120.0)[: case.ranks]
 
@@ -179,15 +179,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def several_refits(worker: LearnerWorker, rank: int, engines: Engines | None) -> dict[str, Any]:
-    told: list[bool] = []
+    connected: list[bool] = []
     held = []
     for size in (SMALL, SMALL, LARGE, SMALL):
-        request = WeightRequest(DTYPE, size, transport="cuda_ipc", anew=not told)
-        told.append(refit(worker, engines, request))
+        request = WeightRequest(DTYPE, size, transport="cuda_ipc", full=not connected)
+        connected.append(refit(worker, engines, request))
         held.append((mapped(), engines.call("mapped") if engines else None))
         learn(worker)
     worker.weights.close()
-    return {"told": told, "held": held, "after": mapped()}
+    return {"connected": connected, "held": held, "after": mapped()}
 
 
 @pytest.mark.parametrize("layout", [{}, {"fsdp": 2}, {"pipeline": 2}], ids=["one rank", "fsdp", "pipeline"])
@@ -196,7 +196,7 @@ def test_each_refit_arrives_on_every_device_through_two_buffers_there(
 ) -> None:
     case = Case(model, layout)
     for rank, found in enumerate(run(case, tmp_path, several_refits)):
-        assert found["told"] == [True, False, True, False]  # and again where buckets are larger
+        assert found["connected"] == [True, False, True, False]  # and again where buckets are larger
         assert found["held"] == [(2, [2] * case.ranks if rank == 0 else None)] * 4
         assert found["after"] == 0
 
@@ -310,7 +310,7 @@ def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines:
 
 def test_an_engine_on_a_device_without_a_learner_is_told_what_to_set(model: Path, tmp_path: Path) -> None:
     (said,) = run(Case(model), tmp_path, refused, ["here"], devices=["GPU 0", "GPU 7"])
-    assert "RefitError: a rank of the engine computes on cpu (GPU 7), where no rank of the learner is" in said
+    assert "RefitError: a rank of the engine computes on cpu (GPU 7), but the learner's ranks are on GPU 0" in said
     assert "these are on GPU 0" in said
     assert "generator.devices" in said
 
@@ -325,7 +325,7 @@ def test_a_learner_on_several_machines_is_refused_on_all_ranks(model: Path, tmp_
 
 
 def test_a_bucket_counts_as_taken_when_the_device_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU computes later than it is asked to. Here what the model does waits until somebody waits for the device."""
+    """A GPU computes asynchronously. Here the model's operations wait until the device is synchronised."""
     queue: list[Callable[[], None]] = []
 
     class Late(Held):
@@ -359,7 +359,7 @@ def test_memory_is_let_go_with_its_last_view_on_each_side() -> None:
     assert mapped() == before + 2
     del one
     assert not Path(handle.decode()).exists()
-    other[18] = 6  # still there for whoever has opened it
+    other[18] = 6  # still there for processes that have opened it
     del other
     assert mapped() == before
 
@@ -405,10 +405,10 @@ def test_recipes_that_cannot_share_a_gpu_are_refused(tiny_model: Path) -> None:
     assert toy_recipe(tiny_model, **settings).weights.transport == "cuda_ipc"
     settings = toy_settings(tiny_model, **settings)
     settings["generator"] = {"type": "vllm", "replicas": 2}
-    with pytest.raises(RecipeError, match=r"generator\.devices doesn't say which ones"):
+    with pytest.raises(RecipeError, match=r"generator\.devices doesn't name them"):
         read_settings(settings)
     settings["generator"] = {"type": "vllm", "replicas": 2, "devices": "0,0"}
-    with pytest.raises(RecipeError, match=r"generator\.devices = '0,0' names one twice"):
+    with pytest.raises(RecipeError, match=r"generator\.devices = '0,0' names a GPU twice"):
         read_settings(settings)
 
 
@@ -425,6 +425,6 @@ def test_the_learner_decides_whether_there_is_a_gpu(tiny_model: Path) -> None:
 
 def test_a_collective_between_two_processes_on_one_gpu_is_refused(tiny_model: Path) -> None:
     settings: dict[str, Any] = {"weights": {"transport": "collective"}, "devices": {"placement": "colocated"}}
-    with pytest.raises(RecipeError, match=r"NCCL, which refuses two ranks on one, .* set weights\.transport=cuda_ipc"):
+    with pytest.raises(RecipeError, match=r"NCCL, which refuses two ranks .* set weights\.transport=cuda_ipc"):
         toy_recipe(tiny_model, generator={"type": "vllm", "devices": "0"}, **settings)
     toy_recipe(tiny_model, generator={"type": "vllm"}, **settings)  # on CPUs, by gloo

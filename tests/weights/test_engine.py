@@ -214,7 +214,7 @@ def test_how_weights_are_packed_and_come_is_said_once(tiny_model: Path, tmp_path
                 setups.append([method for method, _ in engine.calls if method == "connect"])
                 assert sum(method == "take" for method, _ in engine.calls) > 4
             assert layouts == [[True], [False], [False]]
-            assert setups == [["connect"], *[["connect"] if transport == "disk" else []] * 2]  # a folder of its own
+            assert setups == [["connect"], *[["connect"] if transport == "disk" else []] * 2]  # a separate folder
 
     asyncio.run(go())
 
@@ -235,7 +235,7 @@ def test_weights_that_are_packed_otherwise_are_described_again(
 
 
 def test_a_publication_moves_shared_devices_once(tiny_model: Path, tmp_path: Path) -> None:
-    """To score the probe's few tokens the learner needs none of what it let go of."""
+    """The learner scores the probe's few tokens without the memory that it has released."""
 
     async def go() -> None:
         async with parts(tiny_model, tmp_path) as (learner, engine, sync):
@@ -295,7 +295,7 @@ def test_memory_that_was_asked_for_and_cannot_be_shared_is_refused(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_weights_come_to_every_rank_of_every_engine(tmp_path: Path, transport: str) -> None:
-    """In a collective each of the four processes has a number of its own."""
+    """In a collective each of the four processes has its own rank."""
     router, sync, weights = two_engines(tmp_path, transport)
     asyncio.run(sync.load(weights, router, 1))
     for engine in router.replicas:
@@ -363,7 +363,7 @@ def test_buckets_are_larger_from_gpu_to_gpu(
     monkeypatch.setattr("whet.weights.sender.open_writer", lambda *_: writer)
     sender = Sender(lambda _: weights, device=torch.device(device))
     for wanted, size in ((WeightSyncConfig().bucket_bytes, megabytes), (WeightSyncConfig(bucket_mb=8).bucket_bytes, 8)):
-        manifest = sender.begin(WeightRequest(torch.float32, wanted, transport=transport, anew=False)).manifest
+        manifest = sender.begin(WeightRequest(torch.float32, wanted, transport=transport, full=False)).manifest
         assert manifest is not None
         assert sum(entry.size for entry in manifest[0]) == size * 2**20
 
@@ -434,7 +434,7 @@ def test_a_bucket_that_is_lost_is_named_and_a_complete_set_makes_it_good(
                 return await honest(target, method, *args)
 
             monkeypatch.setattr(engine, "call", forgetful)
-            with pytest.raises(RefitError, match=r"missing or differ|nobody took") as error:
+            with pytest.raises(RefitError, match=r"missing or differ|were not loaded") as error:
                 await sync.publish(learner, engine, 1)
             assert lost in str(error.value)
             assert not engine.weights_complete
@@ -451,7 +451,7 @@ def test_an_engine_that_never_comes_to_a_collective_is_an_error_at_the_deadline(
         settings = {"transport": "collective", "deadline": 1.0}
         async with parts(tiny_model, tmp_path, settings) as (learner, engine, sync):
             monkeypatch.setattr(engine.receiver, "connect", lambda *_: None)
-            with pytest.raises(DeadlineError, match=r"did not meet the learner .* within 1 s"):
+            with pytest.raises(DeadlineError, match=r"did not connect to the learner .* within 1 s"):
                 await sync.publish(learner, engine, 1)
 
     asyncio.run(go())
@@ -488,7 +488,7 @@ def test_an_engine_that_dies_is_named_although_the_learner_noticed_it_first(
 def test_a_learner_that_is_not_where_it_should_be_is_an_error_at_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    with pytest.raises(DeadlineError, match=rf"not met at 127\.0\.0\.1:{port} within 1 s"):
+    with pytest.raises(DeadlineError, match=rf"not connect at 127\.0\.0\.1:{port} within 1 s"):
         join(torch.device("cpu"), 1, "127.0.0.1", port, 2, "gloo", 1.0)
 
 
@@ -524,7 +524,7 @@ def test_a_layer_that_computes_with_old_weights_is_named(
             await learn_something(learner)
             honest = engine.read_back
             monkeypatch.setattr(engine, "read_back", lambda n, c: old[:, c] if n == name else honest(n, c))
-            with pytest.raises(RefitError, match=r"compute with other weights.*: 1 of .*0\.self_attn\.o_proj"):
+            with pytest.raises(RefitError, match=r"compute with different weights.*: 1 of .*0\.self_attn\.o_proj"):
                 await sync.publish(learner, engine, 1)
 
     asyncio.run(go())

@@ -46,7 +46,7 @@ def test_every_matrix_arrives_and_is_read_back_whole(parts: Parts, loop: Loop, t
 
 
 def test_a_layer_may_come_in_more_buckets_than_there_are_buffers(parts: Parts, loop: Loop) -> None:
-    """Those of its tensors that came first are written over before the last ones are there."""
+    """The first tensors are overwritten before the last ones have arrived."""
 
     async def go() -> None:
         sync = parts.sync(bucket_mb=1e-6)  # each tensor alone: q, k and v of one fused layer in three of them
@@ -149,7 +149,7 @@ def test_a_layer_that_computes_with_old_weights_is_named(parts: Parts, loop: Loo
         await learn_something(parts.learner)
         await parts.generator.call(FAULTS, "keep", layer)
         expected = layer.replace("qkv_proj", "q_proj").replace(".", r"\.")
-        with pytest.raises(RefitError, match=rf"compute with other weights.*{expected}"):
+        with pytest.raises(RefitError, match=rf"compute with different weights.*{expected}"):
             await parts.publish(sync)
 
     loop.run(go())

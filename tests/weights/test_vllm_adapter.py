@@ -142,7 +142,7 @@ def test_a_layer_that_multiplies_with_something_else_is_named(
         await parts.publish(sync)
         await learn_something(parts.learner)
         await parts.fault(fault)
-        with pytest.raises(RefitError, match=f"compute with other weights.*{named}"):
+        with pytest.raises(RefitError, match=f"compute with different weights.*{named}"):
             await parts.publish(sync)
         with pytest.raises(RefitError, match="no complete set of weights"):
             await parts.generator.sample([5, 6, 7], SamplingParams(2), "s")
@@ -174,7 +174,7 @@ def test_a_bucket_that_is_lost_is_named_and_then_the_frozen_weights_come_again(
 def test_requests_that_are_not_answered_under_the_adapter_are_noticed(
     parts: Adapted, loop: Loop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The layers hold it, and nobody asks them to use it."""
+    """The layers have it, but no request uses it."""
 
     async def go() -> None:
         sync = parts.sync()
@@ -216,7 +216,7 @@ def test_every_rank_of_an_engine_reads_back_its_part(loop: Loop, tmp_path: Path)
             await learn_something(parts.learner)
         await parts.fault("swapped", 1)
         with pytest.raises(
-            RefitError, match=r"rank 1 of the engine: .* compute with other .*layers\.0\.self_attn\.o_proj"
+            RefitError, match=r"rank 1 of the engine: .* compute with different .*layers\.0\.self_attn\.o_proj"
         ):
             await parts.publish(sync)
 

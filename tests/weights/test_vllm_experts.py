@@ -1,4 +1,4 @@
-"""Publishing a mixture of experts to a real vLLM engine, which has a class of its own for routers."""
+"""Publishing a mixture of experts to a real vLLM engine, which has a special class for routers."""
 
 import pytest
 import torch

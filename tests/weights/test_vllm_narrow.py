@@ -48,7 +48,7 @@ def test_a_layer_that_keeps_its_old_matrix_is_noticed(parts: Parts, loop: Loop, 
         await parts.publish(sync)
         await learn_something(parts.learner)
         await parts.generator.call(FAULTS, "keep_parameters", layer)
-        with pytest.raises(RefitError, match=r"compute with other weights"):
+        with pytest.raises(RefitError, match=r"compute with different weights"):
             await parts.publish(sync)
 
     loop.run(go())

@@ -1,6 +1,6 @@
-"""A conversation in the tokens of another model: it reads the same messages in its own chat template, and the replies
-as they were written. Which of its tokens stand for which of ours is noted in spans: the shortest stretches of text that
-begin and end where both have a token begin and end. Tokens are compared by what they write, in characters.
+"""Conversion of a conversation to the tokens of another model, which renders the same messages with its chat template,
+and the replies with their exact text. The correspondence of tokens is given by spans: the shortest parts of the text
+that begin and end at token boundaries of both models. Tokens are compared by their text, in characters.
 
     ours    |na|ive| café|      spans of ours    0 0 1
     theirs  |naive| ca|fé|      spans of theirs  0 1 1
@@ -26,17 +26,17 @@ class Retokenized:
 
     trajectory: Trajectory
     ours: list[int] = field(default_factory=list)  # the span of each of our trained tokens, in order
-    theirs: list[int] = field(default_factory=list)  # that of each of its trained tokens
+    theirs: list[int] = field(default_factory=list)  # the span of each of its trained tokens
     spans: int = 0
-    unlike: int = 0  # replies that the other tokenizer can't write as they are: one span each
+    unlike: int = 0  # replies whose exact text the other tokenizer can't encode: one span each
 
 
 def retokenize(trajectory: Trajectory, tokenizer: Any, renderer: Renderer, where: str) -> Retokenized:
     """Render ``trajectory``, made with ``tokenizer``, for the model of ``renderer``.
 
-    The text of a reply and the tokens that end it are apart: what ends a turn here stands for what ends it there,
-    whatever the two write for it. Raises ``DataError``, naming ``where``, unless the messages are known, and prompts
-    and replies take turns.
+    The text of a reply and the tokens that end it are separate: the end of a turn in our tokens corresponds to the end
+    of a turn in theirs, even if it is written differently. Raises ``DataError``, naming ``where``, unless the messages
+    are available, and prompts and replies alternate.
     """
     write = _decode(tokenizer)
     turns, messages = _turns(trajectory.spans, write, where), trajectory.messages
@@ -59,13 +59,13 @@ def retokenize(trajectory: Trajectory, tokenizer: Any, renderer: Renderer, where
 
 
 def _turns(spans: Sequence[Span], write: Decode, where: str) -> list[list[Span]]:
-    """Return what is given before each reply and the reply: a span, or three where a budget has ended its thoughts,
-    which ``</think>`` parts from the answer. Raises ``DataError`` where it is otherwise."""
+    """Return for each reply the tokens before it and the reply: one span, or three if a budget has ended its thoughts,
+    with ``</think>`` between them and the answer. Raises ``DataError`` otherwise."""
     turns = list[list[Span]]()
     for given, reply in zip(spans[::2], spans[1::2], strict=False):
         if given.trained or given.logprobs is not None:
             raise DataError(
-                f"{where}: a teacher with another tokenizer scores replies alone, and here the prompt is learned from, "
+                f"{where}: a teacher with another tokenizer scores replies alone, but here the prompt is trained "
                 "too; set data.train_on=assistant, or choose a teacher with the student's tokenizer"
             )
         if turns and write(given.tokens).strip() == "</think>":
@@ -76,13 +76,13 @@ def _turns(spans: Sequence[Span], write: Decode, where: str) -> list[list[Span]]
 
 
 def _opening(ours: str, theirs: str, renderer: Renderer) -> list[int]:
-    """Return the beginning of thoughts, or the empty thoughts, that stand before our reply and not yet in theirs."""
-    found = _OPENED.search(ours)
-    return renderer.encode_text(found[0]) if found and not _OPENED.search(theirs) else []
+    """Return the beginning of thoughts, or the empty thoughts, that precede our reply and are missing in theirs."""
+    opened = _OPENED.search(ours)
+    return renderer.encode_text(opened[0]) if opened and not _OPENED.search(theirs) else []
 
 
 def _add_part(result: Retokenized, reply: Span, tokenizer: Any, renderer: Renderer) -> list[int]:
-    """Return a part of our reply in the other model's tokens. Where it is trained, add its spans to ``result``."""
+    """Return a part of our reply in the other model's tokens. If it is trained, add its spans to ``result``."""
     ending = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ending |= set(tokenizer.all_special_ids)
     end = len(reply.tokens)
@@ -112,15 +112,15 @@ def _decode(tokenizer: Any) -> Decode:
 
 
 def text_ends(tokens: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
-    """Return the text that the tokens write, and how many of its characters are written after each token.
+    """Return the tokens' text, and the number of its characters up to each token's end.
 
-    A token that ends inside a character (a byte of an emoji) counts as ending where the character does. Tokens are
-    decoded a few at a time, after the few before them, because some decoders write a token differently at the start.
+    A token that ends inside a character (a byte of an emoji) counts as ending at the end of the character. Tokens are
+    decoded a few at a time, after the few before them, because some decoders treat the first token differently.
     """
     text, ends, before, done = "", list[int](), 0, 0
     for end in range(1, len(tokens) + 1):
         written = decode(tokens[before:end])
-        if written.endswith("\ufffd") and end < len(tokens):  # the bytes of a character that is not complete
+        if written.endswith("\ufffd") and end < len(tokens):  # the bytes of an incomplete character
             continue
         text += written[len(decode(tokens[before:done])) :]
         ends += [len(text)] * (end - done)
@@ -130,8 +130,8 @@ def text_ends(tokens: Sequence[int], decode: Decode) -> tuple[str, list[int]]:
 
 
 def shared_spans(ours: Sequence[int], theirs: Sequence[int]) -> tuple[list[int], list[int], int]:
-    """Return the span that each of our and their tokens belongs to, and how many spans there are, given where the
-    tokens end in the same text. A token that writes nothing belongs to the span that ends where it stands."""
+    """Return the span of each of our and their tokens, and the number of spans, given the ends of tokens in the same
+    text. A token without text belongs to the span that ends at its position."""
     common = sorted(set(ours) & set(theirs))
     count = len(common) or int(bool(ours or theirs))
     return [bisect_left(common, end) for end in ours], [bisect_left(common, end) for end in theirs], count

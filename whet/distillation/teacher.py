@@ -1,12 +1,12 @@
-"""The settings of a teacher: a model that is asked and never trained."""
+"""The settings of a teacher, a model that is not trained."""
 
 from pydantic import Field
 
 from whet.models.config import ModelConfig
 
 COLUMNS = frozenset({"topk_ids", "teacher_logprobs", "teacher_token_logprobs"})
-"""What teachers can fill: their likeliest tokens [N, K] with the log-probs of these, and the log-probs of the tokens
-that are there [N]."""
+"""The columns that teachers fill: their most likely tokens [N, K] with the log-probs of these, and the log-probs of the
+given tokens [N]."""
 
 
 class Teacher(ModelConfig):
@@ -15,8 +15,8 @@ class Teacher(ModelConfig):
     path: str
     """The folder or Hub id."""
     lora: None = None
-    """Teachers have no adapters of their own."""
+    """Teachers have no adapters."""
     weight: float = Field(1.0, gt=0)
-    """Its share where several teachers are mixed."""
+    """The teacher's share if several are mixed."""
     chat_template: str | None = None
-    """Replaces its own chat template, where it has another tokenizer than the student."""
+    """Replaces the model's chat template, if the teacher has another tokenizer than the student."""

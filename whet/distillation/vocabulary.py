@@ -1,4 +1,4 @@
-"""The tokenizers of the models of a run, and whether one model reads what another one writes. Each is loaded once."""
+"""The tokenizers of a run's models, and the comparison of their vocabularies. Each tokenizer is loaded once."""
 
 from functools import lru_cache
 from typing import Any
@@ -9,22 +9,24 @@ from whet.models.loading import load_tokenizer
 
 
 def same_tokens(student: ModelConfig, teacher: ModelConfig) -> bool:
-    """Whether each token of the student is the same in the teacher, id by id. The teacher may know more of them."""
+    """Return whether each token of the student is the same in the teacher, id by id. The teacher may have more
+    tokens."""
     return _same(_plain(student), _plain(teacher))
 
 
 def tokenizer_of(model: ModelConfig) -> Any:
-    """The model's tokenizer. Raises ``WhetError`` where there is no such model or it has none."""
+    """Return the model's tokenizer. Raises ``WhetError`` if the model or its tokenizer doesn't exist."""
     return _tokenizer(_plain(model))
 
 
 def renderer_of(model: ModelConfig, chat_template: str | None) -> Renderer:
-    """The same with the chat template, or else its own. Raises ``ConfigError`` where neither serves."""
+    """Return a renderer with the chat template, by default the model's. Raises ``ConfigError`` if there is no usable
+    one."""
     return _renderer(_plain(model), chat_template)
 
 
 def _plain(model: ModelConfig) -> ModelConfig:
-    """What decides about the tokenizer."""
+    """Return only the settings that determine the tokenizer."""
     return ModelConfig(path=model.path, revision=model.revision, trust_remote_code=model.trust_remote_code)
 
 
@@ -38,6 +40,6 @@ def _renderer(model: ModelConfig, chat_template: str | None) -> Renderer:
 
 @lru_cache(maxsize=16)
 def _same(student: ModelConfig, teacher: ModelConfig) -> bool:
-    known: dict[str, int] = _tokenizer(teacher).get_vocab()
-    own: dict[str, int] = _tokenizer(student).get_vocab()
-    return all(known.get(token) == index for token, index in own.items())
+    teacher_ids: dict[str, int] = _tokenizer(teacher).get_vocab()
+    student_ids: dict[str, int] = _tokenizer(student).get_vocab()
+    return all(teacher_ids.get(token) == index for token, index in student_ids.items())

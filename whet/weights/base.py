@@ -1,9 +1,9 @@
-"""The interface of what brings the weights of a learner to a generator, whatever lies between them.
+"""The interface of weight syncs, which bring the weights of a learner to a generator.
 
 in this process    learner ──tensor by tensor──► the generator's model                           (in_process)
 to an engine       learner's ranks ──sender──► buckets ──transport──► receiver ──► engine's ranks    (engine)
                                                shared memory, disk, collective, CUDA IPC
-then, either way   all tensors or digests equal ──► log-probs of a few tokens equal ──► sampling goes on
+then, either way   all tensors or digests equal ──► log-probs of a few tokens equal ──► sampling continues
 """
 
 from typing import Any, Protocol
@@ -18,13 +18,14 @@ OWN_DEVICES = Devices({}, shared=False)
 
 
 class WeightSync(Protocol):
-    """The way of weights to a generator, or to all its replicas at once. Arrival is proven before anything that was
-    sampled is learned from."""
+    """Brings weights to a generator, or to all its replicas at once. Their arrival is verified before anything that was
+    sampled is trained on."""
 
     async def publish(self, learner: Learner, generator: Refittable[Any], version: int) -> Metrics:
-        """Return once the generator samples from the learner's weights. Raises ``RefitError`` naming what differs."""
+        """Return once the generator samples from the learner's weights. Raises ``RefitError``, naming the tensors that
+        differ."""
         ...
 
     async def load(self, weights: NamedTensors, generator: Refittable[Any], version: int) -> Metrics:
-        """Publish weights that this process holds; without a learner there is no probe."""
+        """Publish weights of this process; without a learner there is no probe."""
         ...

@@ -1,9 +1,9 @@
-"""Buckets of weights by a broadcast from the learner's first rank to every engine at once: gloo between CPUs, NCCL
-between GPUs, the same code. The group is apart from all others of either process and is made at the first refit.
+"""Buckets of weights by a broadcast from the learner's first rank to all engines: gloo between CPUs, NCCL between GPUs.
+The process group is separate from all others and is created at the first refit.
 
-Who waits for whom: each side waits for the others when they meet, and a receiver for the sender or for the receiver
-that passes a bucket on to it, up to the deadline. The sender goes on at once and waits only before it writes to a
-buffer again.
+Who waits for whom: all sides wait for each other when they connect, and a receiver waits for the sender, or for the
+receiver that forwards a bucket to it, up to the deadline. The sender continues at once and waits only before it writes
+to a buffer again.
 """
 
 import socket
@@ -23,7 +23,7 @@ from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, v
 from whet.weights.shared_memory import settle
 
 _BUFFERS = 2
-# Else a watchdog ends the process when a broadcast hangs, instead of an error in whoever waits for it.
+# Otherwise a watchdog ends the process if a broadcast hangs, instead of an error in the waiting call.
 _NCCL = {"TORCH_NCCL_BLOCKING_WAIT": "1"}
 
 
@@ -33,7 +33,8 @@ class Broadcast:
     def __init__(
         self, store: dist.Store, host: str, rank: int, ranks: int, backend: str, device: torch.device, deadline: float
     ) -> None:
-        """Return when all have come to ``store``, which is at ``host``. ``device``: where weights are, with NCCL."""
+        """Return when all ranks have connected to ``store``, which is at ``host``. ``device``: the device of the
+        weights, with NCCL."""
         self._timeout = timedelta(seconds=deadline)
         self.device = device if backend == "nccl" else torch.device("cpu")
         self._group: Any
@@ -48,18 +49,18 @@ class Broadcast:
         options._timeout = self._timeout
         with environment(_NCCL):
             self._group = kind(store, rank, ranks, options)
-        # NCCL connects in its first collective and holds up whoever is in it until all are, without a deadline. So it
-        # is here, where each side waits for the others, and not where one waits for the other's answer.
+        # NCCL connects in its first collective, which blocks until all ranks are in it, without a deadline. So it is
+        # done here, after all ranks have arrived, and not where one side waits for the other's answer.
         store.set(f"here/{rank}", "")
         store.wait([f"here/{other}" for other in range(ranks)], self._timeout)
         self.finish(self.start(torch.zeros(1, device=self.device)))
 
     def start(self, tensor: Tensor) -> Any:
-        """Begin to send or receive a tensor; ``finish`` waits for it."""
+        """Start to send or receive a tensor; ``finish`` waits for it."""
         return self._group.broadcast(tensor, 0)
 
     def finish(self, work: Any) -> None:
-        """Wait for what was begun. Raises ``RefitError`` when another end is gone, ``DeadlineError`` when it hangs."""
+        """Wait for a started broadcast. Raises ``RefitError`` if another end is gone, ``DeadlineError`` if it hangs."""
         begun, seconds = time.monotonic(), self._timeout.total_seconds()
         try:
             work.wait(self._timeout)
@@ -67,62 +68,62 @@ class Broadcast:
         except RuntimeError as error:
             if time.monotonic() - begun < seconds:
                 raise RefitError(
-                    f"a broadcast of weights broke off, because the learner or one of the engines is gone: {error}"
+                    f"a broadcast of weights failed, because the learner or one of the engines is gone: {error}"
                 ) from error
             raise DeadlineError(
                 f"a broadcast of weights did not end within weights.deadline = {seconds:g} s; is something hung?"
             ) from error
 
     def read(self, manifest: Manifest, bucket: int) -> list[tuple[str, Tensor]]:
-        """Receive one bucket. Raises ``RefitError`` where another one comes."""
+        """Receive one bucket. Raises ``RefitError`` if a different one arrives."""
         header = torch.empty(2, dtype=torch.int64, device=self.device)
         self.finish(self.start(header))
-        found, size = header.tolist()
+        number, size = header.tolist()
         memory = torch.empty(size, dtype=torch.uint8, device=self.device)
         self.finish(self.start(memory))
-        if found != bucket:
-            lost = ", ".join(entry.name for entry in manifest[found][:5])
-            raise RefitError(f"bucket {found} of the weights came where {bucket} was due, so nobody took {lost}")
+        if number != bucket:
+            lost = ", ".join(entry.name for entry in manifest[number][:5])
+            raise RefitError(f"bucket {number} of the weights arrived instead of {bucket}, so {lost} were not loaded")
         return views(memory, manifest[bucket])
 
     def close(self) -> None:
-        """Leave the group, also in the midst of a broadcast."""
+        """Leave the group, even during a broadcast."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
 
 
 def join(device: torch.device, rank: int, host: str, port: int, ranks: int, backend: str, deadline: float) -> Broadcast:
-    """Meet the sender and the other receivers. Raises ``ConfigError`` where NCCL is to bring weights to a CPU."""
+    """Connect to the sender and the other receivers. Raises ``ConfigError`` if NCCL would bring weights to a CPU."""
     if backend == "nccl" and device.type == "cpu":
         raise ConfigError(
-            "weights.transport=collective goes from GPU to GPU where the learner has one, and the engine computes on a "
+            "weights.transport=collective sends from GPU to GPU if the learner has one, but the engine computes on a "
             "CPU; set weights.transport=shared_memory"
         )
     try:
         store = dist.TCPStore(host, port, ranks, False, timedelta(seconds=deadline))
         return Broadcast(store, host, rank, ranks, backend, device, deadline)
-    except RuntimeError as error:  # torch's own errors are of this kind
+    except RuntimeError as error:  # torch's errors
         raise DeadlineError(
-            f"the learner and the other engines were not met at {host}:{port} within {deadline:g} s "
+            f"the learner and the other engines did not connect at {host}:{port} within {deadline:g} s "
             f"(weights.deadline): {error}"
         ) from error
 
 
 class BroadcastWriter:
-    """The learner's end, whose weights are on ``device``. It listens at ``host``, nowhere else."""
+    """The learner's end, whose weights are on ``device``. It listens at ``host`` only."""
 
     def __init__(self, host: str, receivers: int, device: torch.device, deadline: float) -> None:
         self._host, self._ranks, self._device, self._deadline = host, receivers + 1, device, deadline
         self._backend = "nccl" if device.type == "cuda" else "gloo"
         self._manifest: Manifest = ()
         self._memory: list[Tensor] = []
-        self._under_way: dict[int, list[Any]] = {}
+        self._in_flight: dict[int, list[Any]] = {}
         self._store: dist.TCPStore | None = None
         self._wire: Broadcast | None = None
 
     def open(self, manifest: Manifest) -> tuple[Any, ...] | None:
-        """Make room for the largest bucket. Returns where to meet, the first time."""
+        """Allocate memory for the largest bucket. Return the address of the group, the first time."""
         self._manifest, size = manifest, largest_bucket(manifest)
         if not self._memory or size > self._memory[0].numel():
             self._memory = [torch.empty(size, dtype=torch.uint8, device=self._device) for _ in range(_BUFFERS)]
@@ -136,14 +137,14 @@ class BroadcastWriter:
         return self._host, port, self._ranks, self._backend, self._deadline
 
     def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Copy the tensors and start to send them, to those who have come or come within the deadline."""
-        wire, number = self._met(), bucket % _BUFFERS
+        """Copy the tensors and start to send them to all receivers, which must connect within the deadline."""
+        wire, number = self._connected(), bucket % _BUFFERS
         self._wait(number)
         memory, entries = self._memory[number], self._manifest[bucket]
         fill(memory, entries, named)
         size = bucket_size(entries)
         header = torch.tensor([bucket, size], device=wire.device)
-        self._under_way[number] = [wire.start(header), wire.start(memory[:size])]
+        self._in_flight[number] = [wire.start(header), wire.start(memory[:size])]
 
     def taken(self) -> None:
         for number in range(_BUFFERS):
@@ -151,11 +152,11 @@ class BroadcastWriter:
 
     def close(self) -> None:
         wire, self._wire, self._store = self._wire, None, None
-        self._memory, self._under_way = [], {}
+        self._memory, self._in_flight = [], {}
         if wire is not None:
             wire.close()
 
-    def _met(self) -> Broadcast:
+    def _connected(self) -> Broadcast:
         assert self._store is not None
         try:
             if self._wire is None:
@@ -163,11 +164,11 @@ class BroadcastWriter:
                 self._wire = Broadcast(*where, self._backend, self._device, self._deadline)
         except RuntimeError as error:
             raise DeadlineError(
-                f"the engines did not meet the learner at {self._host} within {self._deadline:g} s to take its "
+                f"the engines did not connect to the learner at {self._host} within {self._deadline:g} s to load its "
                 f"weights: {error}"
             ) from error
         return self._wire
 
     def _wait(self, number: int) -> None:
-        for work in self._under_way.pop(number, ()):
-            self._met().finish(work)
+        for work in self._in_flight.pop(number, ()):
+            self._connected().finish(work)

@@ -1,11 +1,12 @@
-"""A digest of tensors that tells whether two sides hold the same weights, bit for bit, in the same places.
+"""Digests of tensors, to check whether two sides have the same weights, bit for bit, in the same places.
 
-The bytes of a tensor are cut into 32-bit lanes and rows of 4096 lanes; a row's sum of lane times weight, modulo 2^64,
-is computed where the tensor lives, so a GPU's tensors don't travel; then the sums, with type and shape, are hashed.
+The bytes of a tensor are split into 32-bit lanes and rows of 4096 lanes. A row's sum of lane times weight, modulo 2^64,
+is computed on the tensor's device, so a GPU's tensors are not copied; then the sums, with dtype and shape, are hashed.
 
-A weight is an odd 64-bit number, so no change of one lane can cancel; no two weights agree in their low 33 bits, so no
-swap of two lanes of a row can. Any other difference goes unseen with a chance of about 2^-32. Plain addition of lanes,
-or 64-bit lanes, would miss swapped rows or swapped signs. It guards against mistakes, not against an adversary.
+A weight is an odd 64-bit number, so that a change of a single lane never cancels; all weights differ in their low 33
+bits, so that a swap of two lanes of a row never cancels. Any other difference is missed with a probability of about
+2^-32. Plain addition of lanes, or 64-bit lanes, would miss swapped rows or swapped signs. It guards against mistakes,
+not against an adversary.
 """
 
 import functools
@@ -17,27 +18,28 @@ import torch
 from torch import Tensor
 
 _LANES = 4096
-_ROWS_CPU = 64  # 2 MiB of 64-bit lanes: they stay in the cores' caches
+_ROWS_CPU = 64  # 2 MiB of 64-bit lanes, which fit into the cores' caches
 _ROWS_ACCELERATOR = 8192
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Return a 64-bit number for each tensor, equal on any device and in any process for equal type, shape, bits."""
+    """Return a 64-bit number for each tensor, equal on any device and in any process for equal dtype, shape and
+    bits."""
     return {name: tensor_digest(tensor) for name, tensor in named}
 
 
-def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
-    """Return the names whose digests differ, or that only one side has; in order of ``one``, then of ``other``."""
-    return [name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)]
+def differing(first: Mapping[str, int], second: Mapping[str, int]) -> list[str]:
+    """Return the names whose digests differ, or that only one side has; in order of ``first``, then of ``second``."""
+    return [name for name in dict.fromkeys([*first, *second]) if first.get(name) != second.get(name)]
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether two tensors have the same type, shape and bits: what equal digests say, where both are at hand."""
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors have the same dtype, shape and bits, as equal digests would show."""
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
         return False
-    bits = _BITS.get(one.element_size(), one.dtype)
-    return torch.equal(one.detach().view(bits), other.detach().to(one.device).view(bits))
+    bits = _BITS.get(first.element_size(), first.dtype)
+    return torch.equal(first.detach().view(bits), second.detach().to(first.device).view(bits))
 
 
 @torch.no_grad()
@@ -50,8 +52,8 @@ def tensor_digest(tensor: Tensor) -> int:
 
 
 def _lanes(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The tensor's bytes as int32: whole rows [rows, 4096] without a copy, and the rest [0 or 1, 4096], filled up with
-    zeros, which the hashed shape accounts for."""
+    """Return the tensor's bytes as int32: whole rows [rows, 4096] without a copy, and the rest [0 or 1, 4096], padded
+    with zeros, which the hashed shape accounts for."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 4:
         flat = flat.clone()
@@ -63,7 +65,7 @@ def _lanes(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _row_sums(lanes: Tensor) -> Tensor:
-    """[rows, 4096] int32 -> [rows] int64, modulo 2^64."""
+    """Return the weighted sums of rows, modulo 2^64. [rows, 4096] int32 -> [rows] int64"""
     weights = _weights().to(lanes.device)
     at_once = _ROWS_CPU if lanes.device.type == "cpu" else _ROWS_ACCELERATOR
     products = torch.empty(min(at_once, len(lanes)), _LANES, dtype=torch.int64, device=lanes.device)
@@ -73,6 +75,7 @@ def _row_sums(lanes: Tensor) -> Tensor:
 
 @functools.cache
 def _weights() -> Tensor:
-    """[4096] int64, odd, pairwise different in their low 33 bits; the same in every process and version."""
+    """Return the weights, [4096] int64, odd, pairwise different in their low 33 bits; the same in every process and
+    version."""
     noise = hashlib.shake_256(b"whet weights digest").digest(8 * _LANES)
     return torch.from_numpy(np.frombuffer(noise, dtype="<i8") | 1)

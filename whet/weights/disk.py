@@ -1,5 +1,5 @@
-"""Buckets of weights through files in the safetensors format: slower than shared memory, and nothing but a folder that
-both sides can read."""
+"""Buckets of weights in safetensors files: slower than shared memory, but needs only a folder that both sides can
+read."""
 
 import shutil
 import tempfile
@@ -29,7 +29,7 @@ class DiskWriter:
 
         assert self._folder is not None
         save_file(_unshared(named), _file(self._folder, bucket))
-        _file(self._folder, bucket - 2).unlink(missing_ok=True)  # that one was taken
+        _file(self._folder, bucket - 2).unlink(missing_ok=True)  # the engines have taken it
 
     def taken(self) -> None:
         self.close()
@@ -52,7 +52,7 @@ class DiskReader:
         return list(load_file(_file(self._folder, bucket)).items())
 
     def close(self) -> None:
-        """Do nothing: the files are the learner's."""
+        """The learner removes the files."""
 
 
 def _file(folder: Path, bucket: int) -> Path:
@@ -60,11 +60,11 @@ def _file(folder: Path, bucket: int) -> Path:
 
 
 def _unshared(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the tensors, a tied head as a copy: the format holds no tensor twice."""
+    """Return the tensors, with a tied head as a copy, because the format stores no tensor twice."""
     seen: set[int] = set()
-    found = {}
+    tensors = {}
     for name, tensor in named:
         pointer = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if pointer in seen else tensor.contiguous()
+        tensors[name] = tensor.clone() if pointer in seen else tensor.contiguous()
         seen.add(pointer)
-    return found
+    return tensors

@@ -1,15 +1,15 @@
-"""Weights go from a learner to engines in other processes, bucket by bucket, and their arrival is proven three times:
-by a digest of every tensor that came, computed there; by reading back what the engine's layers compute with; and by a
-probe of its decode path. Knows no engine by name and no algorithm.
+"""Weight sync from a learner to engines in other processes, bucket by bucket. Arrival is verified three times: by a
+digest of every received tensor, computed by the receiver; by reading back the values that the engine's layers compute
+with; and by a probe of its decode path.
 
     the learner's ranks                                            the ranks of every engine
     weights -> Sender -> Writer ====== buckets ======> Reader -> Receiver -> model
                  ^ next   | digests                                 ^ take    | digests, layers
                  +--------+------------- EngineSync ----------------+---------+
 
-Who waits for what: all engines are paused before the first bucket and sample again once digests and layers of all
-agree. A bucket is written while the one before it is loaded. If the probe then disagrees, the run stops before anything
-that was sampled is learned from.
+Who waits for whom: all engines are paused before the first bucket and sample again once digests and layers of all
+agree. A bucket is written while the one before it is loaded. If the probe then differs, the run stops before anything
+that was sampled is trained on.
 """
 
 import asyncio
@@ -41,14 +41,15 @@ from whet.weights.source import Content, Handshake, NamedTensors, WeightRequest,
 
 log = logging.getLogger(__name__)
 RECEIVER = "whet.weights.receiver:Receiver"
-_PATIENCE = 5.0  # seconds that one side has to say why, when the other could not go on
+_PATIENCE = 5.0  # seconds in which one side may report its error after the other one failed
 Adapter = tuple[int, float]
-"""LoRA's rank and alpha: B A counts alpha / rank times."""
+"""LoRA's rank and alpha: B A is scaled by alpha / rank."""
 
 
 class EngineSync:
-    """Publishes the weights of a learner to engines. ``text`` is what the probe continues, under ``distribution``: long
-    enough to fill a block of the engine's prefix cache, so that a kept cache shows."""
+    """Publishes the weights of a learner to engines. The probe continues ``text``, under ``distribution``; the text
+    must be long enough to fill a block of the engine's prefix cache, so that a cache that was not cleared is
+    detected."""
 
     def __init__(
         self,
@@ -60,20 +61,20 @@ class EngineSync:
         self.config, self.text, self.devices = config, text, devices or OWN_DEVICES
         self.distribution = distribution or Distribution()
         self._engines: list[Engine] = []  # of the last refit
-        self._sender: WeightSource | None = None  # to whom they are connected
-        self._transport: TransportName = "shared_memory"  # by which they are
-        self._machines = set[str]()  # that they are on
-        self._base: WeightSource | None = None  # whose frozen weights they hold, which an adapter needs
+        self._sender: WeightSource | None = None  # to which they are connected
+        self._transport: TransportName = "shared_memory"  # by which they are connected
+        self._machines = set[str]()  # machines of the engines
+        self._base: WeightSource | None = None  # whose frozen weights they have, for an adapter
 
     async def publish(self, learner: Learner, generator: Refittable[Engine], version: int) -> Metrics:
-        """See ``WeightSync``. Reports ``refit/seconds`` (how long nothing was sampled), ``refit/gigabytes`` and
+        """See ``WeightSync``. Reports ``refit/seconds`` (during which nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
         async with self.devices.lent_to("generation", new_weights=True):
             engines, metrics = await self._refit(learner, generator, version, self._adapter(learner))
             if not self.config.probe:
                 return metrics
             sampled = await of_each(engines, lambda engine, _: self._sample(engine, version))
-            for completion in sampled:  # the learner scores beside the engines: a few tokens, without its moments
+            for completion in sampled:  # the learner scores a few tokens without waking its moments
                 text, decoded = (self.text, completion.tokens), completion.logprobs
                 config, dtype = self.config, generator.dtype
                 metrics.merge(await compare_decoding(learner, *text, decoded, config, dtype, self.distribution))
@@ -88,19 +89,19 @@ class EngineSync:
             source.close()
 
     def _adapter(self, learner: Learner) -> Adapter | None:
-        """Return rank and alpha of LoRA that travels alone; None where merged weights do."""
+        """Return rank and alpha of LoRA that is sent alone; None if merged weights are sent."""
         if self.config.lora == "merged":
             return None
         lora = learner.facts.model.lora
         if lora is None:
-            raise ConfigError("weights.lora=adapter sends what LoRA trains, and model.lora is not set")
+            raise ConfigError("weights.lora=adapter sends LoRA's tensors, but model.lora is not set")
         return lora.rank, lora.alpha
 
     async def _refit(
         self, source: WeightSource, generator: Refittable[Engine], version: int, adapter: Adapter | None = None
     ) -> tuple[Sequence[Engine], Metrics]:
-        """Send all weights, or an ``adapter``, and before it the frozen weights where engines may not hold them. When a
-        replica is lost, do so again with the others."""
+        """Send all weights, or an ``adapter``, preceded by the frozen weights if engines may not have them. If a
+        replica is lost, repeat with the other replicas."""
         while True:
             try:
                 return await self._send_all(source, generator, version, adapter)
@@ -111,43 +112,43 @@ class EngineSync:
         self, source: WeightSource, generator: Refittable[Engine], version: int, adapter: Adapter | None
     ) -> tuple[Sequence[Engine], Metrics]:
         started = time.perf_counter()
-        size, unread = 0, set[str]()
+        size, unverified = 0, set[str]()
         async with generator.refit(version, adapter is not None) as engines:
-            if self._engines != list(engines):  # one was lost, or started in the place of such
+            if self._engines != list(engines):  # an engine was lost or restarted
                 self._engines, self._sender, self._base = list(engines), None, None
             contents: list[Content] = ["merged"]
             if adapter is not None:
                 contents = ["adapter"] if self._base is source else ["base", "adapter"]
-            self._base = None  # until all has come
+            self._base = None  # until all weights have arrived
             try:
                 for content in contents:
                     handshake = await self._shake_hands(source, engines, generator.dtype, content)
                     await self._begin(engines, handshake, version, adapter if content == "adapter" else None)
                     sent, more = await self._send(source, engines, handshake)
-                    size, unread = size + more, unread | await self._finish(engines, sent)
+                    size, unverified = size + more, unverified | await self._finish(engines, sent)
                     await source.end_weights()
             except BaseException:
-                self._sender = None  # nobody knows how far it came
+                self._sender = None  # the state of the transfer is unknown
                 raise
         self._base = source if adapter is not None else None
-        metrics = Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unread))
+        metrics = Metrics().mean("refit/gigabytes", size / 1e9).mean("refit/unread", len(unverified))
         return engines, metrics.mean("refit/seconds", time.perf_counter() - started)
 
     async def _shake_hands(
         self, source: WeightSource, engines: Sequence[Engine], dtype: torch.dtype, content: Content
     ) -> Handshake:
-        """Tell the source what is wanted. Memory that it can't share with all engines is replaced by a collective."""
-        config, anew = self.config, self._sender is not source
-        if anew:
+        """Send the request to the source. Memory that it can't share with all engines is replaced by a collective."""
+        config, full = self.config, self._sender is not source
+        if full:
             self._transport = config.transport or "shared_memory"
-            self._machines = set(await _tell(engines, "machine"))
+            self._machines = set(await _call_all(engines, "machine"))
         request = WeightRequest(
             dtype=dtype,
             bucket_bytes=config.bucket_bytes,
             digest=config.digest,
             content=content,
             transport=self._transport,
-            anew=anew,
+            full=full,
             receivers=sum(engine.ranks for engine in engines),
             folder=config.folder,
             deadline=config.deadline,
@@ -156,8 +157,8 @@ class EngineSync:
         if self._transport in ("shared_memory", "cuda_ipc") and self._machines != {handshake.machine}:
             if config.transport is not None:
                 raise ConfigError(
-                    f"weights.transport={config.transport} goes through a machine's memory, and the learner is on "
-                    "another one than an engine; set weights.transport=collective, or leave it out"
+                    f"weights.transport={config.transport} uses one machine's memory, but the learner is on "
+                    "a different one than an engine; set weights.transport=collective, or leave it out"
                 )
             self._transport = "collective"
             handshake = await source.begin_weights(replace(request, transport=self._transport))
@@ -170,7 +171,7 @@ class EngineSync:
         columns = self.config.columns if self.config.digest else 0
         manifest = to_text(handshake.manifest) if handshake.manifest is not None else None
         seed = derive_seed("columns", version)
-        answers: list[list[str]] = await _tell(engines, "begin", columns, seed, manifest, adapter)
+        answers: list[list[str]] = await _call_all(engines, "begin", columns, seed, manifest, adapter)
         refused = sorted({name for answer in answers for name in answer})
         if refused:
             raise ConfigError(
@@ -188,7 +189,7 @@ class EngineSync:
     async def _send(
         self, source: WeightSource, engines: Sequence[Engine], handshake: Handshake
     ) -> tuple[dict[str, int], int]:
-        """Return (digests of what was sent, bytes)."""
+        """Return (digests of the sent tensors, bytes)."""
         sent, size = dict[str, int](), 0
         engines_work: Awaitable[Any] = self._connect(engines, handshake)
         while True:
@@ -197,16 +198,16 @@ class EngineSync:
                 return sent, size
             sent |= bucket.digests
             size += bucket.bytes
-            engines_work = _tell(engines, "take", bucket.number)
+            engines_work = _call_all(engines, "take", bucket.number)
 
     async def _finish(self, engines: Sequence[Engine], sent: dict[str, int]) -> set[str]:
-        """Check what all ranks report at the end; return the tensors that they can't tell of."""
+        """Check the final reports of all ranks; return the tensors that could not be verified."""
 
         async def of(engine: Engine) -> set[str]:
             reports: list[Report] = await engine.call(RECEIVER, "finish")
             for rank, report in enumerate(reports) if self.config.digest else ():
                 _check(sent, report, f"rank {rank} of the engine: " if len(reports) > 1 else "")
-            return {name for report in reports for name in report["unread"]}
+            return {name for report in reports for name in report["unverified"]}
 
         return set().union(*await of_each(engines, lambda engine, _: of(engine)))
 
@@ -221,15 +222,15 @@ class EngineSync:
         return completion
 
 
-async def _tell(engines: Sequence[Engine], method: str, *args: Any) -> list[Any]:
-    """Call a method of the receiver in every rank of every engine; return all answers."""
+async def _call_all(engines: Sequence[Engine], method: str, *args: Any) -> list[Any]:
+    """Call a method of the receiver in every rank of every engine; return all results."""
     answers = await of_each(engines, lambda engine, _: engine.call(RECEIVER, method, *args))
     return [answer for of_ranks in answers for answer in of_ranks]
 
 
 async def _both(of_learner: Awaitable[Any], of_engines: Awaitable[Any]) -> tuple[Any, Any]:
-    """Return what both return. When one side of a refit dies, the other one fails, too: raises the error that says who
-    died."""
+    """Return both results. If one side of a refit dies, the other one fails too; raises the error that names the dead
+    side."""
     tasks = [asyncio.ensure_future(of_learner), asyncio.ensure_future(of_engines)]
     try:
         _, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -246,7 +247,7 @@ async def _both(of_learner: Awaitable[Any], of_engines: Awaitable[Any]) -> tuple
 
 
 def _check(sent: dict[str, int], report: Report, where: str) -> None:
-    """Raise ``RefitError`` where a rank did not get what was ``sent``, or computes with something else."""
+    """Raise ``RefitError`` if a rank did not get the ``sent`` tensors, or computes with different values."""
     lost, missing, wrong = differing(sent, report["digests"]), report["missing"], report["wrong"]
     tensors = lost or missing or wrong
     first = ", ".join(tensors[:5])
@@ -262,7 +263,7 @@ def _check(sent: dict[str, int], report: Report, where: str) -> None:
         )
     elif wrong:
         problem = (
-            "after publishing, the engine's layers compute with other weights than it received: "
+            "after publishing, the engine's layers compute with different weights than it received: "
             f"{len(wrong)} of {len(sent)} tensors differ, the first {first}"
         )
     else:

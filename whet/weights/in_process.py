@@ -1,8 +1,9 @@
-"""Weights go from a learner to generators in the same process: one cast per tensor, a bucket at a time, into the
-generator's own storage. Then arrival is proven: what the generator holds is compared with the learner's tensors bit for
-bit, by digests where these come from another process, and a probe goes through its decode path. Knows no algorithm.
+"""Weight sync from a learner to generators in the same process: one cast per tensor, a bucket at a time, into the
+generator's storage. Then arrival is verified: the generator's tensors are compared with the learner's bit for bit, or
+by digests if the learner is in another process, and a probe runs through the generator's decode path.
 
-Who waits for what: the generators are paused before they are written to and go on only after both proofs agree."""
+Who waits for whom: the generators are paused before they are written to and continue only after both checks.
+"""
 
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Sized
 
@@ -23,12 +24,12 @@ from whet.weights.local import LocalSource
 from whet.weights.probe import compare_decoding
 from whet.weights.source import Bucket, NamedTensors, WeightRequest, WeightSource
 
-_PROMPT = 8  # tokens of the probe's prompt: with eight compared ones its products have the fewest rows there are
+_PROMPT = 8  # tokens of the probe's prompt: with eight compared tokens, products have the minimum number of rows
 
 
 class InProcessSync:
-    """Publishes the weights of a learner to a generator in the same process. The last tokens of ``text`` are what the
-    probe compares log-probs of; some before them are their prompt. At least two tokens."""
+    """Publishes the weights of a learner to a generator in the same process. The probe compares log-probs of the last
+    tokens of ``text``, which must have at least two; some tokens before them are their prompt."""
 
     def __init__(self, config: RefitConfig, text: list[int], devices: Devices | None = None) -> None:
         count = min(config.probe_tokens, len(text) - 1)
@@ -38,7 +39,7 @@ class InProcessSync:
     async def publish(self, learner: Learner, generator: Refittable[OpenModel], version: int) -> Metrics:
         """See ``WeightSync``."""
         metrics = Metrics()
-        # The learner's part of the probe is in it, too: nobody samples meanwhile.
+        # Includes the learner's part of the probe, because nothing is sampled meanwhile.
         async with self.devices.lent_to("generation", new_weights=True), generator.refit(version) as models:
             await self._write(learner, models, generator.dtype)
             for model in models if self.config.probe else ():
@@ -68,18 +69,18 @@ class InProcessSync:
             await self._compare(source, models, dtype)
 
     async def _compare(self, source: WeightSource, models: Sequence[OpenModel], dtype: torch.dtype) -> None:
-        """Go through the source's tensors once more, now that all were written."""
-        held = [dict(model.named_weights()) for model in models]
+        """Compare all of the source's tensors with the generators', after all were written."""
+        stored = [dict(model.named_weights()) for model in models]
         wrong: list[list[str]] = [[] for _ in models]
         seen: set[str] = set()
         async for bucket in self._buckets(source, WeightRequest(dtype, self.config.bucket_bytes, digest=False)):
-            for tensors, names in zip(held, wrong, strict=True):
+            for tensors, names in zip(stored, wrong, strict=True):
                 names += await compute(_other_bits, bucket.tensors, tensors)
             seen.update(name for name, _ in bucket.tensors)
 
         async def refuse(model: OpenModel, number: int) -> None:
-            there = held[number - 1]
-            _refuse([*wrong[number - 1], *(name for name in there if name not in seen)], there)
+            tensors = stored[number - 1]
+            _refuse([*wrong[number - 1], *(name for name in tensors if name not in seen)], tensors)
 
         await of_each(models, refuse)
 
@@ -88,24 +89,24 @@ class InProcessSync:
         await source.begin_weights(request)
         while (bucket := await source.next_weights()) is not None:
             yield bucket
-            bucket.tensors.clear()  # before the next one is made
+            bucket.tensors.clear()  # frees it before the next one is made
         await source.end_weights()
 
 
 def _check_digest(model: OpenModel, sent: Mapping[str, int]) -> None:
-    held = digest(model.named_weights())
-    _refuse(differing({name: number for name, number in sent.items() if name in held}, held), held)
+    digests = digest(model.named_weights())
+    _refuse(differing({name: number for name, number in sent.items() if name in digests}, digests), digests)
 
 
-def _other_bits(tensors: Iterable[tuple[str, Tensor]], held: Mapping[str, Tensor]) -> list[str]:
-    return [name for name, tensor in tensors if name in held and not same_bits(held[name], tensor)]
+def _other_bits(tensors: Iterable[tuple[str, Tensor]], stored: Mapping[str, Tensor]) -> list[str]:
+    return [name for name, tensor in tensors if name in stored and not same_bits(stored[name], tensor)]
 
 
-def _refuse(wrong: list[str], held: Sized) -> None:
-    """Raise ``RefitError`` where a tensor differs."""
+def _refuse(wrong: list[str], tensors: Sized) -> None:
+    """Raise ``RefitError`` if a tensor differs."""
     if wrong:
         raise RefitError(
-            f"after publishing, the generator does not hold the learner's weights: {len(wrong)} of {len(held)} "
+            f"after publishing, the generator's weights differ from the learner's: {len(wrong)} of {len(tensors)} "
             f"tensors differ, the first {', '.join(wrong[:5])}. The run stops: its rollouts would be off-policy",
             wrong,
         )

@@ -1,4 +1,4 @@
-"""Weights that this process holds, for a sync to take as from a learner."""
+"""Weights of this process, for a sync to send as from a learner."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ class LocalSource:
         self._sender = Sender(lambda _: weights)
 
     async def begin_weights(self, request: WeightRequest) -> Handshake:
-        if request.transport == "cuda_ipc":  # they are not on the engine's devices
+        if request.transport == "cuda_ipc":  # the weights are not on the engine's devices
             request = replace(request, transport="shared_memory")
         return await compute(self._sender.begin, request)
 
@@ -25,5 +25,5 @@ class LocalSource:
         await compute(self._sender.end)
 
     def close(self) -> None:
-        """Let go of what carried them, also in the midst of it."""
+        """Close the transport, even during a transfer."""
         self._sender.close()

@@ -1,4 +1,4 @@
-"""The layout of a model's tensors in buckets, the same on both ends of a refit."""
+"""The layout of a model's tensors in buckets, which is the same on both ends of a refit."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,14 @@ from whet.base.dtype import torch_dtype
 
 ALIGNED = 64  # bytes; a tensor must lie on a multiple of its element's size
 PLAIN = "plain"
-"""The encoding of a tensor that lies there as it is."""
+"""The encoding of a tensor that is stored unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One tensor of a bucket."""
 
-    name: str  # Hugging Face's; of LoRA's tensors PEFT's
+    name: str  # Hugging Face's name; for LoRA's tensors PEFT's
     dtype: str  # torch's name of it
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the bucket
@@ -26,7 +26,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """The bytes that it takes."""
+        """The tensor's size in bytes."""
         dtype = torch_dtype(self.dtype)
         return dtype.itemsize * torch.Size(self.shape).numel()
 
@@ -36,33 +36,33 @@ class Entry:
 
 
 Manifest = tuple[tuple[Entry, ...], ...]
-"""Of each bucket its tensors, in the order in which they come."""
+"""The tensors of each bucket, in order."""
 
 
 def pack(described: Iterable[tuple[str, torch.dtype, torch.Size]], dtype: torch.dtype, max_bytes: int) -> Manifest:
-    """Return the buckets of tensors (name, type, shape) that are cast to ``dtype``. Each has at most ``max_bytes``,
-    counted before and after the cast; a larger tensor is alone."""
+    """Return the buckets of tensors (name, dtype, shape) that are cast to ``dtype``. Each has at most ``max_bytes``,
+    before and after the cast; a larger tensor is alone."""
     buckets: list[list[Entry]] = []
-    held = offset = 0
-    for name, own, shape in described:
-        size = shape.numel() * max(own.itemsize, dtype.itemsize)
-        if not buckets or held + size > max_bytes:
+    total = offset = 0
+    for name, source, shape in described:
+        size = shape.numel() * max(source.itemsize, dtype.itemsize)
+        if not buckets or total + size > max_bytes:
             buckets.append([])
-            held = offset = 0
+            total = offset = 0
         entry = Entry(name, str(dtype).removeprefix("torch."), tuple(shape), offset)
         buckets[-1].append(entry)
-        held += size
+        total += size
         offset += -(-entry.size // ALIGNED) * ALIGNED
     return tuple(map(tuple, buckets))
 
 
 def bucket_size(bucket: Sequence[Entry]) -> int:
-    """Return the bytes that a bucket takes."""
+    """Return the bytes of a bucket."""
     return max([ALIGNED, *(entry.offset + entry.size for entry in bucket)])
 
 
 def largest_bucket(manifest: Manifest) -> int:
-    """Return the bytes that make room for any of the buckets."""
+    """Return the bytes of the largest bucket."""
     return max(map(bucket_size, manifest), default=0)
 
 
@@ -72,7 +72,7 @@ def views(memory: Tensor, bucket: Sequence[Entry]) -> list[tuple[str, Tensor]]:
 
 
 def fill(memory: Tensor, bucket: Sequence[Entry], named: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy a bucket's tensors into ``memory`` [bytes] (uint8), each made when its turn comes."""
+    """Copy a bucket's tensors into ``memory`` [bytes] (uint8); each is computed when it is copied."""
     for entry, (_, tensor) in zip(bucket, named, strict=True):
         entry.view(memory).copy_(tensor)
 
@@ -83,7 +83,7 @@ def to_text(manifest: Manifest) -> str:
 
 
 def from_text(text: str) -> Manifest:
-    """Return what ``to_text`` was given."""
+    """Return the manifest of a text from ``to_text``."""
     return tuple(
         tuple(Entry(name, dtype, tuple(shape), *rest) for name, dtype, shape, *rest in bucket)
         for bucket in json.loads(text)

@@ -1,5 +1,5 @@
-"""The current weights of a model under the names that the plain Hugging Face model has. LoRA is merged on the way out,
-one matrix at a time, left out, or all there is; the model itself is never changed. Knows no generator."""
+"""The current weights of a model under the names of the plain Hugging Face model. LoRA is merged while they are read,
+one matrix at a time, or left out, or sent alone; the model itself is never changed."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,24 +17,24 @@ from whet.parallel.pipeline import Pipeline
 from whet.weights.source import Content, NamedTensors, WeightRequest
 
 AT_ONCE = 16 * 2**20
-"""Bytes that are gathered in one exchange. The C library keeps and reuses memory of such sizes."""
+"""Bytes that are gathered in one exchange. The C library caches and reuses memory of this size."""
 _LORA = ("lora_A.", "lora_B.")
 
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """One tensor that is to be handed out."""
+    """One tensor to send."""
 
     name: str
-    pieces: list[Tensor]  # what it is made of; some of each may be on other ranks
-    made: Callable[..., Tensor] = lambda tensor: tensor  # of them, when they are whole
-    dtype: torch.dtype | None = None  # what they are cast to before they are gathered
+    pieces: list[Tensor]  # the tensors it is computed from, possibly sharded
+    made: Callable[..., Tensor] = lambda tensor: tensor  # computes it from the whole pieces
+    dtype: torch.dtype | None = None  # the pieces are cast to it before they are gathered
 
 
 def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> Iterator[Part]:
-    """Yield every parameter and persistent buffer, a tied head included. With LoRA, W + scaling B A, or W alone if not
-    ``merged``. What is wider than ``dtype`` and not merged is cast to it before it is gathered, so that less travels;
-    else types don't change."""
+    """Yield every parameter and persistent buffer, including a tied head. With LoRA, W + scaling B A, or W alone if not
+    ``merged``. A tensor that is wider than ``dtype`` and not merged is cast to it before it is gathered, to send less;
+    otherwise dtypes don't change."""
 
     def plain(name: str, tensor: Tensor) -> Part:
         narrower = dtype is not None and dtype.itemsize < tensor.dtype.itemsize
@@ -55,7 +55,7 @@ def _all_weights(model: nn.Module, merged: bool, dtype: torch.dtype | None) -> I
         owner, _, inside = name.partition(".base_layer.")
         if owner in layers and inside and not _is_of_adapter(inside):
             layer, inside = layers[owner], inside.rpartition("base_layer.")[2]
-            while isinstance(layer, ExpertAdapter) and layer.parameter_name != inside:  # one around the other
+            while isinstance(layer, ExpertAdapter) and layer.parameter_name != inside:  # wrappers are nested
                 layer = layer.base_layer
             adapted = isinstance(layer, ExpertAdapter) or inside == "weight"
             name = f"{owner}.{inside}"
@@ -84,7 +84,7 @@ def _merged(name: str, layer: Any, weight: Tensor) -> Part:
                 delta = layer.added(a, b)
             else:
                 delta = (b @ a).T if layer.fan_in_fan_out else b @ a
-            weight = weight + delta * layer.scaling[adapter]  # in the wider type, that of what is trained
+            weight = weight + delta * layer.scaling[adapter]  # in the wider dtype of the trained tensors
         return weight
 
     return Part(name, [weight, *pieces], made)
@@ -95,7 +95,7 @@ def _adapter_weights(model: nn.Module) -> Iterator[Part]:
     from peft.tuners.lora import LoraLayer
 
     if not hasattr(model, "peft_config"):
-        raise WhetError("weights.lora=adapter sends what LoRA trains, and this model has none; set model.lora")
+        raise WhetError("weights.lora=adapter sends LoRA's tensors, but this model has none; set model.lora")
     wrapped: Any = model
     for name, layer in wrapped.get_base_model().named_modules():
         if isinstance(layer, LoraLayer):
@@ -107,29 +107,31 @@ def _adapter_weights(model: nn.Module) -> Iterator[Part]:
 
 @dataclass(slots=True, frozen=True)
 class ModelWeights:
-    """The weights of a model and their description, to be gone through again and again, detached.
+    """The detached weights of a model and their description; can be iterated repeatedly.
 
-    ``gather`` makes all of each of several tensors out of the parts that are here, one after the other. It is called
-    for some tensors at a time, when their turn comes."""
+    ``gather`` returns whole tensors, one after the other, from the parts on this rank. It is called for some tensors at
+    a time, when they are needed.
+    """
 
     model: nn.Module
     gather: Callable[[Sequence[Tensor]], Iterable[Tensor]] = lambda tensors: tensors
     content: Content = "merged"
-    dtype: torch.dtype | None = None  # what they are going to be cast to; wider ones may be cast already
-    at_once: int = AT_ONCE  # bytes, of whole tensors, that ``gather`` is asked for; a larger tensor comes alone
+    dtype: torch.dtype | None = None  # the dtype to which they will be cast; wider ones may be cast before
+    at_once: int = AT_ONCE  # bytes of whole tensors per ``gather``; a larger tensor is alone
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
-        """Return (name, type, shape) of each; nothing is gathered or merged."""
-        found = []
+        """Return (name, dtype, shape) of each tensor; nothing is gathered or merged."""
+        descriptions = []
         for part in self._parts():
-            pieces = [torch.empty(one.shape, dtype=part.dtype or one.dtype, device="meta") for one in part.pieces]
+            pieces = [torch.empty(p.shape, dtype=part.dtype or p.dtype, device="meta") for p in part.pieces]
             tensor = part.made(*pieces)
-            found.append((part.name, tensor.dtype, tensor.shape))
-        return found
+            descriptions.append((part.name, tensor.dtype, tensor.shape))
+        return descriptions
 
     @torch.no_grad()
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) of each. The tensors may be the model's own: copy what must outlive the next step."""
+        """Yield (name, tensor) of each. The tensors may be the model's: copy a tensor that must outlive the next
+        step."""
         for parts in _exchanges(self._parts(), self.at_once):
             pieces = iter(self.gather([piece.to(part.dtype or piece.dtype) for part in parts for piece in part.pieces]))
             for part in parts:
@@ -143,45 +145,45 @@ class ModelWeights:
 
 @dataclass(slots=True, frozen=True)
 class StagedWeights:
-    """The weights of a model whose layers are spread over the stages of a pipeline."""
+    """The weights of a model whose layers are distributed over the stages of a pipeline."""
 
     pipeline: Pipeline
-    own: ModelWeights
+    stage: ModelWeights
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
-        return self.pipeline.described(self.own.described())
+        return self.pipeline.described(self.stage.described())
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return self.pipeline.gather(self.own.tensors())
+        return self.pipeline.gather(self.stage.tensors())
 
 
 def requested_weights(
     model: LearnerModel, device: torch.device, ranks: Ranks | None, request: WeightRequest
 ) -> NamedTensors:
-    """Return what a refit asks for, which the first rank gets, or all of them where all of them write. Of several ranks
-    all must go through it together: tensors are gathered when their turn comes."""
+    """Return the weights of a request, which the first rank gets, or all ranks if all of them write. With several ranks
+    all must iterate together, because tensors are gathered when they are needed."""
     everywhere = request.every_rank or ranks is None or model.pipeline is not None
-    own = ModelWeights(
+    weights = ModelWeights(
         model.model,
         lambda tensors: full_tensors(tensors, device, everywhere),
         request.content,
         request.dtype,
         min(request.bucket_bytes or AT_ONCE, AT_ONCE),
     )
-    return own if model.pipeline is None else StagedWeights(model.pipeline, own)
+    return weights if model.pipeline is None else StagedWeights(model.pipeline, weights)
 
 
 def _exchanges(parts: Iterable[Part], at_once: int) -> Iterator[list[Part]]:
-    """Yield neighbours that are gathered in one exchange."""
+    """Yield consecutive parts that are gathered in one exchange."""
     some: list[Part] = []
-    held = 0
+    total = 0
     for part in parts:
-        # Of a sharded tensor, all of it counts.
-        size = sum(one.numel() * (part.dtype or one.dtype).itemsize for one in part.pieces)
-        if some and held + size > at_once:
+        # A sharded tensor counts with its full size.
+        size = sum(piece.numel() * (part.dtype or piece.dtype).itemsize for piece in part.pieces)
+        if some and total + size > at_once:
             yield some
-            some, held = [], 0
+            some, total = [], 0
         some.append(part)
-        held += size
+        total += size
     if some:
         yield some

@@ -1,4 +1,4 @@
-"""The last proof after a refit: the log-probs that the generator's decode path gives, against the learner's."""
+"""The last check after a refit: the log-probs of the generator's decode path, compared with the learner's."""
 
 import torch
 from torch import Tensor
@@ -21,8 +21,8 @@ async def compare_decoding(
     dtype: torch.dtype,
     distribution: Distribution | None = None,
 ) -> Metrics:
-    """Compare log-probs. ``decoded`` are the generator's of ``tokens`` after ``prompt``, under ``distribution`` (by
-    default the model's own). ``dtype`` is what the generator computes in. Raises ``RefitError`` beyond the
+    """Compare log-probs. ``decoded`` are the generator's log-probs of ``tokens`` after ``prompt``, under
+    ``distribution`` (by default the unmodified model's). ``dtype`` is the generator's. Raises ``RefitError`` beyond the
     config's tolerance."""
     batch = await compute(_batch, prompt, tokens, distribution or Distribution())
     scored = (await learner.score(batch, {"logprobs"}))["logprobs"]
@@ -31,7 +31,7 @@ async def compare_decoding(
     tolerance = config.probe_tolerance or (0.25 if coarse else 1e-3)
     if not mean <= tolerance:
         raise RefitError(
-            f"after publishing, the generator's decode path gives other log-probs than the learner: they differ by "
+            f"after publishing, the generator's decode path gives different log-probs than the learner: they differ by "
             f"{mean:.3g} on average over {len(tokens)} tokens (weights.probe_tolerance {tolerance:g}). Stale "
             "caches, another precision, or a head that is not tied as in the learner are the usual causes"
         )

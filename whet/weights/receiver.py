@@ -1,5 +1,5 @@
-"""The engine's end of a refit: takes buckets of weights, hands them to the engine's model, and reports what it saw and
-what the model's layers compute with afterwards. Runs in the engine's process; knows no engine by name."""
+"""The engine's end of a refit: receives buckets of weights, loads them into the engine's model, and reports their
+digests and the values that the model's layers compute with afterwards. Runs in the engine's process."""
 
 from collections.abc import Iterable
 from typing import Any, Protocol, TypedDict
@@ -17,80 +17,80 @@ from whet.weights.transport import Reader, connect
 
 
 class Loadable(Protocol):
-    """A model that can be loaded anew, by Hugging Face names or, of LoRA's tensors, by PEFT's."""
+    """A model that can load new weights, by Hugging Face names or, for LoRA's tensors, by PEFT's."""
 
     def begin(self) -> None: ...
     def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Take some of the weights. Their memory is written over once this returns."""
+        """Load some of the weights. Their memory is overwritten once this returns."""
         ...
 
     def finish(self) -> list[str]:
-        """Return the names of what no weight came for."""
+        """Return the names of parameters without a loaded weight."""
         ...
 
     def shard(self, name: str, tensor: Tensor) -> Tensor | None:
-        """Return what this process is to hold of a tensor, whose matrices several may share; None where it can't
-        tell."""
+        """Return this process's part of a tensor, whose matrices several processes may share; None if that is
+        unknown."""
         ...
 
     def read_back(self, name: str, columns: list[int]) -> Tensor | None:
         """Return these columns of its shard of a matrix, or its shard of a vector, as the model computes with them;
-        None where it can't tell. Without columns, all of it."""
+        None if that is unknown. Without columns, return all of it."""
         ...
 
 
 class LoadableAdapter(Loadable, Protocol):
-    """The LoRA adapter of a model. Its shards are as its layers hold them: scaled, filled up with zeros."""
+    """The LoRA adapter of a model. Its shards are as its layers store them: scaled and padded with zeros."""
 
     def refuses(self, names: list[str]) -> list[str]:
-        """Return the modules, of tensors to come, that it can't apply LoRA to."""
+        """Return the modules of the named tensors to which LoRA can't be applied."""
         ...
 
 
 class RankModel(Loadable, Protocol):
-    """The model of an engine, or what one of its ranks has of it."""
+    """The model of an engine, or one rank's part of it."""
 
     @property
     def rank(self) -> int:
-        """This process's number among those that share the model, from 0."""
+        """This process's index among the processes that share the model, from 0."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """The device that it computes on."""
+        """The device of its computations."""
         ...
 
     @property
     def rounding(self) -> float:
-        """The share of itself by which a number of a matrix may differ when it is read back; 0: none."""
+        """The relative error that a matrix element may have when it is read back; 0: none."""
         ...
 
     def adapter(self, rank: int, alpha: float) -> LoadableAdapter:
-        """Return LoRA over the weights that are there."""
+        """Return LoRA over the loaded weights."""
         ...
 
 
 class Report(TypedDict):
-    """The report of one rank at the end."""
+    """The final report of one rank."""
 
-    digests: dict[str, int]  # of what came, by name
-    missing: list[str]  # the engine's own names of what nothing came for
-    wrong: list[str]  # matrices and vectors that the model computes with and that are not what came
-    unread: list[str]  # those that it can't tell of
+    digests: dict[str, int]  # digests of received tensors, by name
+    missing: list[str]  # the engine's names of parameters without a new weight
+    wrong: list[str]  # tensors whose values in the model differ from the received ones
+    unverified: list[str]  # tensors that the engine can't read back
 
 
 class Receiver:
-    """One refit is ``begin``, any number of ``take``, ``finish``. The manifest and the way to the sender stay from one
-    refit to the next. Arguments and results are plain data, which any engine's messages can carry."""
+    """One refit is ``begin``, any number of ``take``, ``finish``. The manifest and the connection to the sender are
+    kept between refits. Arguments and results are plain data, which any engine's messages can carry."""
 
     def __init__(self, model: RankModel) -> None:
         self.model = model
-        self._into: Loadable = model  # what is being loaded
+        self._target: Loadable = model  # the model or adapter that is loaded
         self._manifest: Manifest = ()
         self._reader: Reader | None = None
         self._digests: dict[str, int] = {}
-        self._kept: dict[str, tuple[list[int], Tensor]] = {}  # columns of what came, which the model is asked for later
-        self._unread: list[str] = []
+        self._expected: dict[str, tuple[list[int], Tensor]] = {}  # columns of received tensors, to compare later
+        self._unverified: list[str] = []
         self._columns = self._seed = 0
         self._drawn: dict[int, list[int]] = {}  # columns, by the width of a matrix
 
@@ -101,29 +101,30 @@ class Receiver:
     def begin(
         self, columns: int, seed: int, manifest: str | None, adapter: tuple[int, float] | None = None
     ) -> list[str]:
-        """Begin a new set of weights. ``columns`` of each matrix, chosen by ``seed``, will be read back. ``manifest``:
-        where it is new, as ``to_text`` writes it. ``adapter``: LoRA's tensors alone are to come, of this rank and
-        alpha; the modules are returned that it can't be applied to."""
+        """Begin a new set of weights. ``columns`` columns of each matrix, chosen by ``seed``, will be read back.
+        ``manifest``: the text of a new manifest, or None if it is unchanged. ``adapter``: only LoRA's tensors follow,
+        of this rank and alpha; return the modules to which they can't be applied."""
         self._columns, self._seed = columns, seed
-        self._digests, self._kept, self._unread, self._drawn = {}, {}, [], {}
+        self._digests, self._expected, self._unverified, self._drawn = {}, {}, [], {}
         if manifest is not None:
             self._manifest = from_text(manifest)
-        self._into, refused = self.model, list[str]()
+        self._target, refused = self.model, list[str]()
         if adapter is not None:
-            self._into = own = self.model.adapter(*adapter)
-            refused = own.refuses([entry.name for bucket in self._manifest for entry in bucket])
-        self._into.begin()
+            self._target = lora = self.model.adapter(*adapter)
+            refused = lora.refuses([entry.name for bucket in self._manifest for entry in bucket])
+        self._target.begin()
         return refused
 
     def connect(self, transport: TransportName, connection: tuple[Any, ...], first_rank: int) -> None:
-        """Connect to the sender. ``first_rank``: which of all processes that read is this engine's first, from 1."""
+        """Connect to the sender. ``first_rank``: the index of this engine's first rank among all reading processes,
+        from 1."""
         if self._reader is not None:
-            self._reader.close()  # let go of what was there first
+            self._reader.close()  # releases its memory before the new one is mapped
         self._reader = None
         self._reader = connect(transport, connection, self.model.device, first_rank + self.model.rank)
 
     def take(self, bucket: int) -> None:
-        """Load a bucket from where it lies; it is written over once this returns."""
+        """Load a bucket from the transport's memory, which is overwritten once this returns."""
         if self._reader is None:
             raise RefitError("weights were sent to an engine that is not connected to the learner")
         named = self._reader.read(self._manifest, bucket)
@@ -131,16 +132,16 @@ class Receiver:
             self._digests |= digest(named)
             for name, tensor in named:
                 self._keep(name, tensor)
-        self._into.load(named)
+        self._target.load(named)
         settle(self.model.device)
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        shard = self._into.shard(name, tensor)
+        shard = self._target.shard(name, tensor)
         if shard is None:
-            self._unread.append(name)
+            self._unverified.append(name)
             return
-        columns = self._chosen(shard.shape[1]) if shard.ndim == 2 and self._into is self.model else []
-        self._kept[name] = (columns, shard[:, columns] if columns else shard.clone())
+        columns = self._chosen(shard.shape[1]) if shard.ndim == 2 and self._target is self.model else []
+        self._expected[name] = (columns, shard[:, columns] if columns else shard.clone())
 
     def _chosen(self, width: int) -> list[int]:
         if width not in self._drawn:
@@ -150,15 +151,16 @@ class Receiver:
 
     def finish(self) -> Report:
         """End the set, and read back."""
-        missing = self._into.finish()
-        wrong, unread, rounding = [], list(self._unread), self.model.rounding
-        for name, (columns, came) in self._kept.items():
-            held = self._into.read_back(name, columns)
-            if held is None:
-                unread.append(name)
+        missing = self._target.finish()
+        wrong, unverified, rounding = [], list(self._unverified), self.model.rounding
+        for name, (columns, expected) in self._expected.items():
+            actual = self._target.read_back(name, columns)
+            if actual is None:
+                unverified.append(name)
                 continue
-            held = held[: len(came)].to(came.device, came.dtype)
-            if held.shape != came.shape or not torch.allclose(held, came, rtol=rounding if columns else 0.0, atol=0.0):
+            actual = actual[: len(expected)].to(expected.device, expected.dtype)
+            same = actual.shape == expected.shape
+            if not same or not torch.allclose(actual, expected, rtol=rounding if columns else 0.0, atol=0.0):
                 wrong.append(name)
-        self._kept, self._into = {}, self.model
-        return {"digests": self._digests, "missing": missing, "wrong": wrong, "unread": unread}
+        self._expected, self._target = {}, self.model
+        return {"digests": self._digests, "missing": missing, "wrong": wrong, "unverified": unverified}

@@ -1,9 +1,9 @@
-"""The learner's end of a refit: makes the weights a bucket at a time, casts them, takes their digests and writes them
-to a transport. Runs where the weights are, in the process of the learner's first rank; what is alive beyond the model
-is one bucket and the transport's buffers, never the model. Knows no engine.
+"""The learner's end of a refit: computes the weights a bucket at a time, casts them, takes their digests and writes
+them to a transport. Runs where the weights are, in the process of the learner's first rank; its additional memory is
+one bucket and the transport's buffers, never a whole model.
 
-Of several ranks all go through it together, because gathering takes all of them. The first one speaks to the engines;
-whether the others write as well, the request says.
+All ranks iterate together, because gathering needs all of them. The first rank communicates with the engines; the
+request determines whether the other ranks write as well.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ from whet.weights.transport import Writer, open_writer
 
 
 class Sender:
-    """``weights``: what there is to send; ``ranks``: those that have it, with this one among them, None where it is
-    alone; ``device``: where this one's tensors are; ``leaves``: whether tensors that go to the caller leave this
-    process; ``host``: where engines can reach it."""
+    """``weights``: returns the weights of a request; ``ranks``: the ranks that have them, including this one, or None
+    for a single one; ``device``: the device of this rank's tensors; ``leaves``: whether tensors returned to the caller
+    leave this process; ``host``: the address at which engines can reach it."""
 
     def __init__(
         self,
@@ -38,34 +38,34 @@ class Sender:
         self._weights, self._ranks, self._leaves, self._host = weights, ranks, leaves, host
         self._device = device or torch.device("cpu")
         self._first = ranks is None or ranks.info.rank == 0
-        self._writer: Writer | None = None  # where this rank writes
-        self._manifest: Manifest = ()  # that the receivers know
+        self._writer: Writer | None = None  # this rank's transport
+        self._manifest: Manifest = ()  # the receivers' current manifest
         self._buckets: Iterator[Bucket] = iter(())
         self._gathering = False
 
     def begin(self, request: WeightRequest) -> Handshake:
-        """Start anew, whatever became of the last time."""
+        """Start a new transfer, even after an incomplete one."""
         self._gathering = False
         size = request.bucket_bytes or usual_bucket(request.transport, self._device.type == "cuda")
         weights = self._weights(replace(request, bucket_bytes=size))
-        manifest, known, connection = pack(weights.described(), request.dtype, size), False, None
+        manifest, unchanged, connection = pack(weights.described(), request.dtype, size), False, None
         if request.transport is not None:
-            if request.anew:
+            if request.full:
                 self.close()
-            known, self._manifest = manifest == self._manifest, manifest
+            unchanged, self._manifest = manifest == self._manifest, manifest
             if self._first or request.every_rank:
                 self._writer = self._writer or open_writer(request, self._device, self._ranks, self._host)
                 connection = self._writer.open(manifest)
         self._buckets = self._send(request, manifest, iter(weights.tensors()))
-        return Handshake(machine(), None if known else manifest, connection)
+        return Handshake(machine(), None if unchanged else manifest, connection)
 
     @torch.no_grad()
     def next(self) -> Bucket | None:
-        """Return the next bucket; None when all were sent. On the other ranks it has no content."""
+        """Return the next bucket; None when all were sent. On other ranks than the first it is empty."""
         return next(self._buckets, None)
 
     def end(self) -> None:
-        """Let go of what the receivers have taken."""
+        """Release the data that the receivers have taken."""
         self._buckets = iter(())
         if self._writer is not None:
             self._writer.taken()
@@ -89,10 +89,10 @@ class Sender:
                 elif self._first:
                     bucket.tensors.extend((name, tensor.cpu() if self._leaves else tensor) for name, tensor in named)
             except Exception as error:
-                if self._gathering:  # nobody knows how far the others are
+                if self._gathering:  # the progress of the other ranks is unknown
                     raise
                 failed = error
-            for _ in named:  # the others gather it all with this rank, whatever became of it
+            for _ in named:  # the other ranks need this rank for gathering, even after an error
                 pass
             self._agree(failed, request)
             yield bucket
@@ -104,21 +104,23 @@ class Sender:
         tensors: Iterator[tuple[str, Tensor]],
         digests: dict[str, int],
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield the bucket's tensors as they are to arrive, each made when it is asked for."""
+        """Yield the bucket's tensors in their final form, each computed when it is requested."""
         travels = request.transport is not None or self._leaves or self._ranks is not None
         for entry in entries:
             self._gathering = True
             name, tensor = next(tensors)
             self._gathering = False
             if name != entry.name:
-                raise RefitError(f"the learner's weights changed while they were sent: {name} came for {entry.name}")
+                raise RefitError(
+                    f"the learner's weights changed while they were sent: got {name} instead of {entry.name}"
+                )
             tensor = tensor.to(request.dtype)
             if self._first and request.digest and travels:
                 digests[name] = tensor_digest(tensor)
             yield name, tensor
 
     def _agree(self, failed: Exception | None, request: WeightRequest) -> None:
-        """Raise what went wrong. Where all ranks write, they fail together, and go on when all have written."""
+        """Raise this rank's error. If all ranks write, they fail together, and continue when all have written."""
         if self._ranks is None or not request.every_rank:
             if failed is not None:
                 raise failed

@@ -1,5 +1,5 @@
-"""Memory that processes share: of a CPU, through a file that has no name, or of one GPU, through CUDA IPC. Whoever uses
-it need not know which. CUDA's part, a branch of each function here, does as torch.multiprocessing does."""
+"""Memory that processes share: on a CPU, through a file without a name, or on one GPU, through CUDA IPC. Callers need
+not know which. The CUDA branch of each function does the same as torch.multiprocessing."""
 
 import os
 import pickle
@@ -14,13 +14,13 @@ from torch import Tensor
 from whet.base.errors import ConfigError, RefitError
 
 Handle = bytes
-"""By which another process of this machine opens the memory."""
-_DEVICE = 6  # the place of the device's number among the arguments of ``rebuild_cuda_tensor``
+"""The handle by which another process of this machine opens the memory."""
+_DEVICE = 6  # index of the device's number among the arguments of ``rebuild_cuda_tensor``
 
 
 def share(size: int, device: torch.device) -> tuple[Tensor, Handle]:
-    """Return [size] bytes (uint8) on ``device``, and their handle, which can be opened while they are alive here. Of a
-    GPU's memory torch counts who has it open, for which each handle has to be opened by one process."""
+    """Return [size] bytes (uint8) on ``device``, and their handle, which can be opened while the memory exists here.
+    For GPU memory torch counts its users, so each handle must be opened by exactly one process."""
     if device.type == "cuda":
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -34,13 +34,15 @@ def share(size: int, device: torch.device) -> tuple[Tensor, Handle]:
         memory = _mapped(f"/proc/self/fd/{file}", size)
     except (OSError, RuntimeError) as error:
         os.close(file)
-        raise RefitError(f"{size / 2**20:.0f} MiB of memory for sending weights could not be had: {error}") from error
+        raise RefitError(
+            f"{size / 2**20:.0f} MiB of memory for sending weights could not be allocated: {error}"
+        ) from error
     weakref.finalize(memory, os.close, file)
     return memory, f"/proc/{os.getpid()}/fd/{file}".encode()
 
 
 def open_shared(handle: Handle, size: int, device: torch.device) -> Tensor:
-    """Return the same memory, in another process. ``device`` is the one it is on, as this process counts them."""
+    """Return the same memory, in another process. ``device`` is its device, as numbered in this process."""
     if device.type == "cuda":
         from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
@@ -52,16 +54,15 @@ def open_shared(handle: Handle, size: int, device: torch.device) -> Tensor:
 
 
 def settle(device: torch.device) -> None:
-    """Return when a device has done all that it was given to do: then others may read what was written, or write over
-    what was read."""
+    """Return when a device has finished its queued work: then other processes may read or overwrite its memory."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @cache
 def machine() -> str:
-    """Return a name that is equal where memory can be shared: on one system that has not been started anew, with one
-    view of its processes."""
+    """Return a name that is equal for processes that can share memory: on one boot of one system, with the same process
+    namespace."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # not Linux

@@ -1,5 +1,5 @@
-"""The messages between a learner and the way of its weights to a generator. Plain data, so that a learner in
-another process understands it."""
+"""The messages between a learner and a weight sync. Plain data, so that they can be sent to a learner in another
+process."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,50 +13,51 @@ from whet.weights.config import TransportName
 from whet.weights.manifest import Manifest
 
 Content = Literal["merged", "base", "adapter"]
-"""Which weights: all of them with LoRA merged in, all without LoRA, or LoRA's tensors alone."""
+"""The kind of weights: all with LoRA merged, all without LoRA, or LoRA's tensors alone."""
 
 
 @dataclass(slots=True, frozen=True)
 class WeightRequest:
-    """A request for weights: which, and how they come."""
+    """A request for weights: which ones, and how they are sent."""
 
-    dtype: torch.dtype  # they are cast to it
-    bucket_bytes: int | None  # they come so many at a time, counted before and after the cast; a larger tensor alone
+    dtype: torch.dtype  # dtype to which they are cast
+    bucket_bytes: int | None  # size of a bucket, before and after the cast; a larger tensor is alone
     digest: bool = True
     content: Content = "merged"
     transport: TransportName | None = None  # None: as tensors, to the caller
-    anew: bool = True  # the receivers know nothing of what was sent before
-    receivers: int = 1  # processes that take each bucket
-    folder: Path | None = None  # where files are written; None: the system's temporary folder
+    full: bool = True  # send the manifest and connection too; the receivers have no earlier ones
+    receivers: int = 1  # number of processes that read each bucket
+    folder: Path | None = None  # folder of files; None: the system's temporary folder
     deadline: float = 300.0  # seconds that a broadcast may take
 
     @property
     def every_rank(self) -> bool:
-        """True where every rank of a learner writes, for whoever reads on its device, False for the first one alone."""
+        """True if every rank of a learner writes, for the readers on its device; False for the first rank alone."""
         return self.transport == "cuda_ipc"
 
 
 @dataclass(slots=True, frozen=True)
 class Handshake:
-    """The answer to a request: what receivers have to know before the first bucket."""
+    """The answer to a request: the information that receivers need before the first bucket."""
 
-    machine: str  # where the sender is
-    manifest: Manifest | None  # None where it is as they know it
-    connection: tuple[Any, ...] | None  # how to read what the transport carries; None where they know it
+    machine: str  # the sender's machine
+    manifest: Manifest | None  # None if it is unchanged
+    connection: tuple[Any, ...] | None  # how to connect to the transport; None if it is unchanged
 
 
 @dataclass(slots=True, frozen=True)
 class Bucket:
-    """Some of the weights. What is on the transport is read by the bucket's number."""
+    """Some of the weights. The data on the transport is read by the bucket's number."""
 
     number: int  # from 0
-    tensors: list[tuple[str, Tensor]] = field(default_factory=list)  # without a transport; they may be the model's own
-    digests: dict[str, int] = field(default_factory=dict)  # of the tensors after the cast, where they leave a process
+    # without a transport; may be the model's tensors
+    tensors: list[tuple[str, Tensor]] = field(default_factory=list)
+    digests: dict[str, int] = field(default_factory=dict)  # of the tensors after the cast, if they leave a process
     bytes: int = 0
 
 
 class WeightSource(Protocol):
-    """A learner, or whoever holds a model. One refit at a time: begin, next until None, end."""
+    """A learner, or another owner of a model. One refit at a time: begin, next until None, end."""
 
     async def begin_weights(self, request: WeightRequest) -> Handshake: ...
     async def next_weights(self) -> Bucket | None: ...
@@ -64,10 +65,11 @@ class WeightSource(Protocol):
 
 
 class NamedTensors(Protocol):
-    """Weights of a model, in the same order each time they are gone through."""
+    """Weights of a model, iterated in the same order each time."""
 
     def described(self) -> list[tuple[str, torch.dtype, torch.Size]]:
-        """Return (Hugging Face name, of LoRA's tensors PEFT's; type; shape) of each, and make none."""
+        """Return (name, dtype, shape) of each tensor without computing it; names are Hugging Face's, for LoRA's tensors
+        PEFT's."""
         ...
 
     def tensors(self) -> Iterable[tuple[str, Tensor]]: ...

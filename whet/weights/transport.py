@@ -1,5 +1,5 @@
-"""Transports, which carry buckets of weights from a learner to engines: a writer at the learner's end, a reader in each
-process of the engines."""
+"""Transports of buckets of weights from a learner to engines: a writer at the learner's end, a reader in each process
+of the engines."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,19 +19,19 @@ class Writer(Protocol):
     """The learner's end."""
 
     def open(self, manifest: Manifest) -> tuple[Any, ...] | None:
-        """Prepare for these buckets. Returns what readers need to connect (plain data), where it is new."""
+        """Prepare for these buckets. Return the data that readers need to connect (plain data), if it is new."""
         ...
 
     def write(self, bucket: int, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Put a bucket there, when the one before the last was taken. Each tensor is made when its turn comes."""
+        """Write a bucket, after the bucket before the last was taken. Each tensor is computed when it is written."""
         ...
 
     def taken(self) -> None:
-        """Let go of what is there: all readers have taken it."""
+        """Release the written data, because all readers have taken it."""
         ...
 
     def close(self) -> None:
-        """Let go of everything, also in the midst of it."""
+        """Release everything, even during a transfer."""
         ...
 
 
@@ -39,15 +39,15 @@ class Reader(Protocol):
     """The end of one process of an engine."""
 
     def read(self, manifest: Manifest, bucket: int) -> list[tuple[str, Tensor]]:
-        """Return a bucket's tensors, which may be written over when the next but one is read."""
+        """Return a bucket's tensors, which may be overwritten when the next but one is read."""
         ...
 
     def close(self) -> None: ...
 
 
 def open_writer(request: "WeightRequest", device: torch.device, ranks: Ranks | None, host: str) -> Writer:
-    """Return the writer of a rank whose tensors are on ``device``. ``ranks`` are the learner's, None where it is alone;
-    ``host``: where engines can reach it."""
+    """Return the writer of a rank whose tensors are on ``device``. ``ranks`` are the learner's, None for a single one;
+    ``host``: the address at which engines can reach it."""
     from whet.weights import buffers, collective, disk
 
     match request.transport:
@@ -62,8 +62,8 @@ def open_writer(request: "WeightRequest", device: torch.device, ranks: Ranks | N
 
 
 def connect(transport: TransportName, connection: tuple[Any, ...], device: torch.device, rank: int) -> Reader:
-    """Return the reader of a process that computes on ``device``, the ``rank``-th of all that read, from 1.
-    ``connection`` is what the writer's ``open`` returned."""
+    """Return the reader of a process that computes on ``device``, the ``rank``-th of all readers, from 1.
+    ``connection`` is the result of the writer's ``open``."""
     from whet.weights import buffers, collective, disk
 
     match transport:
