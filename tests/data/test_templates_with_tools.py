@@ -15,6 +15,7 @@ from whet.base.errors import ConfigError
 from whet.chat.calls import checked_call
 from whet.chat.renderer import Renderer
 from whet.chat.replies import ReplyFormat
+from whet.chat.thinking import opens_thought
 from whet.core.types import Message, ToolCall
 
 NAMES = ("SmolLM2", "Qwen3", "Llama 3", "Hermes", "Gemma")
@@ -136,7 +137,7 @@ def test_calls_of_published_templates_are_read_back_with_their_types(name: str) 
     tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {"properties": properties}}}
     arguments = {"s": "1", "n": 1, "xs": [1, "2"], "o": {"a": None}, "b": True}
     sampled = renderer._as_sampled([checked_call({"name": "f", "arguments": arguments}, 0)])
-    written = f"</think>{sampled}" if renderer._opens_thought() else sampled
+    written = f"</think>{sampled}" if opens_thought(renderer._question()) else sampled
     reply = renderer.parse_reply(renderer.encode_text(written), [tool])
     assert [call["function"] for call in reply["tool_calls"]] == [{"name": "f", "arguments": arguments}]
 
