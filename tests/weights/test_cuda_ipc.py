@@ -311,7 +311,6 @@ def refused(worker: LearnerWorker, rank: int, engines: Engines | None, machines:
 def test_an_engine_on_a_device_without_a_learner_is_told_what_to_set(model: Path, tmp_path: Path) -> None:
     (said,) = run(Case(model), tmp_path, refused, ["here"], devices=["GPU 0", "GPU 7"])
     assert "RefitError: a rank of the engine computes on cpu (GPU 7), but the learner's ranks are on GPU 0" in said
-    assert "these are on GPU 0" in said
     assert "generator.devices" in said
 
 
