@@ -38,5 +38,5 @@ def test_what_cannot_replay_is_refused_with_its_reason(tmp_path: Path) -> None:
             replaying(tmp_path, cluster={"type": "processes"}, parallel=layout)
     dense = replaying(save_tiny_model(tmp_path / "dense"), steps=1)
     assert any("router_replay is for experts of deepseek_v3" in line for line in make_plan(dense, runtime=0).warnings)
-    with pytest.raises(ConfigError, match="and this model is a llama; leave it out"):
+    with pytest.raises(ConfigError, match="but this model is a llama; leave it out"):
         start(dense, tmp_path / "run")
