@@ -19,7 +19,7 @@ from whet.learner.config import OptimizerConfig
 from whet.learner.float8 import use_float8
 from whet.learner.model import LearnerModel
 from whet.learner.optimizer import build_adamw, pieces
-from whet.learner.precision import narrow_stream
+from whet.learner.precision import bf16_residual_stream
 from whet.models import tiled_logprobs
 from whet.models.attention.forest import use_forest_attention
 from whet.models.compiled import compile_layers
@@ -86,7 +86,7 @@ def _ladder(name: str, tokens: int, s: Setting) -> Iterator[Row]:
             yield Row(f"{name}: {rung}", f"skipped: {PACKAGES[missing[0]]} is not installed")
             continue
         if how.get("narrow") and "narrow" not in done:
-            narrow_stream(model.model)
+            bf16_residual_stream(model.model)
         if how.get("compiled") and "compiled" not in done:
             compile_layers(model.model, s.device)
         if how.get("float8"):
