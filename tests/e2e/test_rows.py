@@ -251,7 +251,7 @@ def test_wrong_rows_end_in_one_line_before_anything_is_trained(
 
 def test_a_loss_without_a_reference_can_not_cache_it(tiny_model: Path, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "pairs.jsonl", pairs(8))
-    with pytest.raises(ConfigError, match=r"reference = cached, but algorithm\.loss has no reference"):
+    with pytest.raises(ConfigError, match=r"reference = cached, but algorithm\.loss uses no reference model"):
         rows_recipe(tiny_model, "preference", path, {"type": "dpo", "loss": "simpo", "reference": "cached"})
 
 

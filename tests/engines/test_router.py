@@ -144,7 +144,7 @@ def test_every_replica_gets_the_weights_and_proves_it(
             honest = opened.load
             opened.load = lambda named: honest([(n, t + 1) for n, t in named])
             monkeypatch.setattr(router.replicas[1].engine, "open", lambda: opened)
-            with pytest.raises(RefitError, match=r"^replica 2 of 2: .*does not hold"):
+            with pytest.raises(RefitError, match=r"^replica 2 of 2: .*weights differ from"):
                 await sync.publish(learner, router, 4)
         finally:
             await router.close()

@@ -71,7 +71,7 @@ def test_an_engine_starts_beside_a_learner_on_its_gpu() -> None:
 
 
 def test_on_gpus_the_defaults_are_a_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_processes, "free_share", lambda names: {("4", "5"): 0.5}[names])
+    monkeypatch.setattr(vllm_processes, "free_memory_fraction", lambda names: {("4", "5"): 0.5}[names])
     gpus, cpus = Deployment(gpus=("4", "5")), Deployment()
     here, there = settings_of(gpus, tensor=2), settings_of(cpus)
     assert here["gpu_memory_utilization"] == pytest.approx(0.45)
@@ -99,7 +99,7 @@ def test_devices_are_counted_as_this_process_counts_them(monkeypatch: pytest.Mon
     for devices, gpus in named.items():
         engine = VllmGeneratorConfig(devices=devices).build(tiny_llama().config)
         assert engine.deployment.gpus == gpus
-    with pytest.raises(ConfigError, match=r"generator\.devices names GPU 3, and this process sees 3"):
+    with pytest.raises(ConfigError, match=r"generator\.devices names GPU 3, but this process sees 3"):
         VllmGeneratorConfig(devices="3").build(tiny_llama().config)
     for hidden in ("", " "):  # as a zero-GPU actor of Ray has it: the engine's own numbers
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)

@@ -130,7 +130,7 @@ def save_where_there_is_no_folder(rendezvous: str, rank: int, case: Case, folder
 
 def test_a_folder_that_one_rank_does_not_see_is_an_error_on_all_and_is_not_made(models, tmp_path):
     said = on_ranks(2, save_where_there_is_no_folder, Case(models["llama"], TWO), tmp_path)
-    assert all("is not there on" in message and "all nodes see" in message for rank in said for message in rank)
+    assert all("doesn't exist on" in message and "visible on all nodes" in message for rank in said for message in rank)
     assert list(tmp_path.iterdir()) == []
 
 
