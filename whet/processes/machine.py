@@ -150,7 +150,11 @@ def keep_freed_memory() -> None:
 
     By default glibc unmaps every large block when it is freed, and the system zeroes new pages: on a CPU that is a
     third of the time of a training step, which allocates and frees the same gigabytes again and again. The peak stays
-    the same, but the process holds it between steps. Call it before any thread starts: threads keep their heap."""
+    the same, but the process holds it between steps. Call it before any thread starts: threads keep their heap.
+
+    oneDNN keeps the code that it generates for each shape, 1,024 pieces by default. The shapes of micro-batches hardly
+    ever come again, so these pieces would only lie between the heap's free blocks and keep it growing."""
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None)
