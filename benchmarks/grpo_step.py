@@ -5,7 +5,7 @@
 A step is 8 prompts (arithmetic stories, about 85 tokens) with 8 answers of exactly 64 tokens each, learned from in one
 optimizer step; all weights are trained. All compute in the precision that a run would choose here, or in --precision;
 in bfloat16 whet learns in autocast over float32 weights. TRL (``trl_step.py``, which says how to make its virtual
-environment) runs at its defaults, and at the fastest settings that were found for a CPU, those of OpenMP and malloc
+environment) runs at its defaults, and at the fastest settings that were found for a CPU, OpenMP and malloc
 included. All are warmed up, then take turns, so that a busy machine slows all of them, and who waits is stopped; the
 ratio is what to read. whet's own seconds are broken down, beside what the machine could do at best: the products that
 the mathematics needs at the measured rate of matrix products, and the bytes that must be moved at the measured rate of

@@ -74,7 +74,7 @@ def start(
 def open(
     recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
 ) -> "Opening":
-    """Open a run whose loop is yours; arguments as those of ``start``. Nothing is trained by itself.
+    """Open a run whose loop is yours; the arguments are the same as for ``start``. Nothing is trained by itself.
 
     async with whet.open("quickstart") as run:  # or, in a notebook: with whet.open("quickstart") as run
         groups = await run.policy.sample(run.tasks.next(8), n=8)
@@ -112,7 +112,7 @@ def train(
     function, sync or async, of the model's text and, by their names, columns of the row; it returns a number, a bool
     or a dict of scores with the key ``reward``. ``test``: rows to evaluate on; by default up to 100, and at most a
     tenth, of ``data`` are held out. ``settings``: ``lr``, ``group_size``, ``max_new_tokens``, ``prompts_per_step``,
-    ``seed``, or whole sections as in ``start``; ``overrides`` are those of the command line.
+    ``seed``, or whole sections as in ``start``; ``overrides`` are written as on the command line.
 
     Raises ``DataError`` naming the row that has no prompt, ``RecipeError`` naming all settings that are wrong."""
     from whet.tasks.functions import name_of, write_rows

@@ -44,5 +44,6 @@ def test_each_call_of_an_agent_is_trained_once(tiny_model: Path, tmp_path: Path)
 )
 def test_an_agent_with_a_sub_agent_learns(tiny_model: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     folder = run.start(toy_recipe(tiny_model, steps=20, **SETTINGS, **changes), tmp_path / "run")
-    before, after = lines(folder, "evaluation")
-    assert after["evaluation/reward"] > before["evaluation/reward"] + 0.2
+    # Of sampled answers: the greedy one of so small a model is all right or all wrong.
+    rewards = [line["reward/mean"] for line in lines(folder, "train") if "reward/mean" in line]
+    assert sum(rewards[-5:]) > 1.25 * sum(rewards[:5])

@@ -61,7 +61,7 @@ def steps_done(folder: Path) -> int:
 
 @contextmanager
 def running(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run in a process of its own, which is held in its second step."""
+    """Start a run in a separate process, and hold it in its second step."""
     with subprocess.Popen(
         [sys.executable, "-m", "whet", "train", *arguments, "--folder", str(folder)],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},

@@ -80,7 +80,7 @@ def unlucky(task: Task, base_url: str, api_key: str) -> float:
 
 
 def stubborn(task: Task, base_url: str, api_key: str) -> float:
-    """Goes on without the model when it is refused, and then its own tool fails."""
+    """Continues without the model when its request is refused; then its own tool fails."""
     with contextlib.suppress(RateLimitError):
         talkative(task, base_url, api_key)
     raise ConnectionError("the weather service is away")

@@ -1,4 +1,4 @@
-"""``whet.train``: a model, rows and a function; and what is left of a run."""
+"""``whet.train``: a model, rows and a function; and the result of a run."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A task set as a resources server: what Gym's agents send to it, and our own client beside it."""
+"""A task set as a resources server: requests of Gym's agents and of our own client."""
 
 import asyncio
 import json
