@@ -69,6 +69,7 @@ CLEAN = (
     "whet/processes/",
     "whet/rollouts/",
     "whet/show/",
+    "whet/tasks/math/",
     "whet/weights/",
 )
 

@@ -1,4 +1,4 @@
-"""Right is right in many spellings; a hostile reply costs itself its reward and nothing else."""
+"""A right answer is accepted in many spellings; a hostile reply loses its reward and breaks nothing else."""
 
 import asyncio
 
@@ -318,6 +318,6 @@ def test_overlong_and_empty_answers_are_no_answers():
         assert grade(MathGrader().open(), boxed, "42") == {"reward": 0, "correct": 0, "format": 0}
 
 
-def test_a_known_answer_that_means_nothing_is_a_data_error(grader):
-    with pytest.raises(DataError, match="known answer"):
+def test_a_gold_answer_that_is_not_mathematics_is_a_data_error(grader):
+    with pytest.raises(DataError, match="gold answer"):
         grade(grader, "\\sqrt{2}", " ")

@@ -210,21 +210,21 @@ def test_columns_win_over_the_form_of_a_published_row(tmp_path):
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"problem": "a", "answer": "He has <<1+1=2>>2.\n#### 2"}, "'answer' is a worked solution as GSM8K has them"),
+        ({"problem": "a", "answer": "He has <<1+1=2>>2.\n#### 2"}, "'answer' is a worked solution of GSM8K"),
         ({"problem": "a", "solution": "It is obvious."}, "no .*boxed"),
         ({"problem": "a", "answer": ["1", "2"]}, "'answer' must be one answer"),
         ({"problem": "a", "answer": True}, "'answer' must be a text"),
         ({"problem": "a", "answer": "$\\max$ at $x = 1$, min at $x = 2$"}, "prose or several formulas"),
     ],
 )
-def test_a_known_answer_that_cannot_be_judged_is_refused_at_reading(tmp_path, row, says):
+def test_a_gold_answer_that_cannot_be_compared_is_an_error_of_its_row(tmp_path, row, says):
     with pytest.raises(DataError, match=says):
         Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0).tasks("train")
 
 
 def test_a_row_with_several_answers_is_an_error_naming_its_line(tmp_path):
     row = {"prompt": [{"content": "a"}], "reward_model": {"ground_truth": '["1", "2"]'}}
-    with pytest.raises(DataError, match=r"math.jsonl:1: .*with one answer"):
+    with pytest.raises(DataError, match=r"math.jsonl:1: .*must hold one 'ground_truth'"):
         Math(path=write(tmp_path / "math.jsonl", [row]), test_size=0).tasks("train")
 
 

@@ -1,4 +1,4 @@
-"""Questions with known mathematical answers, as a task set: the common part of GSM8K, MATH and arithmetic."""
+"""Task sets of questions with a mathematical answer: the common part of GSM8K, MATH and arithmetic."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class BoxedProblems(SplitTasks, ABC):
     """Base of task sets whose replies are graded by ``MathGrader``. Subclasses define ``problems``."""
 
     prompt: str = "{question}\n\n" + BOXED
-    """What the user says."""
+    """The user message. ``{question}`` is replaced by the question."""
     system: str | None = None
     examples: tuple[Example, ...] = ()
     """Problems solved before the question, as earlier turns of the conversation."""
@@ -51,7 +51,7 @@ class BoxedProblems(SplitTasks, ABC):
 
     @abstractmethod
     def problems(self) -> dict[Split, list[Problem]]:
-        """Return the problems of both splits, without overlap."""
+        """Return the problems of both splits. No question is in both."""
 
     def splits(self) -> dict[Split, list[Task]]:
         problems = self.problems()
@@ -59,14 +59,14 @@ class BoxedProblems(SplitTasks, ABC):
         return {split: [self._task(problem) for problem in chosen[split]] for split in problems}
 
     def open(self) -> Environments:
-        """Return a ``MathGrading``; a subclass with its own ``grade`` or ``make`` is its own environments."""
+        """Return a ``MathGrading``; the task set itself if the subclass defines ``grade`` or ``make``."""
         return self if self.own_episodes else self.grader.open()
 
     def gold(self, task: Task) -> str:
         return f"\\boxed{{{task.data['answer']}}}"
 
     def cases(self) -> Sequence[Case]:
-        """Return answers to the first task."""
+        """Return cases of the first training task."""
         tasks = self.tasks("train")
         task = tasks[0]
         gold, box = task.data["answer"], self.gold(task)

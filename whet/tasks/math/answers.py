@@ -1,8 +1,8 @@
-r"""Whether a mathematical answer is the known one: both are cut into what they list, and each part is compared as what
-it is: a written number, words, or a formula.
+r"""Comparison of a mathematical answer with the gold answer. Both are cut into the parts that they list, and each part
+is compared by its kind: a written number, words, or a formula.
 
-A part earns what it says, not what it could be computed to: beside a number, only a finished number is right.
-Formulas are left to the ``formula`` that is given here.
+An answer counts for what it states, not for what could be computed from it: if the gold answer is a number, only a
+finished number is right. Formulas are compared by the callback ``formula``.
 """
 
 import re
@@ -12,8 +12,8 @@ from typing import Literal
 from whet.tasks.math.notation import same_text, split, squeezed, tidy, whole, words
 from whet.tasks.math.written_numbers import equal, read_number, split_unit, unit_ratio
 
-How = Literal["finished", "value", "rounded"]  # leaves nothing to compute; has the value; is it, rounded
-Formula = Callable[[str, str, How], bool]  # given, known
+How = Literal["finished", "value", "rounded"]  # equal and leaves nothing to compute; equal in value; equal if rounded
+Formula = Callable[[str, str, How], bool]  # answer, gold answer
 
 _LIST = re.compile(r",|;|\\text\{\s*,?\s*(?:or|and)\s*\}|\\(?:lor|vee|land|wedge)(?![A-Za-z])|\b(?:or|and)\b")
 _EQUALS = re.compile(r"=|\\(?:equiv|in)(?![A-Za-z])")
@@ -27,115 +27,116 @@ _NAME = re.compile(
 )
 _WORD, _COMMAND = re.compile(r"[A-Za-z]{3,}"), re.compile(r"\\[A-Za-z]+(?:\{[a-z]*matrix\})?")
 _JOINED = re.compile(r"\b(?:and|or)\b")
-_MOST_WORDS = 8  # of a known answer that is words
+_MOST_WORDS = 8  # in a gold answer made of words
 _LESS = re.compile(r"\\(?:le|ge)(?![A-Za-z])|[<>]")
 _STRUCTURE = re.compile(r"\\(?:pi|infty|frac|cdot|times|div|sqrt|text\{[^{}]*\})(?![A-Za-z])")
 _MULTIPLE = re.compile(r"[+-]?\s*[0-9.]*\s*(?:[a-zA-Z]|\\[a-zA-Z]+)\s*(?:\^.*)?")  # "2x" is 16: not x
-_MOST = 40  # parts of a list that are compared
+_MOST_PARTS = 40  # longest list that is compared
 
 
-def is_prose(known: str) -> bool:
-    """Return whether a known answer is told rather than written: formulas between words, or many words.
+def is_prose(gold: str) -> bool:
+    """Return whether a gold answer is prose: formulas between words, or many words.
 
     >>> is_prose("max at $x = 1$ and min at $x = 2$"), is_prose("7\\\\text{ distinct integers}")
     (True, False)
     """
-    outside = re.split(r"(?<!\\)\$[^$]*\$", known)
+    outside = re.split(r"(?<!\\)\$[^$]*\$", gold)
     if len(outside) > 2 and any(_WORD.search(_JOINED.sub("", part)) for part in outside):
         return True
-    bare = re.sub(r"\\(?:text|mbox|mathrm|textbf)\s*\{([^{}]*)\}", r" \1 ", known)
-    said = [word for word in _WORD.findall(_COMMAND.sub(" ", bare)) if word not in ("and", "or")]
-    formula = bool(re.search(r"[0-9=^_$]", known))
-    return "\n\n" in known.strip() or len(said) > (_MOST_WORDS // 2 if formula else _MOST_WORDS)
+    bare = re.sub(r"\\(?:text|mbox|mathrm|textbf)\s*\{([^{}]*)\}", r" \1 ", gold)
+    words_used = [word for word in _WORD.findall(_COMMAND.sub(" ", bare)) if word not in ("and", "or")]
+    has_formula = bool(re.search(r"[0-9=^_$]", gold))
+    return "\n\n" in gold.strip() or len(words_used) > (_MOST_WORDS // 2 if has_formula else _MOST_WORDS)
 
 
-def same(given: str, known: str, formula: Formula) -> bool:
-    """Return whether two answers say the same."""
-    given, known = tidy(given), tidy(known)
-    if same_text(given, known):
+def same(given: str, gold: str, formula: Formula) -> bool:
+    """Return whether an answer means the same as the gold answer."""
+    given, gold = tidy(given), tidy(gold)
+    if same_text(given, gold):
         return True
-    if re.search(r"\\[pm]{2}(?![A-Za-z])", given + known):
-        given, known = _both_signs(given), _both_signs(known)
-    if (number := read_number(known)) and (other := read_number(given)):
+    if re.search(r"\\[pm]{2}(?![A-Za-z])", given + gold):
+        given, gold = _both_signs(given), _both_signs(gold)
+    if (number := read_number(gold)) and (other := read_number(given)):
         return equal(other, number)
-    several, wanted = _listed(given), _listed(known)
-    if len(wanted) > 1 or len(several) > 1:
-        return _unordered(several, wanted, formula)
-    given, known = several[0], wanted[0]
-    values = [part.strip() for part in split(known, _ABOUT) if part.strip()]
+    parts, gold_parts = _listed(given), _listed(gold)
+    if len(gold_parts) > 1 or len(parts) > 1:
+        return _unordered(parts, gold_parts, formula)
+    given, gold = parts[0], gold_parts[0]
+    values = [part.strip() for part in split(gold, _ABOUT) if part.strip()]
     if len(values) > 1:  # "2/3, about 0.67"
-        return any(_one(given, part, formula) for part in (known, *values))
-    return _one(given, known, formula)
+        return any(_same_part(given, part, formula) for part in (gold, *values))
+    return _same_part(given, gold, formula)
 
 
-def _one(given: str, known: str, formula: Formula) -> bool:
-    """``same`` for what lists nothing."""
-    if same_text(given, known):
+def _same_part(given: str, gold: str, formula: Formula) -> bool:
+    """Return ``same`` of two answers that are not lists."""
+    if same_text(given, gold):
         return True
-    (name, value), (known_name, known_value) = _labelled(given), _labelled(known)
-    if name and known_name and name != known_name:
+    (name, value), (gold_name, gold_value) = _labelled(given), _labelled(gold)
+    if name and gold_name and name != gold_name:
         return False
-    equation = len(split(known, _EQUALS)) > 1
-    if equation and (known_name is None or (name is None and "=" in given)):
-        return not _ABOUT.search(given) and formula(given, known, "finished")
-    known = known_value
-    if name is None and (verdict := _chain(given, known, formula)) is not None:
+    equation = len(split(gold, _EQUALS)) > 1
+    if equation and (gold_name is None or (name is None and "=" in given)):
+        return not _ABOUT.search(given) and formula(given, gold, "finished")
+    gold = gold_value
+    if name is None and (verdict := _chain(given, gold, formula)) is not None:
         return verdict
     if name is not None and len(about := split(value, _ABOUT)) > 1:
-        return _rounding([part.strip() for part in about if part.strip()], known, formula)
+        return _rounding([part.strip() for part in about if part.strip()], gold, formula)
     given = value
-    if number := read_number(known):
+    if number := read_number(gold):
         other = read_number(given)
         return other is not None and equal(other, number)
     for cut in (_matrix, _tuple, _union):
-        if (verdict := cut(given, known, formula)) is not None:
+        if (verdict := cut(given, gold, formula)) is not None:
             return verdict
-    if (text := words(known)) is not None and ("\\text" in known or len(text) > 2):
+    if (text := words(gold)) is not None and ("\\text" in gold or len(text) > 2):
         return words(given) == text
-    (bare, unit), (known_bare, known_unit) = split_unit(given), split_unit(known)
-    if unit or known_unit:
-        return unit_ratio(unit, known_unit) == 1 and _one(bare, known_bare, formula)
-    return formula(given, known, "finished")
+    (bare, unit), (gold_bare, gold_unit) = split_unit(given), split_unit(gold)
+    if unit or gold_unit:
+        return unit_ratio(unit, gold_unit) == 1 and _same_part(bare, gold_bare, formula)
+    return formula(given, gold, "finished")
 
 
-def _chain(given: str, known: str, formula: Formula) -> bool | None:
-    r"""The verdict on a chain such as ``40 - 86 = -46`` or ``2/3 \approx 0.67``, whose last part answers and whose
-    other parts must not say otherwise; None for what is none."""
+def _chain(given: str, gold: str, formula: Formula) -> bool | None:
+    r"""Return the verdict on a chain such as ``40 - 86 = -46`` or ``2/3 \approx 0.67``: its last part is the answer and
+    the other parts must agree with it. None if the answer is not a chain."""
     about = [part.strip() for part in split(given, _ABOUT) if part.strip()]
     if about and about[0] != given:
-        return _rounding(about, known, formula)
+        return _rounding(about, gold, formula)
     *sides, last = (side.strip() for side in split(given, _EQUALS))
     if not sides:
         return None
-    return _one(last, known, formula) and all(_agrees(side, last, formula) for side in sides)
+    return _same_part(last, gold, formula) and all(_agrees(side, last, formula) for side in sides)
 
 
 def _agrees(side: str, last: str, formula: Formula) -> bool:
-    """Whether one side of an equation is the last one, so far as it is made of numbers alone."""
+    """Return whether a side of an equation equals the last side. A side with variables is not compared."""
     if re.search(r"[A-Za-z]", _STRUCTURE.sub("", side)):
         return not _MULTIPLE.fullmatch(side)
     before, after = read_number(side), read_number(last)
     return equal(before, after) if before and after else formula(side, last, "value")
 
 
-def _rounding(about: list[str], known: str, formula: Formula) -> bool:
+def _rounding(about: list[str], gold: str, formula: Formula) -> bool:
+    r"""Return the verdict on a value and its roundings, the parts of a text between ``\approx``."""
     exact, *rounded = about
     named, value = _labelled(exact)
     number = read_number(value)
     if not rounded or _NAME.fullmatch(exact):
-        return _one(about[-1], known, formula)
+        return _same_part(about[-1], gold, formula)
     if number is None:  # a root, or such
         return all(formula(part, value, "rounded") for part in rounded) and (
-            _one(exact, known, formula) or any(_one(part, known, formula) for part in rounded)
+            _same_part(exact, gold, formula) or any(_same_part(part, gold, formula) for part in rounded)
         )
     others = [read_number(part) for part in rounded]
     if not all(other and abs(number.value - other.value) * 10**other.decimals * 2 <= 1 for other in others):
         return False
-    return any(_one(part, known, formula) for part in (exact if named else value, *rounded))
+    return any(_same_part(part, gold, formula) for part in (exact if named else value, *rounded))
 
 
 def _labelled(text: str) -> tuple[str | None, str]:
-    r"""The name and value of ``x = 5`` and ``x \in [0, 1]``; without a name the text itself."""
+    r"""Return the name and the value of ``x = 5`` or ``x \in [0, 1]``; without a name, None and the text."""
     sides = split(text, _EQUALS)
     if len(sides) == 2 and _NAME.fullmatch(sides[0].strip()):
         return squeezed(sides[0]), sides[1].strip()
@@ -143,18 +144,20 @@ def _labelled(text: str) -> tuple[str | None, str]:
 
 
 def _listed(text: str) -> list[str]:
-    """The answers that a text lists, as a set or not; of words only letters such as "A, B"."""
+    """Return the answers that a text lists, with or without the braces of a set. Words are only a list if all of them
+    are single letters, such as "A, B"."""
     _, value = _labelled(text)
     if (inner := _SET.fullmatch(value)) and whole(value):
         text = inner[1]
-    if (said := words(text)) is not None:
-        if any(len(word) > 1 for word in re.findall(r"\w+", said) if word not in ("and", "or")):
+    if (plain := words(text)) is not None:
+        if any(len(word) > 1 for word in re.findall(r"\w+", plain) if word not in ("and", "or")):
             return [text]
         text = re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
     return [part for each in split(text, _LIST) if (part := each.strip())] or [text]
 
 
 def _both_signs(text: str) -> str:
+    r"""Return the text with each part that has ``\pm`` or ``\mp`` written out as two."""
     parts = []
     for part in _listed(text):
         plus = part.replace("\\pm", "+").replace("\\mp", "-")
@@ -163,54 +166,59 @@ def _both_signs(text: str) -> str:
     return ", ".join(parts)
 
 
-def _unordered(given: Sequence[str], known: Sequence[str], formula: Formula) -> bool:
-    if len(given) != len(known) or len(known) > _MOST:
+def _unordered(given: Sequence[str], gold: Sequence[str], formula: Formula) -> bool:
+    """Return whether the parts of two lists are equal, in any order."""
+    if len(given) != len(gold) or len(gold) > _MOST_PARTS:
         return False
-    left = list(given)
-    for part in known:
-        found = next((other for other in left if same(other, part, formula)), None)
-        if found is None:
+    rest = list(given)
+    for part in gold:
+        match = next((other for other in rest if same(other, part, formula)), None)
+        if match is None:
             return False
-        left.remove(found)
+        rest.remove(match)
     return True
 
 
-def _matrix(given: str, known: str, formula: Formula) -> bool | None:
-    wanted, found = _MATRIX.fullmatch(known), _MATRIX.fullmatch(given)
-    if not wanted or not found:
-        return False if wanted else None
-    rows, other = _cells(found[1]), _cells(wanted[1])
-    if [len(row) for row in rows] != [len(row) for row in other]:
+def _matrix(given: str, gold: str, formula: Formula) -> bool | None:
+    """Return the verdict on matrices, cell by cell; None if the gold answer is not a matrix."""
+    gold_match, match = _MATRIX.fullmatch(gold), _MATRIX.fullmatch(given)
+    if not gold_match or not match:
+        return False if gold_match else None
+    rows, gold_rows = _cells(match[1]), _cells(gold_match[1])
+    if [len(row) for row in rows] != [len(row) for row in gold_rows]:
         return False
-    return all(_one(a, b, formula) for pair in zip(rows, other, strict=True) for a, b in zip(*pair, strict=True))
+    return all(
+        _same_part(a, b, formula) for pair in zip(rows, gold_rows, strict=True) for a, b in zip(*pair, strict=True)
+    )
 
 
 def _cells(matrix: str) -> list[list[str]]:
     return [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\", matrix) if row.strip()]
 
 
-def _tuple(given: str, known: str, formula: Formula) -> bool | None:
-    """The verdict on points and intervals."""
-    wanted, found = _TUPLE.fullmatch(known), _TUPLE.fullmatch(given)
-    if not wanted or not whole(known) or len(parts := split(wanted[2], _LIST)) < 2:
+def _tuple(given: str, gold: str, formula: Formula) -> bool | None:
+    """Return the verdict on points and intervals; None if the gold answer is neither."""
+    gold_match, match = _TUPLE.fullmatch(gold), _TUPLE.fullmatch(given)
+    if not gold_match or not whole(gold) or len(gold_parts := split(gold_match[2], _LIST)) < 2:
         return None
-    if not found or not whole(given):
-        return _is_range(given) and formula(given, known, "finished")
-    others = split(found[2], _LIST)
-    if len(others) != len(parts) or (found[1], found[3]) != (wanted[1], wanted[3]):
+    if not match or not whole(given):
+        return _is_range(given) and formula(given, gold, "finished")
+    parts = split(match[2], _LIST)
+    if len(parts) != len(gold_parts) or (match[1], match[3]) != (gold_match[1], gold_match[3]):
         return False
-    return all(_one(a.strip(), b.strip(), formula) for a, b in zip(others, parts, strict=True))
+    return all(_same_part(a.strip(), b.strip(), formula) for a, b in zip(parts, gold_parts, strict=True))
 
 
 def _is_range(text: str) -> bool:
-    r"""Whether a text is ``1 \le x < 2``: one name, and bounds without any."""
+    r"""Return whether a text is a range such as ``1 \le x < 2``: one name between bounds without names."""
     sides = [side.strip() for side in _LESS.split(text)]
     bounds = [side for side in sides if re.search("[A-Za-z]", _STRUCTURE.sub("", side))]
     return len(sides) > 1 and len(bounds) == 1 and bool(_NAME.fullmatch(bounds[0]))
 
 
-def _union(given: str, known: str, formula: Formula) -> bool | None:
-    several, wanted = split(given, _UNION), split(known, _UNION)
-    if len(wanted) < 2 or len(several) != len(wanted):
+def _union(given: str, gold: str, formula: Formula) -> bool | None:
+    """Return the verdict on unions of sets; None if the answers are not unions of equally many sets."""
+    parts, gold_parts = split(given, _UNION), split(gold, _UNION)
+    if len(gold_parts) < 2 or len(parts) != len(gold_parts):
         return None
-    return _unordered([part.strip() for part in several], [part.strip() for part in wanted], formula)
+    return _unordered([part.strip() for part in parts], [part.strip() for part in gold_parts], formula)

@@ -1,4 +1,4 @@
-"""Seeded arithmetic problems, as terms or as small stories: needs no download, and any size can be made."""
+"""Arithmetic problems drawn from a seed, as terms or as short stories. They need no download."""
 
 import random
 from dataclasses import replace
@@ -25,9 +25,9 @@ class Arithmetic(DrawnTasks, BoxedProblems):
     terms: int = Field(default=2, ge=2, le=10)
     """Numbers per problem."""
     digits: int = Field(default=2, ge=1, le=9)
-    """Digits of the longest number."""
+    """Most digits of a number."""
     stories: float = Field(default=0.0, ge=0, le=1)
-    """Share of problems told as a story."""
+    """Share of problems that are stories."""
 
     def problems(self) -> dict[Split, list[Problem]]:
         """Raises ``ConfigError`` when the settings allow too few different problems."""
@@ -45,19 +45,20 @@ class Arithmetic(DrawnTasks, BoxedProblems):
             question = f"What is {numbers[0]}" + "".join(f" {operation} {number}" for operation, number in pairs) + "?"
             return Problem("", question, str(by_precedence(numbers, operations)))
         name, things = rng.choice(NAMES), rng.choice(THINGS)
-        amount, told = numbers[0], f"{name} has {numbers[0]} {things}"
+        amount, story = numbers[0], f"{name} has {numbers[0]} {things}"
         for operation, number in zip(operations, numbers[1:], strict=True):
             if operation == "-" and number > amount:
-                number %= amount + 1  # nobody gives away what they don't have
+                number %= amount + 1  # at most what the person has
             elif operation == "*":
                 number = number % 9 + 2
             amount = apply(operation, amount, number)
-            told += ", " + rng.choice(STORIES[operation]).format(n=number)
-        return Problem("", f"{told}. How many {things} does {name} have in the end?", str(amount))
+            story += ", " + rng.choice(STORIES[operation]).format(n=number)
+        return Problem("", f"{story}. How many {things} does {name} have in the end?", str(amount))
 
 
 def apply(operation: str, left: int, right: int) -> int:
-    """
+    """Return the result of one operation.
+
     >>> apply("-", 3, 5)
     -2
     """
@@ -67,7 +68,7 @@ def apply(operation: str, left: int, right: int) -> int:
 
 
 def by_precedence(numbers: list[int], operations: list[str]) -> int:
-    """Return the value of a chain of terms, products first.
+    """Return the value of a chain of operations, products first.
 
     >>> by_precedence([2, 3, 4], ["+", "*"])
     14

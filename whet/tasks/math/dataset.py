@@ -18,34 +18,35 @@ from whet.tasks.splits import MAX_SIZE, FileTasks, Split, split_files
 
 
 def _rating(value: Any) -> Any:
-    """Such words as "hard" have no order."""
+    """Return the rating; None for words such as "hard", which have no order."""
     return None if isinstance(value, str | bool) else value
 
 
-_DAPO = (  # what stands around the questions of DAPO-Math-17k
+_DAPO = (  # the texts before and after each question of DAPO-Math-17k
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem.\n\n",
     '\n\nRemember to put your answer on its own line after "Answer:".',
 )
 
 
-def _one(answer: Any) -> Any:
-    """The answer as a text: numbers as they are written, a list of one as what it lists."""
+def _answer_text(answer: Any) -> Any:
+    """Return the answer as a text. A list must have one element, the answer."""
     if isinstance(answer, str) and answer.startswith("["):  # Skywork: a list in JSON
         with contextlib.suppress(ValueError):
             answer = json.loads(answer)
     if isinstance(answer, list):
         if len(answer) != 1:
-            raise ValueError("must be one answer")
+            raise ValueError(f"must be one answer, not a list of {len(answer)}")
         (answer,) = answer
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
     return str(answer) if isinstance(answer, int | float) and not isinstance(answer, bool) else answer
 
 
-def _no_solution(answer: str | None) -> str | None:
+def _unboxed(answer: str | None) -> str | None:
+    """Return the answer without its box. Raises ``ValueError`` for a worked solution of GSM8K."""
     if answer is not None and "####" in answer:
-        raise ValueError("is a worked solution as GSM8K has them; read it with data.type=gsm8k")
+        raise ValueError("is a worked solution of GSM8K; read the file with data.type=gsm8k")
     return answer if answer is None or (boxed := last_boxed(answer)) is None else boxed
 
 
@@ -54,38 +55,42 @@ class Question(Row):
     ``reward_model``); or with an ``expected_answer`` (NeMo Gym, OpenMathInstruct)."""
 
     problem: Text
-    answer: Annotated[str | None, BeforeValidator(_one), AfterValidator(_no_solution)]
+    answer: Annotated[str | None, BeforeValidator(_answer_text), AfterValidator(_unboxed)]
     difficulty: Annotated[float | None, BeforeValidator(_rating)] = None
 
     @model_validator(mode="before")
     @classmethod
-    def _published(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _from_other_columns(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the row with ``problem`` and ``answer``, read from the columns of published data sets."""
         if "answer" in values:
             return values
-        found = dict[str, Any]()
+        fields = dict[str, Any]()
         try:
             if "reward_model" in values:
                 prompt = values["prompt"]
                 asked = prompt if isinstance(prompt, str) else prompt[0]["content"]
-                found = {
+                fields = {
                     "problem": asked.removeprefix(_DAPO[0]).removesuffix(_DAPO[1]),
-                    "answer": _one(values["reward_model"]["ground_truth"]),
+                    "answer": _answer_text(values["reward_model"]["ground_truth"]),
                 }
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            raise ValueError("the row is not as DAPO or Skywork write it, with one answer") from None
+            raise ValueError(
+                "field 'reward_model' must hold one 'ground_truth', and field 'prompt' a text or messages, "
+                "as in DAPO-Math-17k and Skywork-OR1"
+            ) from None
         if "expected_answer" in values:
-            found = {"answer": values["expected_answer"]}
+            fields = {"answer": values["expected_answer"]}
             if "question" in values:
-                found["problem"] = values["question"]
-        elif not found and isinstance(values.get("solution"), str):
+                fields["problem"] = values["question"]
+        elif not fields and isinstance(values.get("solution"), str):
             if (boxed := last_boxed(values["solution"])) is None:
                 raise ValueError("field 'answer' is missing, and field 'solution' has no \\boxed{} to take it from")
-            found = {"answer": boxed}
-        return found | values
+            fields = {"answer": boxed}
+        return fields | values
 
 
 class Math(FileTasks, BoxedProblems):
-    """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, where known, ``difficulty``, a number."""
+    """Rows of ``problem``, ``answer`` (LaTeX, without the box) and, optionally, ``difficulty``, a number."""
 
     test_size: int = Field(default=500, ge=0, le=MAX_SIZE)
     """The most test problems to use."""
@@ -126,6 +131,7 @@ class Math(FileTasks, BoxedProblems):
             return True
         if row.difficulty is None:
             raise DataError(
-                f"{row.where}: field 'difficulty' is missing or not a number, and data asks for a range of it"
+                f"{row.where}: field 'difficulty' is missing or not a number; "
+                "data.min_difficulty and data.max_difficulty need one in every row"
             )
         return (low is None or row.difficulty >= low) and (high is None or row.difficulty <= high)

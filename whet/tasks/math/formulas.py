@@ -1,8 +1,8 @@
 r"""Formulas compared by math-verify (github.com/huggingface/Math-Verify), in a worker process, as LaTeX only.
 
-What math-verify would compute is no answer yet: sums, integrals, binomials, arithmetic of plain numbers and the like
-are refused unless the known answer has them too. Where the question asks for a form, or states the answer in another
-one ("Factor x^2 - 1"), the form counts.
+An expression that still has to be computed is not an answer: sums, integrals, binomials, arithmetic of plain numbers
+and the like are wrong unless the gold answer has them too. Where the question asks for a form, or states the answer in
+another form ("Factor x^2 - 1"), the form counts.
 """
 
 import re
@@ -31,77 +31,77 @@ _FORM = re.compile(
 _QUOTIENT = re.compile(r"\\frac\{?((?<=\{)[0-9]+|[0-9])\}?\{?((?<=\{)[0-9]+|[0-9])\}?")
 _FORMULA = re.compile(r"\$\$?([^$]+)\$|\\\[(.+?)\\\]|\\\((.+?)\\\)", re.DOTALL)
 _POINTS = (0.6180339887, 2.2360679775, 5.0990195136)
-_MOST_FORMULAS = 8  # of a question that are compared
+_MOST_FORMULAS = 8  # of a question, compared with the answer
 
 
 class Unreadable(ValueError):
-    """A known answer that means nothing to math-verify."""
+    """A gold answer that math-verify can't read."""
 
 
-def judge(given: str, known: str, question: str) -> bool:
-    """Return whether an answer is the known one. Raises ``Unreadable`` for a known answer that can't be compared."""
-    if not same(given, known, formula):
+def judge(given: str, gold: str, question: str) -> bool:
+    """Return whether an answer is right. Raises ``Unreadable`` for a gold answer that can't be compared."""
+    if not same(given, gold, formula):
         return False
-    return not restates(given, known, question)
+    return not restates(given, gold, question)
 
 
-def formula(given: str, known: str, how: How) -> bool:
-    """Return whether two formulas are equal, in the way that ``how`` says."""
-    given, known = (_LETTER.sub(r"\1", text) for text in (given, known))
+def formula(given: str, gold: str, how: How) -> bool:
+    """Return whether two formulas are equal in the sense of ``how``."""
+    given, gold = (_LETTER.sub(r"\1", text) for text in (given, gold))
     finished = how == "finished"
-    if (finished and _commands(given) - _commands(known)) or _too_hard(given, known):
+    if (finished and _commands(given) - _commands(gold)) or _too_hard(given, gold):
         return False
-    wanted = parsed(known)
-    if wanted is None:
-        raise Unreadable(known)
-    found = parsed(given)
-    if found is None or isinstance(found, str) or isinstance(wanted, str):
-        return found == wanted
+    gold_term = parsed(gold)
+    if gold_term is None:
+        raise Unreadable(gold)
+    term = parsed(given)
+    if term is None or isinstance(term, str) or isinstance(gold_term, str):
+        return term == gold_term
     try:
-        if finished and _left_to_do(found) - _left_to_do(wanted):
+        if finished and _open_operations(term) - _open_operations(gold_term):
             return False
-        exact = _values(found, wanted)
+        exact = _values(term, gold_term)
         if how == "rounded":
             number = read_number(given)
             return bool(exact and number and abs(exact[0] - exact[1]) * 2 * 10**number.decimals <= 1)
         if exact is not None:
             return _close(*exact, read_number(given))
-        if (verdict := _equal_at_points(found, wanted)) is not None:
+        if (verdict := _equal_at_points(term, gold_term)) is not None:
             return verdict
-    except (ArithmeticError, AttributeError, TypeError, ValueError):  # an odd formula, such as one of sets and sums
+    except (ArithmeticError, AttributeError, TypeError, ValueError):  # an unusual formula, such as a sum of sets
         return False
     if how != "finished":
-        return False  # two sides of an equation are terms
+        return False  # sides of an equation are terms, which were compared above
     with extra("tasks", "grading a formula"):
         from math_verify import verify
 
-    return bool(verify(wanted, found, timeout_seconds=None, allow_set_relation_comp=True))
+    return bool(verify(gold_term, term, timeout_seconds=None, allow_set_relation_comp=True))
 
 
 @lru_cache(maxsize=64)
 def parsed(text: str) -> Any:
-    """Return what math-verify reads, a sympy object that nothing has been computed in; None where it reads nothing."""
+    """Return the unevaluated sympy object that math-verify parses from the text; None where it can't parse it."""
     with extra("tasks", "grading a formula"):
         from math_verify import LatexExtractionConfig, parse
 
     text = re.sub(r"(?<=[0-9})])\s*i(?![A-Za-z])", " i", text)
-    found = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
-    return found[0] if found else None
+    parses = parse(f"\\boxed{{{text}}}", [LatexExtractionConfig(boxed_match_priority=0)], parsing_timeout=None)
+    return parses[0] if parses else None
 
 
 def _commands(text: str) -> set[str]:
-    """The names of what computes something; functions such as sine and logarithm count as one."""
+    """Return the names of the operations in a text. Functions such as sine and logarithm share one name."""
     named = {"function" if match[1] else match[2] for match in _COMMAND.finditer(text)}
     return named | {match[1] or match[2] for match in _OPERATOR.finditer(text)}
 
 
-def _too_hard(given: str, known: str) -> bool:
-    """Whether only a computation without bounds could tell: towers of powers, huge exponents, deep nesting."""
-    if len(given) > 4 * len(known) + 300 or _depth(given) > max(8, _depth(known)):
+def _too_hard(given: str, gold: str) -> bool:
+    """Return whether comparing could take unbounded time: towers of powers, huge exponents, deep nesting."""
+    if len(given) > 4 * len(gold) + 300 or _depth(given) > max(8, _depth(gold)):
         return True
-    if _TOWER.search(given) and not _TOWER.search(known):
+    if _TOWER.search(given) and not _TOWER.search(gold):
         return True
-    powers = [[int((match[1] or match[2])[:6]) for match in _POWER.finditer(text)] for text in (given, known)]
+    powers = [[int((match[1] or match[2])[:6]) for match in _POWER.finditer(text)] for text in (given, gold)]
     at_once = [int((power or bare)[:6]) for power, bare in re.findall(r"[)}]" + _POWER.pattern, given)]
     product = 1
     for power in at_once:
@@ -114,33 +114,33 @@ def _depth(text: str) -> int:
     return max(accumulate((character in "{(") - (character in "})") for character in text), default=0)
 
 
-def _left_to_do(expression: Any) -> set[str]:
-    """What a formula leaves to compute: sums, products and powers of plain numbers, and where it has no variable
-    products of sums."""
+def _open_operations(expression: Any) -> set[str]:
+    """Return the kinds of operations that a formula leaves to compute: sums, products and powers of plain numbers and,
+    in a formula without variables, products of sums."""
     import sympy
 
-    found = set[str]()
+    kinds = set[str]()
     for node in sympy.preorder_traversal(expression):
         if isinstance(node, sympy.Add) and sum(_plain(part) for part in node.args) > 1:
-            found.add("sum")
+            kinds.add("sum")
         elif isinstance(node, sympy.Mul):
             numbers = [part for part in node.args if part.is_Rational and part != -1 and part != 1]
             under = [part for part in node.args if part.is_Pow and part.args[0].is_Rational and part.args[1] == -1]
             whole = sum(part.is_Integer for part in numbers)
             if whole > 1 or len(numbers) - whole + len(under) > 1:
-                found.add("product")
+                kinds.add("product")
             if not _variables(node) and sum(_is_sum(part) for part in node.args) > 1:
-                found.add("product of sums")
+                kinds.add("product of sums")
         elif isinstance(node, sympy.Pow) and node.args[1].is_Integer and node.args[1] > 1:
             if node.args[0].is_Rational:
-                found.add("power")
+                kinds.add("power")
             elif not _variables(node) and isinstance(node.args[0], sympy.Add):
-                found.add("product of sums")
-    return found
+                kinds.add("product of sums")
+    return kinds
 
 
 def _plain(expression: Any) -> bool:
-    """Whether a term is made of integers, by products and quotients alone."""
+    """Return whether a term consists of rational numbers, products, quotients and whole powers alone."""
     import sympy
 
     return all(
@@ -160,12 +160,12 @@ def _variables(expression: Any) -> bool:
     return any(symbol.name != "i" for symbol in expression.free_symbols)
 
 
-def _values(found: Any, wanted: Any) -> tuple[Any, Any] | None:
-    """The values of two formulas without variables; None for others."""
+def _values(term: Any, gold_term: Any) -> tuple[Any, Any] | None:
+    """Return the values of two formulas without variables; None for formulas with variables or without values."""
     import sympy
 
     values = []
-    for expression in (found, wanted):
+    for expression in (term, gold_term):
         if not isinstance(expression, sympy.Expr) or isinstance(expression, sympy.MatrixBase) or _variables(expression):
             return None
         value = expression.subs(dict.fromkeys(expression.free_symbols, sympy.I)).evalf(40)
@@ -179,17 +179,17 @@ def _values(found: Any, wanted: Any) -> tuple[Any, Any] | None:
     return values[0], values[1]
 
 
-def _equal_at_points(found: Any, wanted: Any) -> bool | None:
-    """Whether two formulas with variables have the same value at each of a few points: what doesn't is not equal, and
-    no simplification is needed to see it. None where they have no values there."""
+def _equal_at_points(term: Any, gold_term: Any) -> bool | None:
+    """Return whether two formulas with variables have the same values at a few points, which takes no simplification.
+    None where they have no values there."""
     import sympy
 
-    if not all(isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixBase) for each in (found, wanted)):
+    if not all(isinstance(each, sympy.Expr) and not isinstance(each, sympy.MatrixBase) for each in (term, gold_term)):
         return None
-    names = sorted({symbol.name for symbol in found.free_symbols | wanted.free_symbols})
+    names = sorted({symbol.name for symbol in term.free_symbols | gold_term.free_symbols})
     for point in _POINTS:
         values = []
-        for expression in (found, wanted):
+        for expression in (term, gold_term):
             at = {symbol: point + names.index(symbol.name) / sympy.Integer(7) for symbol in expression.free_symbols}
             values.append(expression.subs(at | {symbol: sympy.I for symbol in at if symbol.name == "i"}).evalf(30))
         if not all(value.is_number and value.is_finite for value in values):
@@ -200,32 +200,32 @@ def _equal_at_points(found: Any, wanted: Any) -> bool | None:
     return True
 
 
-def _close(value: Any, wanted: Any, written: Number | None) -> bool:
-    """Equal, or a decimal of at least six places and digits, cut or rounded."""
+def _close(value: Any, gold_value: Any, written: Number | None) -> bool:
+    """Return whether two values are equal, or one is a decimal of at least six places and digits, cut or rounded."""
     import sympy
 
-    error, size = abs(value - wanted), max(abs(value), abs(wanted))
+    error, size = abs(value - gold_value), max(abs(value), abs(gold_value))
     if not size or error / size < sympy.Float("1e-25"):
         return True
     decimal = written is not None and written.form == "decimal" and written.decimals >= 6
     return bool(decimal and written and size * 10**written.decimals >= 10**5 and error * 10**written.decimals < 1)
 
 
-def restates(given: str, known: str, question: str) -> bool:
-    """Return whether a right answer is the question again in its own form, or lacks the form that is asked for."""
-    given, known = tidy(given), tidy(known)
-    if not question or same_text(given, known):
+def restates(given: str, gold: str, question: str) -> bool:
+    """Return whether a right answer only repeats a formula of the question, or lacks the form that it asks for."""
+    given, gold = tidy(given), tidy(gold)
+    if not question or same_text(given, gold):
         return False
     formulas = _formulas(question)
     if _stated(given, formulas, squeezed(tidy(question))):
-        return not _same_form(given, known)
-    if _FORM.search(question) or any(_equals(part, known) for part in formulas):
-        return not _same_form(given, known, stated=False)
+        return not _same_form(given, gold)
+    if _FORM.search(question) or any(_equals(part, gold) for part in formulas):
+        return not _same_form(given, gold, stated=False)
     return False
 
 
 def _stated(given: str, formulas: list[str], asked: str) -> bool:
-    """Whether a question has a formula, or a number that starts and ends where the given one does."""
+    """Return whether the answer is one of the question's formulas, or a whole number in its text ``asked``."""
     parts = {squeezed(given), _QUOTIENT.sub(r"\1/\2", squeezed(given))}
     if parts & {_QUOTIENT.sub(r"\1/\2", squeezed(formula)) for formula in formulas}:
         return True
@@ -234,42 +234,45 @@ def _stated(given: str, formulas: list[str], asked: str) -> bool:
 
 
 def _formulas(question: str) -> list[str]:
-    found = [tidy(next(part for part in match.groups() if part)) for match in _FORMULA.finditer(question)]
-    parts = [side.strip() for formula in found for side in re.split(r"(?<![<>])=", formula)]
+    """Return the sides of the formulas of a question, the first ones."""
+    formulas = [tidy(next(part for part in match.groups() if part)) for match in _FORMULA.finditer(question)]
+    parts = [side.strip() for formula in formulas for side in re.split(r"(?<![<>])=", formula)]
     return [part for part in parts if len(part) > 2][:_MOST_FORMULAS]
 
 
-def _equals(part: str, known: str) -> bool:
+def _equals(part: str, gold: str) -> bool:
     try:
-        return not read_number(known) and same(part, known, _value)
+        return not read_number(gold) and same(part, gold, _value)
     except Unreadable:
         return False
 
 
-def _value(given: str, known: str, how: How) -> bool:
-    return formula(given, known, "value")
+def _value(given: str, gold: str, how: How) -> bool:
+    return formula(given, gold, "value")
 
 
-def _same_form(given: str, known: str, stated: bool = True) -> bool:
-    """Whether two equal answers are written alike. ``stated``: so much that one isn't the other after a computation."""
-    one, other = read_number(given), read_number(known)
-    if one and other:
+def _same_form(given: str, gold: str, stated: bool = True) -> bool:
+    """Return whether two equal answers have the same form. ``stated``: the question states the answer, so that also the
+    number of operations must be the same."""
+    number, gold_number = read_number(given), read_number(gold)
+    if number and gold_number:
         if not stated:
-            return one.reduced or not other.reduced
-        return (one.form, one.reduced, one.percent) == (other.form, other.reduced, other.percent)
+            return number.reduced or not gold_number.reduced
+        form = (number.form, number.reduced, number.percent)
+        return form == (gold_number.form, gold_number.reduced, gold_number.percent)
     import sympy
 
-    found, wanted = parsed(given.rpartition("=")[2]), parsed(known.rpartition("=")[2])
-    if not isinstance(found, sympy.Expr) or not isinstance(wanted, sympy.Expr):
+    term, gold_term = parsed(given.rpartition("=")[2]), parsed(gold.rpartition("=")[2])
+    if not isinstance(term, sympy.Expr) or not isinstance(gold_term, sympy.Expr):
         return True
-    if stated and found.count_ops() != wanted.count_ops():
+    if stated and term.count_ops() != gold_term.count_ops():
         return False
-    return _shape(found) == _shape(wanted)
+    return _shape(term) == _shape(gold_term)
 
 
 def _shape(expression: Any) -> tuple[int, int, bool, bool]:
-    """How many factors that are no numbers stand above and below the line, whether a root under it, and whether a root
-    can be simplified."""
+    """Return the number of factors other than numbers in the numerator and in the denominator, whether the denominator
+    has a root, and whether a root can be simplified."""
     import sympy
 
     above = below = 0

@@ -1,7 +1,7 @@
-r"""Grading of mathematical answers: the last ``\boxed{}`` of a reply against a known answer.
+r"""Grading of mathematical answers: the last ``\boxed{}`` of a reply is compared with the gold answer.
 
-Where the known answer is a number, the verdict is found here, in microseconds. Formulas go to math-verify in a
-killable worker process, as LaTeX only: neither here nor there is a reply ever evaluated as Python. Knows no task.
+Numbers are compared here, in microseconds. Formulas go to math-verify in a killable worker process, as LaTeX: a reply
+is never evaluated as Python.
 """
 
 import re
@@ -26,49 +26,49 @@ _LAST_NUMBER = re.compile(rf"[+-]?(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)(?:/[0-9]+)
 
 
 class _NeedsWorker(Exception):
-    """A formula has to be compared."""
+    """The comparison involves a formula, which only a worker process may parse."""
 
 
 class MathGrader(Config):
-    """Grades whether an answer equals the known one, mathematically."""
+    """Settings of the grader of mathematical answers."""
 
     require_box: bool = True
-    """Off: without a box the last number of the text counts, which rewards guessing aloud."""
+    """Off: the last number of a reply without a box counts, which rewards listing guesses."""
     max_chars: int = Field(default=1000, ge=1)
-    """Longest boxed answer that counts."""
+    """Longest boxed answer that is graded, in characters."""
     limits: WorkerLimits = WorkerLimits()
 
     def open(self) -> "MathGrading":
         return MathGrading(self)
 
     def extract(self, answer: str) -> str | None:
-        """The text that is graded: not empty and of bounded length; None where there is none."""
-        found = last_boxed(answer)
-        if found is None and not self.require_box:
+        """Return the part of a reply that is graded; None if it is missing, empty or too long."""
+        given = last_boxed(answer)
+        if given is None and not self.require_box:
             numbers = _LAST_NUMBER.findall(answer[-self.max_chars :])
-            found = numbers[-1] if numbers else None
-        return found if found is not None and found.strip() and len(found) <= self.max_chars else None
+            given = numbers[-1] if numbers else None
+        return given if given is not None and given.strip() and len(given) <= self.max_chars else None
 
 
 class MathGrading(Environments):
-    """A grader at work. Worker processes start with the first answer that needs them."""
+    """An opened grader. Its worker processes start with the first answer that needs them."""
 
     def __init__(self, grader: MathGrader) -> None:
         self.grader = grader
         self.pool = GradingPool(prepare, grader.limits)
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """``compare`` with the task's known answer."""
-        question = next((text_of(said["content"]) for said in reversed(task.prompt) if said["role"] == "user"), "")
+        """Return ``compare`` with the task's gold answer."""
+        question = next(
+            (text_of(message["content"]) for message in reversed(task.prompt) if message["role"] == "user"), ""
+        )
         return await self.compare(answer, task.data["answer"], question)
 
     async def compare(self, answer: str, gold: str, question: str = "") -> dict[str, float]:
-        """``reward`` and ``correct`` (0 or 1), ``format`` (1 if there is an answer to compare), and where a hostile
-        answer broke the worker ``grading_timeout`` or ``grading_crash``. With the ``question``, an answer that only
-        states it again, in its own form, is wrong.
-
-        Raises ``DataError`` when the known answer itself means nothing to math-verify.
-        """
+        """Return ``reward`` and ``correct`` (0 or 1), ``format`` (1 if there is an answer to compare) and, if the
+        answer broke the worker, ``grading_timeout`` or ``grading_crash``. With ``question``, an answer that only
+        repeats the question's own formula is wrong. Raises ``DataError`` for a gold answer that math-verify can't
+        read."""
         given = self.grader.extract(answer)
         if given is None:
             return _scores(correct=False, extracted=False)
@@ -80,7 +80,7 @@ class MathGrading(Environments):
             pass
         scores = await self.pool.scores(grade_in_worker, given, gold, question)
         if "bad_gold" in scores:
-            raise DataError(f"the known answer {gold!r} can't be parsed as mathematics; correct or drop its row")
+            raise DataError(f"the gold answer {gold!r} can't be parsed as mathematics; correct or drop its row")
         return scores
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class MathGrading(Environments):
 
 
 def compare_numbers(given: str, gold: str) -> bool | None:
-    """Return whether two written numbers are equal; None if either is none. See ``written_numbers.equal``.
+    """Return whether two written numbers are equal (see ``written_numbers.equal``); None if either isn't a number.
 
     >>> compare_numbers("$1,234.50", "2469/2"), compare_numbers("50%", "50"), compare_numbers("x", "2")
     (True, True, None)
@@ -100,7 +100,7 @@ def compare_numbers(given: str, gold: str) -> bool | None:
 
 
 def prepare() -> None:
-    """Import math-verify and warm its parser, in a new worker."""
+    """Import math-verify and warm up its parser, in a new worker process."""
     import logging
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
@@ -108,14 +108,14 @@ def prepare() -> None:
 
 
 def grade_in_worker(given: str, gold: str, question: str = "") -> dict[str, float]:
-    """Compare with math-verify. Its own time-outs rely on signals and are off."""
+    """Return the scores that math-verify gives. Its own time-outs, which rely on signals, are off."""
     try:
         return _scores(correct=judge(given, gold, question))
     except Unreadable:
         return {"bad_gold": 1.0}
 
 
-def _needs_worker(given: str, known: str, how: How) -> bool:
+def _needs_worker(given: str, gold: str, how: How) -> bool:
     raise _NeedsWorker
 
 

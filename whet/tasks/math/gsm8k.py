@@ -21,14 +21,14 @@ def _number(answer: str) -> str:
 
 
 class Question(Row):
-    """A row of GSM8K. What follows ``####`` in the answer is the number asked for."""
+    """A row of GSM8K."""
 
     question: Text
     answer: Annotated[Text, AfterValidator(_number)]
 
 
 class GSM8K(BoxedProblems):
-    """Rows of ``question`` and ``answer``; what follows ``####`` in the answer is the number asked for."""
+    """Rows of ``question`` and ``answer``. The number after ``####`` in the answer is the gold answer."""
 
     path: str | None = None
     """A JSONL file; None: the Hugging Face dataset, both splits."""

@@ -1,6 +1,6 @@
-r"""How mathematical answers are written: boxes, spellings of the same LaTeX, and where an answer falls into parts.
+r"""The notation of mathematical answers: boxes, spellings of the same LaTeX, and the parts of an answer.
 
-Only rewrites and cuts text, in linear time; knows no value of anything.
+These functions rewrite and cut text, in linear time; they compute no values.
 """
 
 import re
@@ -64,7 +64,7 @@ _REWRITES = [
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{}``; None if there is none or it isn't closed.
+    r"""Return the contents of the last ``\boxed{}``; None without a box or if the box isn't closed.
 
     >>> last_boxed(r"so \boxed{1}, no, \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -77,6 +77,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _braced(text: str, start: int) -> str | None:
+    """Return the text up to the brace that closes the one before ``start``; None if none does."""
     depth, position = 1, start
     while position < len(text):
         character = text[position]
@@ -94,15 +95,15 @@ def _braced(text: str, start: int) -> str | None:
 
 @lru_cache(maxsize=4096)
 def tidy(text: str) -> str:
-    r"""Return the answer in one of its spellings: without maths mode, sizes of brackets, thin spaces and full stop.
+    r"""Return the answer in one spelling: without maths mode, sizes of brackets, thin spaces and full stop.
 
     >>> tidy(r"$\left( \dfrac12, 1{,}234 \right)$.")
     '( \\frac{1}{2}, 1,234 )'
     """
     if _PLAIN.fullmatch(text):
         return text
-    for pattern, by in _REWRITES:
-        text = pattern.sub(by, text)
+    for pattern, replacement in _REWRITES:
+        text = pattern.sub(replacement, text)
     while True:
         text = text.strip().rstrip(".;:, ") if not text.rstrip().endswith("\\") else text.strip()
         if not (text.startswith("{") and whole(text)):
@@ -111,21 +112,21 @@ def tidy(text: str) -> str:
 
 
 def squeezed(text: str) -> str:
-    """Return a tidy text without spaces and braces around one character: equal for texts that differ in these alone."""
+    """Return a tidy text without spaces and without braces around single characters."""
     return re.sub(r"\{([A-Za-z0-9])\}", r"\1", text.replace(" ", ""))
 
 
-def same_text(one: str, other: str) -> bool:
-    """Return whether two tidy texts differ in spaces, letter case within ``\\text{}`` and braces alone."""
-    one, other = squeezed(one), squeezed(other)
-    if one == other:
+def same_text(text: str, other: str) -> bool:
+    """Return whether two tidy texts differ at most in spaces, braces, and the case of letters within ``\\text{}``."""
+    text, other = squeezed(text), squeezed(other)
+    if text == other:
         return True
-    wordy = "\\text" in one + other
-    return wordy and _TEXT.sub(r"\1", one).casefold() == _TEXT.sub(r"\1", other).casefold()
+    wordy = "\\text" in text + other
+    return wordy and _TEXT.sub(r"\1", text).casefold() == _TEXT.sub(r"\1", other).casefold()
 
 
 def words(text: str) -> str | None:
-    r"""Return the words that a tidy text is, without ``\text{}``; None where it is more than letters and spaces.
+    r"""Return a tidy text of words in lower case, without ``\text{}``; None for a text with more than words.
 
     >>> words(r"\text{(B)}"), words(r"\text{Saturday}"), words("x^2")
     ('b', 'saturday', None)
@@ -148,13 +149,13 @@ def whole(text: str) -> bool:
 
 
 def tokens(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the commands and single characters of LaTeX, with their places."""
+    """Yield (position, token) of the commands and single characters of LaTeX."""
     for match in _TOKEN.finditer(text):
         yield match.start(), match[0]
 
 
 def split(text: str, at: re.Pattern[str]) -> list[str]:
-    """Return the parts of a text between matches that stand in no bracket.
+    """Return the parts of a text between the matches of ``at`` outside brackets.
 
     >>> split("(1, 2), 3", re.compile(","))
     ['(1, 2)', ' 3']

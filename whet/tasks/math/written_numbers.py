@@ -1,5 +1,5 @@
-r"""Numbers as answers write them: integers, decimals, fractions, mixed numbers, percentages, powers of ten, numbers in
-a base, with a currency, degrees or a unit. Read exactly, from text alone; nothing is computed.
+r"""Written numbers: integers, decimals, fractions, mixed numbers, percentages, powers of ten, numbers in a base, with a
+currency, degrees or a unit. They are read exactly; expressions are not computed.
 """
 
 import re
@@ -28,13 +28,13 @@ _BASE = re.compile(
     r"(?:_\s*(?:\{\s*(?:\\text\{\s*)?(\w+)\s*\}?\s*\}|([0-9]))|(?:\\text\{\s*)?\s?base\s*\}?[ -]*(\w+)\s*\}?)"
 )
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
-_NO_UNIT = frozenset(  # in a text behind a number: it says more than a unit
+_NOT_UNITS = frozenset(  # words that change the meaning of the number before them
     "or and not no is isn isnt either maybe if than minus plus times squared cubed over divided mod modulo base "  # noqa: SIM905
     "half halves third thirds quarter quarters dozen pi to e i rad more less out from choose".split()
 )
 _UNIT = re.compile(r"[A-Za-z][A-Za-z .,'/\-]*(?:\^\s*\{?[23]\}?)?")
 _SCALED = re.compile(rf"({_DECIMAL})\s*(\\text\{{)?\s*({'|'.join(_SCALES)})\b(.*)")
-_TABLE = {  # unit -> what it measures, and how many of the first one
+_TABLE = {  # quantity -> its units, each with its size in the first unit
     "length": "m meter metre=1 km kilometer kilometre=1000 cm centimeter centimetre=1/100 "
     "mm millimeter millimetre=1/1000 in inch=127/5000 ft foot feet=381/1250 yd yard=1143/1250 mi mile=201168/125",
     "mass": "g gram=1 kg kilogram=1000 mg milligram=1/1000 lb pound=45359237/100000 oz ounce=45359237/1600000",
@@ -63,14 +63,14 @@ class Number:
     value: Fraction
     form: Form
     reduced: bool = True  # a fraction in lowest terms with a denominator above 1
-    decimals: int = 0  # digits behind the point
+    decimals: int = 0  # digits after the point
     percent: bool = False
     unit: str = ""
-    base: tuple[str, int] | None = None  # digits and base; the value is that of its digits
+    base: tuple[str, int] | None = None  # signed digits and a base other than ten; ``value`` reads them as decimal
 
 
 def read_number(text: str) -> Number | None:
-    """Return the number that a tidy text writes; None for anything else, and for what leaves something to compute."""
+    """Return the number that a tidy text is; None for anything else, also for an expression to be computed."""
     if len(text) > _LONGEST:
         return None
     sign, text = 1, text.strip()
@@ -110,6 +110,7 @@ def read_number(text: str) -> Number | None:
 
 
 def _unsigned(text: str) -> tuple[Fraction, Form, bool, int] | None:
+    """Return value, form, whether reduced, and decimals of a number without sign and unit."""
     if match := _PLAIN.fullmatch(text):
         plain = match[1].replace(",", "").replace(" ", "").rstrip(".")
         exponent = match[2] or match[3] or match[4]
@@ -144,6 +145,7 @@ def _integer(digits: str) -> int:
 
 
 def _in_base(match: re.Match[str], sign: int) -> Number | None:
+    """Return the number that a match of ``_BASE`` writes; None for a base that isn't from 2 to 99."""
     name = next(part for part in match.groups()[1:] if part)
     base = _WORDS.index(name.lower()) if name.lower() in _WORDS else int(name) if name.isdecimal() else 0
     digits = match[1].replace(" ", "").upper()
@@ -156,7 +158,7 @@ def _in_base(match: re.Match[str], sign: int) -> Number | None:
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    r"""Return a tidy answer without the unit at its end, and the unit: degrees, ``\text{}``, or words behind a number.
+    r"""Return a tidy answer without the unit at its end, and the unit: degrees, ``\text{}``, or words after a number.
 
     >>> split_unit("840 \\text{ square inches}"), split_unit("5 apples"), split_unit("2x")
     (('840', 'square inches'), ('5', 'apples'), ('2x', ''))
@@ -176,73 +178,73 @@ def split_unit(text: str) -> tuple[str, str]:
     else:
         return text, ""
     named = re.findall(r"[a-z]+", unit.casefold())
-    if not _UNIT.fullmatch(unit) or len(named) > 5 or set(named) & (_NO_UNIT | _SCALES.keys()):
+    if not _UNIT.fullmatch(unit) or len(named) > 5 or set(named) & (_NOT_UNITS | _SCALES.keys()):
         return text, ""
     return match[1].rstrip(), unit
 
 
-def unit_ratio(given: str, known: str) -> Fraction | None:
-    """Return how many of the known unit one of the given unit is: 1 where either is missing or counts things. None for
-    measures of different things."""
-    one, other = _measure(given), _measure(known)
-    if given == known or one is None or other is None:
+def unit_ratio(given: str, gold: str) -> Fraction | None:
+    """Return the size of the answer's unit in the gold answer's unit. 1 where either is missing or isn't a unit of the
+    table, such as "apples"; None for units of different quantities."""
+    measure, gold_measure = _measure(given), _measure(gold)
+    if given == gold or measure is None or gold_measure is None:
         return Fraction(1)
-    kinds = {one[0], other[0]}
+    kinds = {measure[0], gold_measure[0]}
     if len(kinds) > 1 and "angle^1" in kinds and kinds <= _DEGREES:
         return Fraction(1)  # "25 degrees"
-    return one[1] / other[1] if len(kinds) == 1 and other[1] else None
+    return measure[1] / gold_measure[1] if len(kinds) == 1 and gold_measure[1] else None
 
 
 def _measure(unit: str) -> tuple[str, Fraction] | None:
-    """What a unit measures, and how many of the first one of its kind it is; None for one that isn't known."""
+    """Return the quantity that a unit measures, and its size in the quantity's first unit; None if it isn't in the
+    table."""
     text = re.sub(r"[.{}]", "", unit.casefold()).strip()
     text = {"mph": "mi/h", "kmh": "km/h", "kph": "km/h"}.get(text, text)
     above, per, below = re.sub(r"\s*(?:\bper\b|/)\s*", "/", text).partition("/")
     if per:
-        one, other = _measure(above), _measure(below)
-        return (f"{one[0]}/{other[0]}", one[1] / other[1]) if one and other and other[1] else None
+        top, bottom = _measure(above), _measure(below)
+        return (f"{top[0]}/{bottom[0]}", top[1] / bottom[1]) if top and bottom and bottom[1] else None
     power = 1
     for mark, value in (("square ", 2), ("sq ", 2), ("cubic ", 3), ("cu ", 3)):
         if text.startswith(mark):
             power, text = value, text[len(mark) :].strip()
     if match := re.fullmatch(r"(.*?)\s*\^\s*([23])", text):
         text, power = match[1].strip(), int(match[2])
-    found = next(
-        (_UNITS[name] for name in (text, text.removesuffix("s"), text.removesuffix("es")) if name in _UNITS), None
-    )
-    return (f"{found[0]}^{power}", found[1] ** power) if found else None
+    names = (text, text.removesuffix("s"), text.removesuffix("es"))
+    unit_entry = next((_UNITS[name] for name in names if name in _UNITS), None)
+    return (f"{unit_entry[0]}^{power}", unit_entry[1] ** power) if unit_entry else None
 
 
-def equal(given: Number, known: Number) -> bool:
-    """Return whether a number is the known one: exactly, but for decimals of a fraction that has no end, which count
-    from six digits on. A base must be the known one; without one, the digits are meant to be in it. Percentages count
-    as hundredths, or where the other is 1 or more as the number of percents; a unit may be left out."""
-    if known.base or given.base:
-        if known.base and given.base:
-            return known.base == given.base
-        digits = known.base[0].lstrip("-") if known.base else ""
-        return digits.isdecimal() and given.form == "integer" and given.value == known.value
-    ratio = unit_ratio(given.unit, known.unit)
+def equal(given: Number, gold: Number) -> bool:
+    """Return whether a number equals the gold answer. Equality is exact, except that an endless decimal may be cut
+    after six digits. The bases must be the same; a number without one is read in the gold answer's base. A percentage
+    equals its hundredths or, from 1 up, its number of percents. A unit may be left out."""
+    if gold.base or given.base:
+        if gold.base and given.base:
+            return gold.base == given.base
+        digits = gold.base[0].lstrip("-") if gold.base else ""
+        return digits.isdecimal() and given.form == "integer" and given.value == gold.value
+    ratio = unit_ratio(given.unit, gold.unit)
     if ratio is None:
         return False
     value = given.value * ratio
-    if given.form == "fraction" and not given.reduced and (known.form != "fraction" or known.value.denominator == 1):
-        return given.value == known.value and not known.reduced and known.form == "fraction"  # a division left to do
-    if given.percent != known.percent:
+    if given.form == "fraction" and not given.reduced and (gold.form != "fraction" or gold.value.denominator == 1):
+        return given.value == gold.value and not gold.reduced and gold.form == "fraction"  # an open division
+    if given.percent != gold.percent:
         hundredths = value / 100 if given.percent else value * 100
-        return hundredths == known.value or (value == known.value and (known.percent or abs(value) >= 1))
-    return value == known.value or rounds_to(given, value, known)
+        return hundredths == gold.value or (value == gold.value and (gold.percent or abs(value) >= 1))
+    return value == gold.value or rounds_to(given, value, gold)
 
 
-def rounds_to(given: Number, value: Fraction, known: Number) -> bool:
-    """Return whether a decimal of six places or more is a fraction that no decimal equals, cut or rounded."""
-    endless = known.form in ("fraction", "mixed", "repeating")
+def rounds_to(given: Number, value: Fraction, gold: Number) -> bool:
+    """Return whether a decimal of six places or more is an endless decimal, cut or rounded."""
+    endless = gold.form in ("fraction", "mixed", "repeating")
     enough = given.form == "decimal" and given.decimals >= 6 and abs(value) * 10**given.decimals >= 10**5
-    return endless and enough and abs(value - known.value) * 10**given.decimals < 1
+    return endless and enough and abs(value - gold.value) * 10**given.decimals < 1
 
 
 def as_number(text: str) -> Fraction | None:
-    """Return the value of a plain integer, decimal or fraction of two integers; a percent sign is ignored. None for
-    anything else, also for overlong numbers and for digits other than 0-9."""
+    """Return the value of a written number, without regard to its unit or percent sign. None for anything else, for
+    texts that are too long, and for digits other than 0-9."""
     number = read_number(tidy(text)) if len(text) <= _LONGEST else None
     return number.value if number and not number.base else None
