@@ -68,7 +68,7 @@ def start(
 
         return run.start(value, chosen, stop)
 
-    return _told(f"{name}, {value.steps} steps, into {chosen}", chosen, train)
+    return _told(f"{name}, {value.duration}, into {chosen}", chosen, train)
 
 
 def open(

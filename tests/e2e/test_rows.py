@@ -14,7 +14,7 @@ from tests.e2e.test_learning import lines
 from tests.e2e.test_resume import killed_and_resumed, metrics
 from tests.forks import whet
 from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
-from tests.toy import write_recipe
+from tests.toy import toy_recipe, write_recipe
 from whet.base.errors import ConfigError, WhetError
 from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
@@ -23,6 +23,7 @@ from whet.learner import worker
 from whet.learner.worker import LearnerWorker
 from whet.run import run
 from whet.run.feed import RowsFeed, measure_rows
+from whet.show.report import write_report
 from whet.show.summary import commands
 
 NO_CHECKPOINTS = {"every": 0}
@@ -351,6 +352,37 @@ def test_only_commands_that_a_run_over_rows_can_take_are_suggested(tiny_model: P
         recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, steps=1)
         folder = run.start(recipe, tmp_path / name)
         assert list(commands(folder)) == ["resume", *expected, "export"]
+
+
+def test_epochs_say_how_long_to_train(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "ten.jsonl", texts(10))
+    changes = {"steps": 0, "epochs": 1.5, "evaluation": {"enabled": False}, "optimizer": {"warmup_steps": 2}}
+    recipe = rows_recipe(tiny_model, "supervised", path, {"type": "sft"}, **changes)
+    assert recipe.rows.batch_size == 8
+    folder = run.start(recipe, tmp_path / "run")
+    trained = [line for line in lines(folder, "train") if "loss" in line]
+    assert [line["step"] for line in trained] == [1, 2], "9 rows are trained on: 13.5 are 2 batches"
+    assert trained[-1]["data/epoch"] == pytest.approx(16 / 9)
+    assert commands(folder)["resume"].endswith("epochs=3")
+    run.resume(folder, ["epochs=2"])
+    trained = [line for line in lines(folder, "train") if "loss" in line]
+    assert trained[-1]["step"] == 3, "18 rows are 3 batches"
+    assert "steps" in write_report(folder).read_text()
+    with pytest.raises(ConfigError, match=r"has done 3 steps already, more than the 1 epoch of its recipe"):
+        run.resume(folder, ["epochs=1"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"steps": 0}, "set steps .* or epochs .*: neither is given"),
+        ({"steps": 3, "epochs": 2}, "both are given"),
+        ({"steps": 0, "epochs": 2, "rollouts": {"curriculum": "pass_rate"}}, "epochs can't be counted, because rollouts.curr"),
+    ],
+)
+def test_a_recipe_says_once_how_long_to_train(tiny_model: Path, changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        toy_recipe(tiny_model, **changes)
 
 
 def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_model: Path, tmp_path: Path) -> None:

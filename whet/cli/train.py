@@ -35,7 +35,7 @@ def train(
 
         return run.start(loaded.value, context.obj.run, stop)
 
-    title = f"{loaded.path.stem}, {loaded.value.steps} steps, into {context.obj.run}"
+    title = f"{loaded.path.stem}, {loaded.value.duration}, into {context.obj.run}"
     print(f"finished: {finished(title, context.obj.run, begin)}")
 
 

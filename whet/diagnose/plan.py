@@ -81,6 +81,8 @@ def _batch(recipe: "Recipe") -> str:
     else:
         taken, what = groups or recipe.rollouts.prompts_per_step, "rows"
         step = f"{taken:,} rows"
+    if recipe.epochs is not None:
+        return f"{step}; {recipe.duration}, which are {recipe.epochs:g} x (number of {what}) / {taken:,} steps"
     total = taken * steps
     return f"{step}; {steps:,} steps take {total:,} {what}, which are {total:,} / (number of {what}) epochs"
 

@@ -56,14 +56,18 @@ REFERENCE_FILE = "reference.safetensors"  # in the run folder
 class Feed:
     """The supply of groups of one run. By default nothing is prepared, measured, checked or recorded."""
 
-    def __init__(self, source: Source, distribution: Distribution, longest: int | None) -> None:
+    def __init__(
+        self, source: Source, distribution: Distribution, longest: int | None, groups_per_epoch: int = 0
+    ) -> None:
         """``distribution``: that log-probs are taken under. ``longest``: the most tokens that an answer may have, which
-        ``weighting=constant`` divides by."""
+        ``weighting=constant`` divides by. ``groups_per_epoch``: the number of tasks or rows; 0 if there is none."""
         self.source, self.distribution, self.longest = source, distribution, longest
+        self.groups_per_epoch = groups_per_epoch
         self.sampler: Sampler | None = None
 
-    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
-        """Do what is to be done once before step ``version + 1``. Return the scorers from then on."""
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
+        """Do what is to be done once before the ``steps`` (from 0, without those that are done). Return the scorers
+        for them."""
         return learners
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
@@ -124,7 +128,7 @@ class SampledFeed(Feed):
             pairing=recipe.online.pairing if filters is None else (),
             seed=recipe.seed,
         )
-        super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens)
+        super().__init__(source, recipe.sampling.distribution, recipe.sampling.max_new_tokens, len(source.tasks))
         self._disagrees = False  # in the last step
         estimator = recipe.online.estimator
         self._no_signal = NoSignal() if estimator is not None and estimator.compares else None
@@ -132,7 +136,7 @@ class SampledFeed(Feed):
         sync = build_sync(recipe, _probe_text(renderer, source.tasks[0]), self.devices)
         self.sampler = Sampler(player, self.generator, sync)
 
-    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
         self.recipe.weights.check_device(learners["policy"].facts.device)
         self.rollouts.ledger.compare(folder)
         if self.recipe.validation.required:
@@ -196,23 +200,23 @@ class RowsFeed(Feed):
         self.judging = recipe.algorithm.main.head == "value"
         self.rows = recipe.rows.groups(renderer, judging=self.judging)
         source = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
-        super().__init__(source, Distribution(), recipe.rows.max_tokens)
+        super().__init__(source, Distribution(), recipe.rows.max_tokens, len(self.rows["train"]))
         self._held_out: tuple[Batch, list[Group]] | None = None
 
-    async def prepare(self, learners: Mapping[str, Learner], folder: Path, version: int) -> Mapping[str, Scorer]:
+    async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
         """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
         recipe, algorithm = self.recipe, self.recipe.algorithm
         if not algorithm.main.caches_reference:
             return learners
         cached = self._cached(learners, folder)
         scorers: dict[str, Scorer] = {**learners, algorithm.main_role: cached}
-        steps = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
-        steps.load_state(self.source.state())
+        rows = DatasetSource(self.rows["train"], recipe.rows.batch_size, recipe.seed)
+        rows.load_state(self.source.state())
         with cached.filling():
             if recipe.evaluation.enabled:
                 await self._held_out_batch(scorers)
-            for _ in PROGRESS.each(range(version, recipe.steps), "steps scored by the reference"):
-                groups = await steps.next_groups()
+            for _ in PROGRESS.each(steps, "steps scored by the reference"):
+                groups = await rows.next_groups()
                 await algorithm.prepare(await compute(self._batch, groups, scorers), groups, scorers)
         await cached.finish()
         return scorers

@@ -107,10 +107,10 @@ async def opened(
                 write_atomically(folder / "recipe.yaml", dump_yaml(decided))
                 run = await stack.enter_async_context(open_run(decided, folder, resuming=False))
                 await stack.enter_async_context(run.source)
-                run.scorers = await run.feed.prepare(run.learners, folder, 0)
+                run.scorers = await run.feed.prepare(run.learners, folder, range(run.recipe.steps))
                 await run.policy.publish(0)
             run.clock.start()
-            yield OpenRun(run, decided)
+            yield OpenRun(run, run.recipe)
 
 
 class Opening:

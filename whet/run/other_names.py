@@ -1,10 +1,9 @@
 """What settings of other libraries (TRL, verl, NeMo RL, OpenRLHF) are called here. Only for the words about an unknown
 key."""
 
-_NO_EPOCHS = "steps: each takes rollouts.prompts_per_step tasks, or data.batch_size rows; `whet plan` counts them"
 _BATCH = "rollouts.prompts_per_step (prompts, each with algorithm.group_size answers), or data.batch_size of rows"
 _ACCUMULATION = (
-    "learner.max_tokens: a step is split into micro-batches of so many tokens by itself; nothing is to be accumulated"
+    "learner.max_tokens: a step is split into micro-batches of that size, so gradient accumulation is not a setting"
 )
 
 OTHER_NAMES = {
@@ -40,7 +39,7 @@ OTHER_NAMES = {
         "learner.activation_checkpointing": "gradient_checkpointing enable_gradient_checkpointing",
         "generator, as in generator=vllm": "use_vllm rollout.name generation.backend vllm_mode",
         "steps": "max_steps max_num_steps total_training_steps num_steps",
-        _NO_EPOCHS: "num_train_epochs num_epochs total_epochs max_num_epochs max_epochs epochs",
+        "epochs": "num_train_epochs num_epochs total_epochs max_num_epochs max_epochs",
         "sinks, as in sinks=[console,jsonl,wandb]": "report_to trainer.logger logger wandb tensorboard "
         "wandb_enabled use_wandb logging_dir log_with",
         "rewards, or the grade() of your task set in data": "reward_funcs reward_weights reward_fn reward "

@@ -49,8 +49,12 @@ class Recipe(Config):
     """One line for ``whet recipes``."""
     seed: int = Field(0, ge=0)
     """Every random choice of the run is derived from it."""
-    steps: int = Field(gt=0)
-    """Steps of the loop; each takes ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps."""
+    steps: int = Field(0, ge=0)
+    """Steps of the loop; each takes ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps. Give this
+    or ``epochs``."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the rows or tasks of ``data``, instead of ``steps``; rows that are left out for their length count.
+    The number of steps is rounded up."""
     model: ModelConfig = ModelConfig()
     """Which weights to start from."""
     algorithm: Annotated[Algorithm, Component(ALGORITHMS)]
@@ -90,6 +94,7 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
+        self._check_duration()
         takes = self.algorithm.takes
         if not isinstance(self.data, takes):
             names = " or ".join(_called(kind) for kind in takes)
@@ -136,6 +141,38 @@ class Recipe(Config):
             yield f"{what}this one does not tell; set generator=torch, or leave it out"
         if self.rollouts.router_replay and max(self.parallel.tensor, self.parallel.pipeline) > 1:
             yield f"{what}do not reach layers that parallel.tensor or pipeline cuts; set both to 1, or leave it out"
+
+    def _check_duration(self) -> None:
+        if (self.steps > 0) == (self.epochs is not None):
+            given = "both are given" if self.steps else "neither is given"
+            raise ValueError(f"set steps (as in steps=100) or epochs (as in epochs=3): {given}")
+        if self.epochs is None:
+            return
+        sampled = isinstance(self.algorithm, OnlineAlgorithm)
+        reason = (
+            "the tasks of a blend are drawn by the weights of its environments"
+            if isinstance(self.data, Blend)
+            else "rollouts.curriculum draws tasks by how often they are solved"
+            if sampled and self.rollouts.curriculum
+            else "rollouts.replay repeats the steps of another run"
+            if sampled and self.rollouts.replay
+            else None
+        )
+        if reason:
+            raise ValueError(f"epochs can't be counted, because {reason}; set steps instead")
+
+    def with_steps(self, groups_per_epoch: int) -> Self:
+        """Return the recipe with ``steps`` computed from ``epochs``, if that is given."""
+        if self.epochs is None:
+            return self
+        groups = self.data.groups_per_step or self.rollouts.prompts_per_step
+        return self.model_copy(update={"steps": math.ceil(self.epochs * groups_per_epoch / groups)})
+
+    @property
+    def duration(self) -> str:
+        """The length of the run as the recipe gives it: in steps or in epochs."""
+        unit, count = ("steps", self.steps) if self.epochs is None else ("epochs", self.epochs)
+        return f"{count:g} {unit if count != 1 else unit[:-1]}"
 
     def _check_episodes(self, samples: int) -> None:
         episodes = self.rollouts.prompts_per_step * samples

@@ -101,7 +101,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
                     log.warning(text, restarts.count, recipe.cluster.restarts, error)
 
     with run_lock(folder), logging_to(folder):
-        log.info("%s into %s: %d steps, %s", "resuming" if resuming else "training", folder, recipe.steps, _versions())
+        log.info("%s into %s: %s, %s", "resuming" if resuming else "training", folder, recipe.duration, _versions())
         for warning in recipe.warnings():
             log.warning(warning)
         run_computing(go(), after=f"Resume with: whet resume {shlex.quote(str(folder))}")
@@ -111,9 +111,12 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
 def _check_steps(run: "Run") -> None:
     done, steps = run.start, run.recipe.steps
     if done > steps:
-        raise ConfigError(f"{run.folder} has done {done} steps already, more than steps={steps}")
+        raise ConfigError(
+            f"{run.folder} has done {done} steps already, more than the {run.recipe.duration} of its recipe"
+        )
     if done == steps:
-        more = f"whet resume {shlex.quote(str(run.folder))} steps={2 * done}"
+        longer = f"steps={2 * done}" if run.recipe.epochs is None else f"epochs={2 * run.recipe.epochs:g}"
+        more = f"whet resume {shlex.quote(str(run.folder))} {longer}"
         log.warning("all %d steps are done; to go on for more of them: %s", done, more)
 
 
@@ -174,7 +177,7 @@ class Run:
     async def before_first_step(self) -> None:
         """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
         async with self.phase("prepare"):
-            self.scorers = await self.feed.prepare(self.learners, self.folder, self.start)
+            self.scorers = await self.feed.prepare(self.learners, self.folder, range(self.start, self.recipe.steps))
         async with self.phase("publish"):
             await self.policy.publish(self.start)
         if self.start == 0:
@@ -330,6 +333,7 @@ async def open_run(
         renderer = build_renderer(recipe)
         feed = build_feed(recipe, renderer, devices)  # what is quickly found to be missing comes first
         closing.closes("the feed", feed.close)
+        recipe = recipe.with_steps(feed.groups_per_epoch)
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)
         store.clean()
         checkpoint = store.load_latest() if resuming else None
@@ -372,6 +376,8 @@ async def open_run(
             if decision is not None:
                 facts["computes_in"] = str(decision)
             run.sinks.write(0, {f"run/{name}": value for name, value in facts.items()})
+        if recipe.epochs is not None:
+            run.sinks.write(run.start, {"run/steps": recipe.steps})
         yield run
 
 

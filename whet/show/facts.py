@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from whet.base.escaping import escape_controls
+from whet.config import RecipeError, parse_mapping
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
 from whet.sandbox.sandbox import UNPROTECTED, unprotected
@@ -212,6 +213,16 @@ def _sets(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names in the keys ``evaluation/NAME/accuracy``."""
     keys = dict.fromkeys(key for line in lines for key in line if key.startswith("evaluation/"))
     return [key.split("/")[1] for key in keys if key.count("/") == 2 and key.endswith("/accuracy")]
+
+
+def read_recipe(run_folder: Path) -> tuple[str, Mapping[str, Any]]:
+    """Return the text of a run's recipe and its settings as plain data; empty where it is missing or damaged."""
+    path = run_folder / "recipe.yaml"
+    text = path.read_text("utf-8", "replace") if path.exists() else ""
+    try:
+        return text, parse_mapping(text, path.name)
+    except RecipeError:
+        return text, {}
 
 
 def _first(recipe: Mapping[str, Any], *paths: str) -> Any:

@@ -20,11 +20,10 @@ from markupsafe import Markup
 from whet.base.errors import DataError
 from whet.base.escaping import escape_controls
 from whet.base.files import write_atomically
-from whet.config import RecipeError, parse_mapping
 from whet.metrics.sinks.jsonl import FILE, read_metrics
 from whet.show import charts
 from whet.show.charts import Chart, Line, line_chart, stacked_chart
-from whet.show.facts import Measured, RunFacts, Summary
+from whet.show.facts import Measured, RunFacts, Summary, read_recipe
 from whet.show.metric_catalog import CATALOG, ENTRIES, PHASES, Entry, drawn, duration, phases, show
 from whet.show.rollouts import cards, sample_rollouts
 
@@ -38,10 +37,9 @@ def write_report(run_folder: Path, most_rollouts: int = 60) -> Path:
     lines = read_metrics(run_folder / FILE)
     if not lines:
         raise DataError(f"no metrics in {run_folder / FILE}: the run has completed no step, or has no jsonl sink")
-    recipe_file = run_folder / "recipe.yaml"
-    recipe = recipe_file.read_text("utf-8", "replace") if recipe_file.exists() else ""
+    recipe, settings = read_recipe(run_folder)
     reported = {key: value for line in lines for key, value in line.items() if key.startswith("run/")}
-    facts, summary = RunFacts.of(run_folder, _parsed(recipe), reported), Summary.of(lines)
+    facts, summary = RunFacts.of(run_folder, settings, reported), Summary.of(lines)
     train = [line for line in lines if line.get("kind", "train") == "train"]
     evaluations = [line for line in lines if line.get("kind") == "evaluation"]
     style, script = ((_ASSETS / name).read_text("utf-8") for name in ("report.css", "report.js"))
@@ -182,13 +180,6 @@ def _waits(train: _Lines) -> tuple[Chart | None, list[Line]]:
     lines = [_line(train, key, ENTRIES[key].label, colour) for key, colour in _WAITS.items()]
     lines = [line for line in lines if len(line.x) > 1]
     return line_chart(lines, partial(show, style="percent"), style="percent"), lines
-
-
-def _parsed(recipe: str) -> Mapping[str, Any]:
-    try:
-        return parse_mapping(recipe, "recipe.yaml")
-    except RecipeError:
-        return {}  # the page still shows the recipe's text
 
 
 def _digest(text: str) -> str:

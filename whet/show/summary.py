@@ -2,7 +2,9 @@
 folder, so it can be printed again at any time."""
 
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,7 +15,7 @@ from rich.text import Text
 from whet.base.escaping import escape_controls
 from whet.metrics.rollout_file import rollout_steps
 from whet.metrics.sinks.jsonl import FILE, read_metrics
-from whet.show.facts import Change, Measured, Outcome, Summary
+from whet.show.facts import Change, Measured, Outcome, Summary, read_recipe
 from whet.show.metric_catalog import duration, show
 
 
@@ -22,12 +24,18 @@ def commands(run_folder: Path) -> dict[str, str]:
     folder = shlex.quote(str(run_folder))
     out = shlex.quote(str(run_folder / "export"))
     sampled, lines = bool(rollout_steps(run_folder)), read_metrics(run_folder / FILE)
-    result = {"resume": f"whet resume {folder} steps={2 * Summary.of(lines).steps}"}
+    result = {"resume": f"whet resume {folder} {_twice_as_long(run_folder, lines)}"}
     if sampled or any(line.get("kind") == "evaluation" for line in lines):  # otherwise there are no held-out rows
         result["evaluate"] = f"whet eval {folder}"
     if sampled:
         result["view"] = f"whet view {folder}"
     return result | {"export": f"whet export {folder} --out {out}"}
+
+
+def _twice_as_long(run_folder: Path, lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the setting that makes a run twice as long, in the unit of its recipe."""
+    epochs = read_recipe(run_folder)[1].get("epochs")
+    return f"epochs={2 * epochs:g}" if isinstance(epochs, int | float) else f"steps={2 * Summary.of(lines).steps}"
 
 
 def print_summary(run_folder: Path, console: Console | None = None) -> None:
