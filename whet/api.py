@@ -38,7 +38,8 @@ def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) ->
     ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raise ``RecipeError`` naming all that is wrong."""
     loaded = load(Recipe, recipe, overrides)
     try:
-        value = Recipe.model_validate({**dict(loaded.value), **sections})
+        inherited = {key: part for key, part in loaded.value if key not in Recipe.replaced_by(sections)}
+        value = Recipe.model_validate({**inherited, **sections})
     except ValidationError as error:
         found = error.errors(include_url=False)
         raise RecipeError([ConfigIssue(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None

@@ -15,6 +15,7 @@ from tests.e2e.test_resume import killed_and_resumed, metrics
 from tests.forks import whet
 from tests.rows import labelled, pairs, rows_recipe, texts, write_rows
 from tests.toy import toy_recipe, write_recipe
+from whet import api as whet_api
 from whet.base.errors import ConfigError, WhetError
 from whet.chat.renderer import Renderer
 from whet.checkpoint.export import export
@@ -383,6 +384,13 @@ def test_epochs_say_how_long_to_train(tiny_model: Path, tmp_path: Path) -> None:
 def test_a_recipe_says_once_how_long_to_train(tiny_model: Path, changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         toy_recipe(tiny_model, **changes)
+
+
+def test_steps_and_epochs_replace_each_other() -> None:
+    by_steps, by_epochs = whet_api.read("quickstart", steps=3), whet_api.read("quickstart", "epochs=3")
+    assert (by_steps.steps, by_steps.epochs, by_steps.duration) == (3, None, "3 steps")
+    assert (by_epochs.steps, by_epochs.epochs, by_epochs.duration) == (0, 3, "3 epochs")
+    assert whet_api.read("quickstart", "epochs=2", steps=5).duration == "5 steps"
 
 
 def test_a_reward_model_reads_the_whole_conversation_at_its_last_token(tiny_model: Path, tmp_path: Path) -> None:

@@ -39,6 +39,9 @@ class Config(BaseModel):
     bare: ClassVar[str | None] = None
     """The field that is set by a plain string or number in place of a mapping."""
 
+    alternatives: ClassVar[frozenset[str]] = frozenset()
+    """Settings of which one is given: a file or an override that sets one replaces those of its parents."""
+
     _preset: str = PrivateAttr("")  # the name of the preset in the recipe, if any
 
     @classmethod
@@ -51,6 +54,12 @@ class Config(BaseModel):
     def defaults(cls) -> dict[str, Any]:
         """Return the defaults of optional settings as JSON values."""
         return cls.model_construct().model_dump(mode="json", warnings=False)
+
+    @classmethod
+    def replaced_by(cls, given: Iterable[str]) -> frozenset[str]:
+        """Return the settings that the ``given`` ones stand in place of, if one of them is an alternative."""
+        chosen = cls.alternatives & set(given)
+        return cls.alternatives - chosen if chosen else frozenset()
 
     @classmethod
     def other_name(cls, key: str) -> str | None:

@@ -54,7 +54,8 @@ def load(root: type[C], source: str | Path, overrides: Sequence[str] = (), searc
     path = find_recipe(source, search)
     tree: Node | None = None
     for layer in [*_read_with_parents(path, search, issues, []), _read_overrides(overrides, issues)]:
-        tree = merge(Place(root), tree, layer, issues)
+        replaced = root.replaced_by(layer.children())
+        tree = merge(Place(root), tree and tree.without((key,) for key in replaced), layer, issues)
     assert tree is not None
     try:
         value = root.from_values(tree.plain())

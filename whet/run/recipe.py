@@ -45,6 +45,8 @@ _MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory togethe
 class Recipe(Config):
     """Everything that decides what a run does."""
 
+    alternatives = frozenset({"steps", "epochs"})
+
     description: str = ""
     """One line for ``whet recipes``."""
     seed: int = Field(0, ge=0)
