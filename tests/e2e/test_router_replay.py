@@ -31,7 +31,7 @@ def test_a_run_learns_with_the_generators_experts_and_its_kept_groups_give_the_s
 
 
 def test_what_cannot_replay_is_refused_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="which this one does not tell; set generator=torch"):
+    with pytest.raises(ConfigError, match="which this generator does not report; set generator=torch"):
         toy_recipe(tmp_path, rollouts={"router_replay": True}, generator={"type": "vllm"})
     for layout in ({"tensor": 2}, {"pipeline": 2}):
         with pytest.raises(ConfigError, match=r"do not reach layers that parallel\.tensor or pipeline cuts"):

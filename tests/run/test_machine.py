@@ -141,7 +141,7 @@ def test_a_run_that_is_resumed_in_another_precision_says_so(folder, tmp_path, mo
     machine.decide_run(asking(folder, "float32", "float32"), tmp_path, resuming=True)
     (said,) = warned(caplog)
     assert "began in bfloat16 (" in said
-    assert "goes on in float32 (as the recipe says)" in said
+    assert "continues in float32 (as the recipe says)" in said
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"learner": "float32"}', "\x00"])

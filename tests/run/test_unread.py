@@ -6,7 +6,7 @@ import pytest
 
 from whet.config import RecipeError, list_recipes, load
 from whet.run.recipe import Recipe
-from whet.run.unread import unread
+from whet.run.unread import unread_by_rows
 
 
 def complaint(recipe: str | Path, *overrides: str) -> str:
@@ -54,7 +54,7 @@ def test_what_a_parent_set_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: base.yaml\nalgorithm: {type: sft}\ndata: {type: supervised, path: x.jsonl}\n")
     loaded = load(Recipe, path)
-    assert not list(unread(loaded.value))
+    assert not list(unread_by_rows(loaded.value))
     assert loaded.origins["sampling.max_new_tokens"] == "default"
     assert loaded.origins["optimizer.lr"].startswith("quickstart.yaml:")
 
@@ -62,7 +62,7 @@ def test_what_a_parent_set_is_left_out(tmp_path: Path) -> None:
 def test_a_default_that_is_written_out_is_no_error(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: sft-gsm8k\nrollouts: {retries: 2}\ngenerator: torch\n")
-    assert not list(unread(load(Recipe, path).value))
+    assert not list(unread_by_rows(load(Recipe, path).value))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_beside_it_each_is_read(overrides: list[str]) -> None:
 
 @pytest.mark.parametrize("recipe", list_recipes())
 def test_every_setting_of_the_recipes_that_come_with_whet_is_read(recipe: str) -> None:
-    assert not list(unread(load(Recipe, recipe).value))
+    assert not list(unread_by_rows(load(Recipe, recipe).value))
 
 
 def test_a_rows_weight_divided_by_the_longest_needs_to_know_it() -> None:

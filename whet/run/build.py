@@ -1,4 +1,4 @@
-"""The parts of a run, each from its section of the recipe: renderer, generator, learner. Knows no loop."""
+"""Build the parts of a run, each from its section of the recipe: renderer, generator, learners."""
 
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,7 +34,7 @@ def build_renderer(recipe: "Recipe") -> "Renderer":
 
 
 def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable[Any]":
-    """A generator whose weights are still to be written."""
+    """Return a generator whose weights are still to be written."""
     from whet.engines.config import Adapter, Deployment
     from whet.models.loading import adapted_modules, load_model_config
     from whet.processes.machine import split_cores
@@ -51,7 +51,7 @@ def build_generator(recipe: "Recipe", renderer: "Renderer") -> "Refittable[Any]"
 
 
 def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = None) -> "WeightSync":
-    """The way of the policy's weights to the generator. ``text``, at least two tokens, is what its probe reads."""
+    """Return the transfer of the policy's weights to the generator. Its probe reads ``text``, at least two tokens."""
     from whet.weights.engine import EngineSync
     from whet.weights.in_process import InProcessSync
 
@@ -60,15 +60,15 @@ def build_sync(recipe: "Recipe", text: list[int], devices: "Devices | None" = No
     sampling, tokens = recipe.sampling, recipe.weights.probe_tokens
     length = max(1, min(_PROBE_PROMPT, sampling.max_prompt_tokens + sampling.max_new_tokens - tokens))
     repeated = (text * -(-length // len(text)))[:length]
-    own = Distribution(temperature=sampling.distribution.temperature)
+    distribution = Distribution(temperature=sampling.distribution.temperature)
     weights = recipe.weights
     if recipe.generator.low_precision_setting and weights.probe_tolerance is None:
         weights = weights.model_copy(update={"probe_tolerance": _NARROW})
-    return EngineSync(weights, repeated, own, devices)
+    return EngineSync(weights, repeated, distribution, devices)
 
 
 def trained_weights(recipe: "Recipe", run: Path | None) -> "NamedTensors":
-    """The weights of a run's best checkpoint (its newest, where none was evaluated), or else of the recipe's model."""
+    """Return the weights of a run's best checkpoint (the newest if none was evaluated), or of the recipe's model."""
     import torch
 
     from whet.checkpoint.policy import load_policy
@@ -98,7 +98,7 @@ async def open_generator(
     changes: dict[str, Any] = {
         "weights": recipe.weights.model_copy(update=whole),
         "generator": recipe.generator.model_copy(update={"on_cluster": False}),
-        "rollouts": recipe.rollouts.model_copy(update={"router_replay": False}),  # nobody learns from it
+        "rollouts": recipe.rollouts.model_copy(update={"router_replay": False}),  # nothing is learned from it
     }
     if model is not None:
         changes["model"] = recipe.model.model_copy(update={"path": model, "lora": None, "revision": None})
@@ -126,14 +126,14 @@ def check_experts(recipe: "Recipe") -> None:
 
 @asynccontextmanager
 async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[str, WorkerLearner]]":
-    """A learner for each role of the algorithm, trained or frozen, on the recipe's cluster, which is started for them.
-    All are closed at the end, and where one can't be built."""
+    """Start the recipe's cluster and on it a learner for each role of the algorithm, trained or frozen. All are closed
+    at the end, and if one can't be built."""
     from whet.processes.machine import split_cores
 
     recipe.algorithm.check_models(recipe.model)
     async with Closing() as closing:
-        own, _ = split_cores(recipe.devices.learner_cores, recipe.devices.generator_cores)
-        cluster = recipe.cluster.build(own, len(recipe.algorithm.roles))
+        cores, _ = split_cores(recipe.devices.learner_cores, recipe.devices.generator_cores)
+        cluster = recipe.cluster.build(cores, len(recipe.algorithm.roles))
         closing.closes("the cluster", cluster.close)
         learners: dict[str, WorkerLearner] = {}
         for role in recipe.algorithm.roles:
@@ -143,19 +143,19 @@ async def open_learners(recipe: "Recipe", folder: Path) -> "AsyncIterator[dict[s
 
 
 async def build_learner(recipe: "Recipe", folder: Path, cluster: "Cluster", role: str = "policy") -> "WorkerLearner":
-    """The learner of one role, with its workers started on the cluster."""
+    """Start the workers of one role on the cluster and return their learner."""
     from whet.learner.learner import WorkerLearner
     from whet.learner.worker import WorkerConfig
 
     algorithm, dumps = recipe.algorithm, folder / "skipped"
-    own = algorithm.roles[role]
+    spec = algorithm.roles[role]
     config = WorkerConfig(
-        model=own.model_config(recipe.model),
+        model=spec.model_config(recipe.model),
         learner=recipe.learner,
         parallel=recipe.parallel,
-        optimizer=own.optimizer(recipe.optimizer),
-        head=own.head,
-        steps=max(1, recipe.steps - own.starts_at) * algorithm.epochs * algorithm.minibatches,
+        optimizer=spec.optimizer(recipe.optimizer),
+        head=spec.head,
+        steps=max(1, recipe.steps - spec.starts_at) * algorithm.epochs * algorithm.minibatches,
         seed=derive_seed(recipe.seed, role),
         dumps=dumps if role == algorithm.main_role else dumps / role,
         follows_routes=role == algorithm.main_role,

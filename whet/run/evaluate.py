@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from whet.run.recipe import Recipe
 
 _PASS_AT = (1, 2, 4, 8, 16)
-_CHANGED = ("samples", "temperature", "max_new_tokens")  # settings that a further set may have of its own
+_CHANGED = ("samples", "temperature", "max_new_tokens")  # settings in which an additional set may differ
 
 
 class HeldOut(Config):
@@ -51,10 +51,10 @@ class HeldOut(Config):
 
 
 class EvaluationSet(Config):
-    """One more set of tasks that every evaluation answers. What is None is as for the run's own tasks."""
+    """An additional set of tasks that every evaluation answers. A setting that is None is as for the run's tasks."""
 
     data: Annotated[TaskSet, Component(TASK_SETS)]
-    """Its tasks; the run never trains on them."""
+    """The tasks; the run never trains on them."""
     split: Literal["test", "train"] = "test"
     """The split of its tasks."""
     limit: int | None = Field(None, gt=0)
@@ -68,7 +68,7 @@ class EvaluationSet(Config):
 
 
 class EvaluationConfig(HeldOut):
-    """The settings of evaluations on tasks. A run that learns from rows reads those of ``HeldOut`` alone."""
+    """The settings of evaluations on tasks. A run that learns from rows reads only the settings in ``HeldOut``."""
 
     samples: int = Field(1, gt=0, le=100_000)
     """Answers per task."""
@@ -79,11 +79,11 @@ class EvaluationConfig(HeldOut):
     concurrency: int = Field(256, gt=0, le=100_000)
     """Episodes that run at once."""
     retries: int = Field(2, ge=0)
-    """How often an episode is repeated after its environment or generator failed."""
+    """Repetitions of an episode after its environment or generator failed."""
     deadline: float = Field(3600.0, gt=0)
     """Seconds that one evaluation may take, of each set."""
     sets: dict[Name, EvaluationSet] = Field(default={})
-    """Further sets, each with its name in the metrics."""
+    """Additional sets by name; the name is part of their metrics."""
 
     def sampling(self, training: Sampling) -> Sampling:
         """Return the sampling of an evaluation: as in training, with this temperature and length, and no truncation."""
@@ -108,11 +108,11 @@ class Report:
     pass_at: dict[int, float] = field(default_factory=dict)  # unbiased pass@k
     per_task: list[float] = field(default_factory=list)  # share of right answers, in the tasks' order
     episodes: list[tuple[Task, Episode]] = field(default_factory=list)
-    sets: "dict[str, Report]" = field(default_factory=dict)  # of each environment of a blend, and each further set
+    sets: "dict[str, Report]" = field(default_factory=dict)  # of environments of a blend, and of additional sets
 
     @classmethod
     def of(cls, episodes: list[tuple[Task, Episode]], samples: int) -> "Report":
-        """Sum up ``samples`` answers to each task, those of a task one after the other."""
+        """Sum up ``samples`` answers to each task; the answers to a task follow each other."""
         answers = [episode for _, episode in episodes]
         correct = [a.scores.get("correct", float(a.reward > 0)) >= 1 for a in answers]
         per_task = [sum(correct[i : i + samples]) for i in range(0, len(correct), samples)]
@@ -174,8 +174,8 @@ async def evaluate_tasks(
 ) -> Report:
     """Answer every task ``config.samples`` times and grade. An answer is correct when its score ``correct`` is 1 or,
     where the task set has no such score, when its reward is positive. Tasks of a ``blend`` have the limits of their
-    environments. Raises ``DataError`` for an episode that fails
-    for good, because a missing answer must not count as a wrong one."""
+    environments. Raises ``DataError`` for an episode that fails after all retries, because a missing answer must not
+    count as a wrong one."""
     if not tasks:
         raise DataError("the task set has no task to evaluate on; choose another evaluation.split")
 
@@ -219,8 +219,8 @@ async def evaluate_tasks(
     episodes = [(task, job.result()) for task, job in zip(asked, jobs, strict=True)]
     report = Report.of(episodes, samples)
     for environment in blend.of if blend else ():
-        if own := [one for one in episodes if one[0].environment == environment]:
-            report.sets[environment] = Report.of(own, samples)
+        if played := [(task, episode) for task, episode in episodes if task.environment == environment]:
+            report.sets[environment] = Report.of(played, samples)
     return report
 
 
@@ -231,35 +231,37 @@ async def evaluate_all(
     renderer: Renderer,
     endpoint: "Endpoint",
 ) -> Report:
-    """Evaluate on the run's own held-out tasks, and on each further set."""
+    """Evaluate on the run's held-out tasks and on each additional set."""
     config, data = recipe.evaluation, recipe.taskset
     blend = data if isinstance(data, Blend) else None
     tasks, sampling = held_out(data, config.split, config.limit), config.sampling(recipe.sampling)
     report = await evaluate_tasks(
         tasks, environments, generator, renderer, sampling, config, blend=blend, seed=recipe.seed, endpoint=endpoint
     )
-    for name, one in config.sets.items():
-        own = config.model_copy(update={k: v for k in _CHANGED if (v := getattr(one, k)) is not None})
+    for name, additional in config.sets.items():
+        changes = {key: value for key in _CHANGED if (value := getattr(additional, key)) is not None}
+        settings = config.model_copy(update=changes)
         async with Closing() as closing:
-            hosted = IsolatedEnvironments(one.data.open())
+            hosted = IsolatedEnvironments(additional.data.open())
             closing.closes(f"the environments of {name}", hosted.close)
-            tasks, sampling = held_out(one.data, one.split, one.limit), own.sampling(recipe.sampling)
+            tasks = held_out(additional.data, additional.split, additional.limit)
+            sampling = settings.sampling(recipe.sampling)
             report.sets[name] = await evaluate_tasks(
-                tasks, hosted, generator, renderer, sampling, own, seed=recipe.seed, endpoint=endpoint, name=name
+                tasks, hosted, generator, renderer, sampling, settings, seed=recipe.seed, endpoint=endpoint, name=name
             )
     return report
 
 
 def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
-    """Return the first ``limit`` tasks of the split; of a blend, so many of each environment."""
+    """Return the first ``limit`` tasks of the split; of a blend, the first ``limit`` tasks of each environment."""
     taken = Counter[str]()
-    found = []
+    tasks = []
     for task in taskset.tasks(split):
         in_text(task.prompt, f" of task {task.uid}")  # refuses images
         taken[task.environment] += 1
         if limit is None or taken[task.environment] <= limit:
-            found.append(task)
-    return found
+            tasks.append(task)
+    return tasks
 
 
 def evaluate(
@@ -276,7 +278,7 @@ def evaluate(
     from whet.endpoint.server import Endpoint
     from whet.run.build import open_generator
 
-    taskset = recipe.taskset  # an error at once, rather than after a model is loaded
+    taskset = recipe.taskset  # raises before a model is loaded
     changes = {"split": split, "limit": limit, "samples": samples, "temperature": temperature}
     config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
 

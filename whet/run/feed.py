@@ -1,5 +1,5 @@
-"""What a run learns from and is measured on: episodes that its own policy plays, or rows of a data set. A feed has a
-source of groups, takes each new version of the weights, and evaluates. The loop does not know which one it has."""
+"""The supply of a run: episodes that its policy plays, or rows of a data set, to learn from and to evaluate on. A feed
+has a source of groups, receives each new version of the weights, and evaluates; the loop treats both kinds alike."""
 
 import logging
 import tempfile
@@ -66,8 +66,8 @@ class Feed:
         self.sampler: Sampler | None = None
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
-        """Do what is to be done once before the ``steps`` (from 0, without those that are done). Return the scorers
-        for them."""
+        """Do what is to be done once before the ``steps`` (from 0; steps that are done are not in the range). Return
+        the scorers for them."""
         return learners
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
@@ -75,7 +75,7 @@ class Feed:
         return {}
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Look through the metrics of a step. Raises ``WhetError`` where the run must not continue."""
+        """Check the metrics of a step. Raises ``WhetError`` if the run must not continue."""
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
         """Write what was sampled into the run folder."""
@@ -85,7 +85,7 @@ class Feed:
 
 
 def build_feed(recipe: "Recipe", renderer: Renderer, devices: Devices) -> Feed:
-    """The feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
+    """Return the feed that the recipe's algorithm learns from. A generator becomes a tenant of the devices."""
     online = isinstance(recipe.algorithm, OnlineAlgorithm)
     if online and recipe.rollouts.replay is not None:
         kept = KeptSource(Path(recipe.rollouts.replay))
@@ -149,23 +149,23 @@ class SampledFeed(Feed):
         return report.metrics()
 
     def check(self, step: int, values: Mapping[str, float]) -> None:
-        """Warn in the first of the steps in which generator and learner disagree, and where nothing can be learned.
-        Raises ``WhetError`` where the recipe says so."""
+        """Warn at the first step at which generator and learner disagree, and if nothing can be learned. Raises
+        ``WhetError`` above ``rollouts.max_mismatch``."""
         if self._no_signal is not None:
             self._no_signal.check(step, values)
         rollouts, error, old = self.recipe.rollouts, values.get(MISMATCH, 1.0), values.get("staleness/max", 0.0)
         cause = "`whet doctor RECIPE` looks for the cause"
         if old:
             cause = f"Some were sampled by weights {old:g} steps old, which explains a part of it; {cause} of the rest"
-        found = (
+        message = (
             f"in step {step} {MISMATCH} is {error:.4g}, above rollouts.{{}} = {{:g}}: the log-probs that the generator "
             f"gives its tokens are not the learner's. {cause}"
         )
         if rollouts.max_mismatch is not None and error > rollouts.max_mismatch:
-            raise WhetError(found.format("max_mismatch", rollouts.max_mismatch))
+            raise WhetError(message.format("max_mismatch", rollouts.max_mismatch))
         disagrees = error > rollouts.mismatch_alarm
         if disagrees and not self._disagrees:
-            log.warning(found.format("mismatch_alarm", rollouts.mismatch_alarm))
+            log.warning(message.format("mismatch_alarm", rollouts.mismatch_alarm))
         self._disagrees = disagrees
 
     def record(self, folder: Path, step: int, groups: list[Group], batch: Batch) -> None:
@@ -204,7 +204,7 @@ class RowsFeed(Feed):
         self._held_out: tuple[Batch, list[Group]] | None = None
 
     async def prepare(self, learners: Mapping[str, Learner], folder: Path, steps: range) -> Mapping[str, Scorer]:
-        """Where the algorithm caches its reference, it scores the batches of all steps to come, and those held out."""
+        """If the algorithm caches its reference, score the batches of all steps to come and the held-out rows."""
         recipe, algorithm = self.recipe, self.recipe.algorithm
         if not algorithm.main.caches_reference:
             return learners
@@ -226,13 +226,13 @@ class RowsFeed(Feed):
         return CachedReference(learner, folder / REFERENCE_FILE, self._reference_facts(learners), read_only)
 
     def looking_up(self, learners: Mapping[str, Learner], run: Path) -> Mapping[str, Scorer]:
-        """The learners, with the reference that a run has cached; its file isn't changed."""
+        """Return the learners, with the reference log-probs that a run has cached; its file isn't changed."""
         if not self.recipe.algorithm.main.caches_reference or not (run / REFERENCE_FILE).exists():
             return learners
         return {**learners, self.recipe.algorithm.main_role: self._cached(learners, run, read_only=True)}
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        """The loss on the held-out rows and, where rows are judged, the share that the model gets right."""
+        """Return the loss on the held-out rows and, for judged rows, the share of right judgements."""
         algorithm = self.recipe.algorithm
         batch = await self._held_out_batch(scorers)
         if batch is None:
@@ -241,7 +241,8 @@ class RowsFeed(Feed):
         return await measure(batch, algorithm.losses[algorithm.main_role], scorers[algorithm.main_role])
 
     async def _held_out_batch(self, scorers: Mapping[str, Scorer]) -> Batch | None:
-        """Laid out and scored by the reference once; what depends on the policy is filled anew each time."""
+        """Return the held-out rows, laid out and scored by the reference once; columns that depend on the policy are
+        filled each time. None if no row is held out."""
         algorithm = self.recipe.algorithm
         if self._held_out is None:
             groups = self._groups()
@@ -254,7 +255,7 @@ class RowsFeed(Feed):
         return batch
 
     def _batch(self, groups: list[Group], scorers: Mapping[str, Scorer]) -> Batch:
-        forest = all(one.facts.forest for one in scorers.values())
+        forest = all(scorer.facts.forest for scorer in scorers.values())
         return Batch.from_groups(groups, share_prompts=forest)
 
     def _groups(self) -> list[Group]:
@@ -275,7 +276,7 @@ class RowsFeed(Feed):
         return groups
 
     def _reference_facts(self, learners: Mapping[str, Learner]) -> dict[str, str]:
-        """What reference log-probs depend on besides the tokens."""
+        """Return the facts that, with the tokens, decide the reference log-probs."""
         facts = learners[self.recipe.algorithm.main_role].facts
         return {
             "model": fingerprint(self.recipe.model),
@@ -285,8 +286,8 @@ class RowsFeed(Feed):
 
 
 async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, float]:
-    """The recipe's held-out rows under a run's best checkpoint (its newest, where none was evaluated), or under the
-    model that a run would start from. Raises ``DataError`` where no row is held out."""
+    """Measure the recipe's held-out rows under a run's best checkpoint (the newest if none was evaluated), or under the
+    model that a run would start from. Raises ``DataError`` if no row is held out."""
     from whet.checkpoint.store import CheckpointStore
     from whet.run.build import build_renderer, open_learners
 
@@ -306,22 +307,22 @@ async def measure_rows(recipe: "Recipe", run: Path | None = None) -> dict[str, f
 
 
 async def measure(batch: Batch, loss: "Loss", scorer: Scorer) -> dict[str, float]:
-    """A loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; where rows
-    are judged also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
+    """Return a loss over a weighed batch, without learning: ``evaluation/loss`` over ``evaluation/n`` rows; for judged
+    rows also ``evaluation/accuracy``, with Wilson's interval (``low``, ``high``); of pairs also
     ``evaluation/margin``."""
-    said = await scorer.score(batch, set(loss.outputs))
-    metrics = await compute(_loss_metrics, loss, said, batch)
-    found, n = metrics.result(), len(batch.group_uids)
-    values = {"evaluation/loss": found["loss"], "evaluation/n": float(n)}
-    if "preference/accuracy" in found:
-        accuracy = found["preference/accuracy"]
+    scored = await scorer.score(batch, set(loss.outputs))
+    metrics = await compute(_loss_metrics, loss, scored, batch)
+    measured, n = metrics.result(), len(batch.group_uids)
+    values = {"evaluation/loss": measured["loss"], "evaluation/n": float(n)}
+    if "preference/accuracy" in measured:
+        accuracy = measured["preference/accuracy"]
         low, high = wilson(accuracy * n, n)
         values |= {"evaluation/accuracy": accuracy, "evaluation/low": low, "evaluation/high": high}
-    if "preference/margin" in found:
-        values["evaluation/margin"] = found["preference/margin"]
+    if "preference/margin" in measured:
+        values["evaluation/margin"] = measured["preference/margin"]
     return values
 
 
-def _loss_metrics(loss: "Loss", said: dict[str, Tensor], batch: Batch) -> Metrics:
-    said.setdefault("logprobs", torch.zeros(len(batch)))  # of a value head, or where the loss reads none
-    return loss(ModelOutput(**said), batch)[1]
+def _loss_metrics(loss: "Loss", scored: dict[str, Tensor], batch: Batch) -> Metrics:
+    scored.setdefault("logprobs", torch.zeros(len(batch)))  # of a value head, or if the loss reads none
+    return loss(ModelOutput(**scored), batch)[1]

@@ -10,7 +10,7 @@ LEFT_BY_A_FAILED_START = {"recipe.yaml", "log.txt", "error.log", ".lock", "rows.
 
 
 def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
-    """A folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
+    """Return a folder name that is not taken: ``runs/<name>-<date>-<time>``. Nothing is created yet."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     folder = Path(root) / f"{name}-{stamp}"
     count = 1
@@ -21,7 +21,7 @@ def new_folder(root: Path | str = "runs", name: str = "run") -> Path:
 
 
 def check_free(folder: Path) -> None:
-    """Raise ``ConfigError`` where the folder holds more than a failed start leaves."""
+    """Raise ``ConfigError`` if the folder holds more files than a failed start leaves."""
     if any(parent.is_file() for parent in (folder, *folder.parents)):
         raise ConfigError(f"--folder {folder}: a file is in the way")
     if folder.exists() and {path.name for path in folder.iterdir()} - LEFT_BY_A_FAILED_START:
@@ -29,7 +29,7 @@ def check_free(folder: Path) -> None:
 
 
 def create(folder: Path) -> None:
-    """Make the folder. Raises ``ConfigError`` where it is not free or can't be made."""
+    """Make the folder. Raises ``ConfigError`` if it is not free or can't be made."""
     check_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,17 +44,17 @@ class Place:
         self.folder, self._identity = folder, _identity(folder)
 
     def check(self) -> None:
-        """Raise ``WhetError`` where the folder was moved, removed or replaced since."""
+        """Raise ``WhetError`` if the folder was moved, removed or replaced since."""
         if _identity(self.folder) != self._identity:
             raise WhetError(
-                f"the run folder {self.folder} was moved, removed or replaced while the run was going, so nothing more "
-                "is written there. Go on from where it is now: whet resume FOLDER"
+                f"the run folder {self.folder} was moved, removed or replaced during the run, so nothing more is "
+                "written there. Resume it at its new place: whet resume FOLDER"
             )
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:
     try:
-        found = folder.stat()
+        status = folder.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino

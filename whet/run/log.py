@@ -1,5 +1,5 @@
-"""What a run says to people while it runs: its log, and outputs that may lose their reader (a pipe to ``head``, a
-terminal that was closed) without ending the run."""
+"""The log of a run, and standard outputs that may lose their reader (a pipe to ``head``, a terminal that was closed)
+without ending the run."""
 
 import io
 import logging
@@ -25,18 +25,18 @@ class _Screen(logging.Handler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: the log file has it, and there is no other place to say it."""
+        """Do nothing: the record is in the log file, and no other output is left."""
 
 
 class _File(logging.FileHandler):
-    """Says nothing where it can't write: on a full disk the next file that matters is an error, with its name."""
+    """Ignores failed writes: on a full disk, the next file that matters raises an error with its name."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass
 
 
 class _Lossy(io.FileIO):
-    """Drops what can't be written."""
+    """Drops output that can't be written."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
         written = None  # also of a full pipe that does not wait
@@ -47,7 +47,7 @@ class _Lossy(io.FileIO):
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
-    """What ``whet`` logs goes to ``log.txt``; warnings are for people to see at once."""
+    """Write the log records of ``whet`` to ``log.txt``, and warnings to the screen as well."""
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
     file, screen = _File(folder / "log.txt", encoding="utf-8"), _Screen(logging.WARNING)
@@ -64,15 +64,15 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def readers_may_go() -> Iterator[None]:
-    """Inside, output that can't be written is lost, whoever prints it: hours of training are worth more than a line. A
-    stream that is not the process's own, as in a notebook, stays as it is."""
+    """Inside, output of any code that can't be written is dropped: hours of training are worth more than a line.
+    Streams that replace the process's streams, as in a notebook, are not changed."""
     with ExitStack() as stack:
-        for stream, own, redirect in (
+        for stream, original, redirect in (
             (sys.stdout, sys.__stdout__, redirect_stdout),
             (sys.stderr, sys.__stderr__, redirect_stderr),
         ):
-            if own is not None and stream is own:
-                lossy = _lossy(own)
+            if original is not None and stream is original:
+                lossy = _lossy(original)
                 stack.callback(lossy.flush)
                 stack.enter_context(redirect(lossy))
         yield

@@ -1,6 +1,6 @@
-"""The settings of a run that its machine decides: the precisions in which learner and generator compute. They are
-decided once, in the run's own process and before its parts are built, and stay what they are wherever the run is
-resumed; then the machine may be another one, and its last digits too.
+"""The settings that the machine decides: the precisions in which learner and generator compute. They are decided once,
+in the process of the run and before its parts are built, and a resumed run keeps them. On another machine, the last
+digits of the results may differ.
 """
 
 import json
@@ -28,7 +28,7 @@ FILE = "machine.json"  # in the run folder
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The precisions of a run, and what they follow from."""
+    """The precisions of a run, and the reasons for them."""
 
     learner: str
     generator: str | None  # None where nothing is sampled
@@ -43,16 +43,16 @@ class Decision:
 
 
 def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision]:
-    """Return the recipe without ``auto``. Warns where it asks for a precision that the machine emulates. Where nothing
-    ``starts``, no cluster is asked whether its nodes have GPUs: those of this machine count."""
+    """Return the recipe with ``auto`` replaced. Warns if the recipe asks for a precision that the machine emulates.
+    Unless a run ``starts``, no cluster is asked for the GPUs of its nodes: the GPUs of this machine count."""
     model, samples = load_model_config(recipe.model), isinstance(recipe.algorithm, OnlineAlgorithm)
     learner, generator = recipe.learner, recipe.generator
     devices = _devices(recipe, starts)
-    wanted: dict[str, tuple[str, Device]] = {"learner.precision": (learner.precision, devices[0])}
+    requested: dict[str, tuple[str, Device]] = {"learner.precision": (learner.precision, devices[0])}
     if samples:
-        wanted["generator.dtype"] = (generator.dtype, devices[1])
+        requested["generator.dtype"] = (generator.dtype, devices[1])
     choices: dict[Device, Choice] = {}
-    for precision, device in wanted.values():
+    for precision, device in requested.values():
         if precision in ("auto", "bfloat16") and device not in choices:
             choices[device] = choose_precision(model, device)
     if learner.precision == "auto":
@@ -61,12 +61,14 @@ def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision
         generator = generator.resolve_auto(model, devices[1])
     if problem := next(learner.problems(recipe.parallel, recipe.model.lora is not None), None):
         raise ConfigError(f"{problem}; learner.precision = auto is {learner.precision} on this machine")
-    slow = [key for key, (precision, device) in wanted.items() if precision == "bfloat16" and choices[device].emulates]
+    slow = [
+        key for key, (precision, device) in requested.items() if precision == "bfloat16" and choices[device].emulates
+    ]
     if slow:
         text = "%s = bfloat16, which this machine emulates: %s. Set %s, which is float32 here"
-        why = choices[wanted[slow[0]][1]].why
+        why = choices[requested[slow[0]][1]].why
         log.warning(text, " and ".join(slow), why, " ".join(f"{key}=auto" for key in slow))
-    auto = [device for precision, device in wanted.values() if precision == "auto"]
+    auto = [device for precision, device in requested.values() if precision == "auto"]
     decision = Decision(
         learner=learner.computes_in,
         generator=generator.dtype if samples else None,
@@ -78,28 +80,28 @@ def decide(recipe: "Recipe", *, starts: bool = True) -> tuple["Recipe", Decision
 
 
 def decide_run(recipe: "Recipe", folder: Path, resuming: bool) -> "Recipe":
-    """Do the same for the run in ``folder``, which keeps the decision. Warns where a resumed run can't go on with the
-    same bits."""
+    """Decide for the run in ``folder``, which keeps the decision. Warns if a resumed run can't continue with the same
+    bits."""
     settled, decision = decide(recipe)
     before = read(folder) if resuming else None
     if before is not None and (before.learner, before.generator) == (decision.learner, decision.generator):
         if changed := _changed(before.instructions, decision.instructions):
             log.warning(
-                "this run began on another machine (%s): what follows agrees with it up to rounding, and is not the "
-                "same bits that it would have computed there",
+                "this run began on another machine (%s): results from here on agree with that machine up to rounding, "
+                "and are not the same bits that it would have computed",
                 changed,
             )
         decision = before
     else:
         if before is not None:
-            log.warning("this run began in %s, and goes on in %s", before, decision)
+            log.warning("this run began in %s, and continues in %s", before, decision)
         write_atomically(folder / FILE, json.dumps(asdict(decision), indent=1))
     log.info("computes in %s", decision)
     return settled
 
 
 def read(folder: Path) -> Decision | None:
-    """Return what a run has kept; None where it has kept nothing that can be read."""
+    """Return the decision that a run has kept; None if there is none that can be read."""
     try:
         return Decision(**json.loads((folder / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -120,7 +122,7 @@ def _devices(recipe: "Recipe", starts: bool) -> tuple[Device, Device]:
 
 
 def _changed(before: dict[str, str | int | bool], now: dict[str, str | int | bool]) -> str:
-    """List what differs, as it was and as it is."""
+    """Return the differing facts, each with the value before and now."""
     return ", ".join(
         f"{name.replace('_', ' ')} {before.get(name)}, here {value}"
         for name, value in now.items()

@@ -1,5 +1,5 @@
-"""What settings of other libraries (TRL, verl, NeMo RL, OpenRLHF) are called here. Only for the words about an unknown
-key."""
+"""The names of settings in other libraries (TRL, verl, NeMo RL, OpenRLHF) and the settings here that do the same. Used
+only in messages about unknown keys."""
 
 _BATCH = "rollouts.prompts_per_step (prompts, each with algorithm.group_size answers), or data.batch_size of rows"
 _ACCUMULATION = (
@@ -52,10 +52,10 @@ OTHER_NAMES = {
     }.items()
     for name in names.split()
 }
-"""Their name, alone or with the section it stands in -> where it is set here."""
+"""The name there, alone or with its section -> the setting here."""
 
 
 def here(key: str) -> str | None:
-    """Return where a key of another library is set here, by its last parts."""
+    """Return the setting here that corresponds to a key of another library, by the key's last parts."""
     parts = key.lower().replace("-", "_").split(".")
     return next((OTHER_NAMES[name] for n in (2, 1) if (name := ".".join(parts[-n:])) in OTHER_NAMES), None)

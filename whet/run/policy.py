@@ -1,4 +1,4 @@
-"""A model that samples, scores and learns: what a person holds, and what the loop in ``train.py`` is a client of.
+"""A model that samples, scores and learns, for scripts, notebooks and the loop in ``train.py``.
 
     tasks ──sample──► groups ──batch──► Batch ──(your advantages, weigh)──► update(batch, loss) ──► publish ──┐
       ▲                                                                                                       │
@@ -38,11 +38,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, frozen=True)
 class Sampler:
-    """What a policy samples with."""
+    """The parts that a policy samples with."""
 
     player: GroupPlayer
     generator: "Refittable[Any]"
-    sync: "WeightSync"  # how weights get to the generator
+    sync: "WeightSync"  # transfers the weights to the generator
 
 
 class Policy:
@@ -69,8 +69,8 @@ class Policy:
         """Play ``n`` episodes of each task and return a group for each, in order. ``sampling`` replaces the recipe's
         settings. The seeds derive from the recipe's seed and the number of groups sampled so far.
 
-        A group in which an episode failed for good has ``Status.FAILED`` episodes, which carry no reward; ``batch``
-        leaves it out. Raises ``ConfigError`` where the recipe learns from rows and has no generator."""
+        A group in which an episode failed after all retries has ``Status.FAILED`` episodes, which carry no reward;
+        ``batch`` leaves it out. Raises ``ConfigError`` where the recipe learns from rows and has no generator."""
         player = self._sampler().player
         first, self._groups = self._groups, self._groups + len(tasks)
         async with self.devices.lent_to("generation"):

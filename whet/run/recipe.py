@@ -32,7 +32,7 @@ from whet.rollouts.rewards import REWARDS, Reward
 from whet.rollouts.sampling import Sampling
 from whet.run.evaluate import EvaluationConfig
 from whet.run.other_names import here
-from whet.run.unread import idle, unread
+from whet.run.unread import idle, unread_by_rows
 from whet.sandbox.sandbox import UNPROTECTED, unprotected
 from whet.tasks.base import TaskSet
 from whet.tasks.registry import TASK_SETS
@@ -43,14 +43,14 @@ _MOST_EPISODES = 1_000_000  # of one step: its groups are held in memory togethe
 
 
 class Recipe(Config):
-    """Everything that decides what a run does."""
+    """All settings of a run."""
 
     alternatives = frozenset({"steps", "epochs"})
 
     description: str = ""
     """One line for ``whet recipes``."""
     seed: int = Field(0, ge=0)
-    """Every random choice of the run is derived from it."""
+    """All random choices of the run are derived from it."""
     steps: int = Field(0, ge=0)
     """Steps of the loop; each takes ``algorithm.epochs`` times ``algorithm.minibatches`` optimizer steps. Give this
     or ``epochs``."""
@@ -58,11 +58,11 @@ class Recipe(Config):
     """Passes over the rows or tasks of ``data``, instead of ``steps``; rows that are left out for their length count.
     The number of steps is rounded up."""
     model: ModelConfig = ModelConfig()
-    """Which weights to start from."""
+    """The weights to start from."""
     algorithm: Annotated[Algorithm, Component(ALGORITHMS)]
-    """How rollouts or rows become gradients."""
+    """The method that turns rollouts or rows into gradients."""
     data: Annotated[Data, Component(TASK_SETS | ROWS)]
-    """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of your own."""
+    """Tasks that are answered, or rows that are learned from: a built-in name or the dotted path of a class."""
     chat_template: str | None = None
     """Replaces the model's own chat template; ``plain`` is a built-in one for models that have none."""
     template_arguments: dict[str, JsonValue] = Field(default={})
@@ -70,29 +70,29 @@ class Recipe(Config):
     tools_as_text: bool = False
     """For a chat template that doesn't know tools: they stand in the system message, calls and results in the text."""
     sampling: Sampling = Sampling()
-    """How the policy answers in training."""
+    """Sampling of the policy in training."""
     rewards: Annotated[Reward, Component(REWARDS)] = Field(default="score")  # type: ignore[assignment]
-    """What an episode earns, composed of its grade and of what else it shows; by default its grade."""
+    """The reward of an episode, composed of its grade and other properties; by default its grade."""
     rollouts: RolloutConfig = RolloutConfig()
-    """How many rollouts make a step, and how far they may run ahead."""
+    """The number of rollouts in a step, and how far they may run ahead."""
     optimizer: OptimizerConfig = OptimizerConfig()
     learner: LearnerConfig = LearnerConfig()
     cluster: Annotated[ClusterConfig, Component(CLUSTERS)] = Field(default="local")  # type: ignore[assignment]
-    """Where the learners' workers run."""
+    """The processes and machines of the learners' workers."""
     devices: DevicesConfig = DevicesConfig()
-    """Whether learners and generator take turns on this machine's cores and GPUs, or which cores each gets."""
+    """The shares of learners and generator in this machine's cores and GPUs: in turns, or divided."""
     parallel: ParallelConfig = ParallelConfig()
-    """Over how many ranks each learner is spread, and how."""
+    """The ranks over which each learner is spread, by kind of parallelism."""
     generator: Annotated[GeneratorConfig, Component(GENERATORS, GONE)] = Field(default="torch")  # type: ignore[assignment]
     """The engine that samples."""
     weights: WeightSyncConfig = WeightSyncConfig()
-    """How new weights reach the generator, and how their arrival is proven."""
+    """The transfer of new weights to the generator, and the proof of their arrival."""
     validation: ValidationConfig = ValidationConfig()
-    """Whether graders are checked before anything is trained on what they say."""
+    """The checks of graders before a run trains on their rewards."""
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))  # type: ignore[arg-type]
-    """Where metrics go."""
+    """The outputs of metrics."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
@@ -119,12 +119,12 @@ class Recipe(Config):
                 f"algorithm.minibatches = {self.algorithm.minibatches} is more than the "
                 f"{key} = {groups} groups there are to split"
             )
-        if found := "\n".join(self._problems_of_parts()):
-            raise ValueError(found)
+        if problems := "\n".join(self._problems_of_parts()):
+            raise ValueError(problems)
         return self
 
     def _problems_of_parts(self) -> Iterator[str]:
-        """Ask each part whether it goes together with those it depends on."""
+        """Yield the problems of each part with the parts that it depends on."""
         samples = isinstance(self.algorithm, OnlineAlgorithm)
         yield from self.learner.problems(self.parallel, self.model.lora is not None)
         yield from self.optimizer.problems(self.parallel)
@@ -140,7 +140,7 @@ class Recipe(Config):
     def _problems_of_replay(self) -> Iterator[str]:
         what = "rollouts.router_replay learns with the experts that the generator chose, which "
         if self.rollouts.router_replay and not self.generator.records_experts:
-            yield f"{what}this one does not tell; set generator=torch, or leave it out"
+            yield f"{what}this generator does not report; set generator=torch, or leave it out"
         if self.rollouts.router_replay and max(self.parallel.tensor, self.parallel.pipeline) > 1:
             yield f"{what}do not reach layers that parallel.tensor or pipeline cuts; set both to 1, or leave it out"
 
@@ -251,23 +251,23 @@ class Recipe(Config):
     def unused(self) -> dict[str, str]:
         alone = {key: f"it is read only where {when}; leave it out" for key, when in idle(self)}
         why = "no part of the run reads it: this run learns from rows and samples nothing; leave it out"
-        return alone | dict.fromkeys(unread(self), why)
+        return alone | dict.fromkeys(unread_by_rows(self), why)
 
     @property
     def _stale(self) -> bool:
-        """Whether it may learn from answers of older weights."""
+        """Return whether a step may learn from answers of older weights."""
         return isinstance(self.algorithm, OnlineAlgorithm) and self.rollouts.max_staleness > 0
 
     @property
     def in_turns(self) -> bool:
-        """Whether learner and generator are in one process and neither computes while the other does."""
+        """Return whether learner and generator are in one process and never compute at the same time."""
         if not isinstance(self.algorithm, OnlineAlgorithm) or self.rollouts.replay is not None or self._stale:
             return False
         return self.generator.in_process and not self.cluster.has_processes
 
     @property
     def _corrects(self) -> str | None:
-        """The setting by which answers come from another distribution than the learner's."""
+        """Return the setting because of which answers come from another distribution than the learner's, if any."""
         if self._stale:
             return "rollouts.max_staleness"
         narrow = self.generator.low_precision_setting if isinstance(self.algorithm, OnlineAlgorithm) else None
@@ -286,33 +286,33 @@ class Recipe(Config):
         return self.model_copy(update={"algorithm": algorithm}), {key: cause}
 
     def warnings(self) -> list[str]:
-        """What is allowed but rarely meant."""
-        found = []
+        """Return warnings about settings that are allowed but rarely intended."""
+        texts = []
         main = self.algorithm.losses[self.algorithm.main_role]
         stale = self._stale
         if stale and isinstance(main, PolicyLoss) and main.correction is None:
-            found.append(
+            texts.append(
                 f"rollouts.max_staleness = {self.rollouts.max_staleness} without algorithm.loss.correction: stale "
                 "rollouts bias the gradient; set e.g. algorithm.loss.correction=tis"
             )
         if (stale or not self.algorithm.on_policy) and "teacher_token_logprobs" in main.reads:
-            found.append(
+            texts.append(
                 "algorithm.loss=on_policy_distillation has no ratio exp(lp - lp_old), so algorithm.epochs or "
                 "minibatches > 1 and rollouts.max_staleness > 0 bias the gradient; set algorithm.advantage=teacher and "
                 "algorithm.loss=policy instead"
             )
         if cannot_be_found(type(self.data)):
-            found.append(
-                f"data is {type(self.data).__name__}, which stands in a notebook or inside of a function, where `whet "
+            texts.append(
+                f"data is {type(self.data).__name__}, which is defined in a notebook or inside a function, where `whet "
                 "eval`, `whet resume` and other processes can't find it; put the class into a file and import it"
             )
         if unprotected(self.model_dump(mode="json")):
-            found.append(UNPROTECTED)
+            texts.append(UNPROTECTED)
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
-            found.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
-        return found
+            texts.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")
+        return texts
 
 
 def _called(kind: type[Data]) -> str:
-    """What a recipe calls a kind of data."""
+    """Return the name of a kind of data in recipes."""
     return "a task set" if kind is TaskSet else Component(TASK_SETS | ROWS).name_of(kind)

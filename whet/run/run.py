@@ -1,5 +1,5 @@
-"""From a recipe to live objects, and from a run folder back to them: start, resume, shut down. The loop itself is in
-``train.py``; what happens between two steps (publish, log, evaluate, save) is here."""
+"""Start, resume and shut down a run: its objects are built from a recipe or restored from a run folder. The loop is in
+``train.py``; the work between two steps (publish, log, evaluate, save) is here."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ from whet.run.signals import Stopped, StopRequest, stop_signals
 
 log = logging.getLogger(__name__)
 
-_ACTIVITIES = {  # phases, in the words that people are told
+_ACTIVITIES = {  # phases, in the words of messages
     "prepare": "preparing",
     "generate": "sampling",
     "learn": "learning",
@@ -61,7 +61,7 @@ _ACTIVITIES = {  # phases, in the words that people are told
 
 
 def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None) -> Path:
-    """Train from the beginning into a new ``folder``. Returns it. Whoever gives a ``stop`` can end the run by it."""
+    """Train from the beginning into a new ``folder``. Returns it. ``stop`` lets the caller end the run."""
     create(folder)
     folder = folder.absolute()  # workers may have other working folders, and this process's may change
     write_atomically(folder / "recipe.yaml", dump_yaml(recipe))
@@ -69,7 +69,7 @@ def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None) -> Path
 
 
 def resume(folder: Path, overrides: Sequence[str] = (), stop: StopRequest | None = None) -> Path:
-    """Go on from the newest intact checkpoint, or, said loudly, from the beginning where there is none yet."""
+    """Resume from the newest intact checkpoint or, with a warning, from the beginning if there is none yet."""
     folder = folder.absolute()
     recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
     return _train(recipe, folder, resuming=True, asked=stop)
@@ -117,15 +117,15 @@ def _check_steps(run: "Run") -> None:
     if done == steps:
         longer = f"steps={2 * done}" if run.recipe.epochs is None else f"epochs={2 * run.recipe.epochs:g}"
         more = f"whet resume {shlex.quote(str(run.folder))} {longer}"
-        log.warning("all %d steps are done; to go on for more of them: %s", done, more)
+        log.warning("all %d steps are done; to train for longer: %s", done, more)
 
 
 @dataclass(slots=True)
 class Restarts:
-    """How often this process has started its run again, because it had lost a worker or its engines."""
+    """The number of times that this process restarted its run after it lost a worker or its engines."""
 
     count: int = 0
-    begun: bool = False  # what could not even begin is not started again
+    begun: bool = False  # a run that could not begin is not restarted
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class Run:
     start: int  # steps done so far
     feed: Feed
     policy: Policy
-    scorers: Mapping[str, Scorer]  # the policy's learners, but for what the feed has cached
+    scorers: Mapping[str, Scorer]  # the policy's learners, except for outputs that the feed has cached
     store: CheckpointStore
     devices: Devices  # taken in turns where learners and generator share them
     sinks: OpenSinks
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def source(self) -> Source:
-        """Where groups come from."""
+        """The source of the groups."""
         return self.feed.source
 
     @property
@@ -164,8 +164,8 @@ class Run:
 
     @asynccontextmanager
     async def phase(self, name: str, tenant: str | None = None, new_weights: bool = False) -> AsyncIterator[None]:
-        """What happens inside is timed under ``name`` and shown as what is being done; a ``tenant`` has the devices,
-        and makes ``new_weights``."""
+        """Time the block under ``name`` and show it as the current activity. Inside, a ``tenant`` has the devices, and
+        may make ``new_weights``."""
         PROGRESS.begin(_ACTIVITIES[name])
         with self.clock.phase(name):
             if tenant is None:
@@ -175,7 +175,7 @@ class Run:
                     yield
 
     async def before_first_step(self) -> None:
-        """What the feed prepares; whoever samples gets the learner's weights; a fresh run measures where it starts."""
+        """Prepare the feed, publish the learner's weights to the generator, and evaluate a fresh run."""
         async with self.phase("prepare"):
             self.scorers = await self.feed.prepare(self.learners, self.folder, range(self.start, self.recipe.steps))
         async with self.phase("publish"):
@@ -192,7 +192,7 @@ class Run:
         return f"step {min(step, self.recipe.steps)}/{self.recipe.steps}"
 
     async def prepare(self, groups: list[Group]) -> Batch:
-        """Return the batch of a step with all that its losses read: log-probs, values, advantages."""
+        """Return the batch of a step with all columns that its losses read: log-probs, values, advantages."""
         crash_point("step.generated")
         batch = await compute(self.policy.batch, groups)
         self.metrics.merge(await self.recipe.algorithm.prepare(batch, groups, self.scorers))
@@ -219,8 +219,8 @@ class Run:
         crash_point("step.published")
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
-        """Log, evaluate, save; in this order, so that what a checkpoint stands for is on disk before it. Raises
-        ``Stopped`` after that where a signal asked for it."""
+        """Log, evaluate and save, in this order, so that a step's metrics are on disk before its checkpoint. Raises
+        ``Stopped`` afterwards if a signal asked for it."""
         self.saving.check()
         self.place.check()
         times = self._log(step, batch)
@@ -236,7 +236,7 @@ class Run:
         if stopping or step == steps:
             async with self.phase("checkpoint"):
                 await self.saving.finish()
-        for name, seconds in self.clock.lap().items():  # what was done since belongs to this step, not to the next
+        for name, seconds in self.clock.lap().items():  # the time since then belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         self.sinks.write(step, times)
         log.info("step %d of %d took %s", step, steps, _in_seconds(times))
@@ -247,8 +247,8 @@ class Run:
             raise Stopped(stopping, self.stop.why, text)
 
     async def save(self, step: int, metric: float | None) -> None:
-        """Publish a checkpoint of what is trained and of the source; where checkpoints are asynchronous, return when
-        there is a copy. ``metric`` is the best metric, if measured."""
+        """Write a checkpoint of the trained roles and of the source; with asynchronous checkpoints, return when a copy
+        exists. ``metric`` is the best metric, if measured."""
         self.place.check()
         state = {"step": step, "source": self.source.state()}
         if self.recipe.checkpoints.asynchronous:
@@ -259,7 +259,8 @@ class Run:
             await self.store.save(step, partial(self._write, None), state, metric)
 
     async def _write(self, copied: asyncio.Event | None, folder: Path) -> None:
-        """Write into the folder of a checkpoint; with ``copied``, which is set once training may go on, meanwhile."""
+        """Write into the folder of a checkpoint. With ``copied``, write in the background; it is set when training may
+        continue."""
         learners = {role: self.learners[role] for role in self.policy.trained}
         for role, learner in learners.items():
             (folder / role).mkdir()
@@ -272,12 +273,12 @@ class Run:
         for role in learners:
             if not (folder / role / FACTS).is_file():
                 raise CheckpointError(
-                    f"the learner of {role} says that it has saved, but {folder / role} has no {FACTS}; the run "
+                    f"the learner of {role} reports that it has saved, but {folder / role} has no {FACTS}; the run "
                     "folder must be one that all nodes see"
                 )
 
     def _log(self, step: int, batch: Batch) -> dict[str, float]:
-        """Write what the step came to. Returns its seconds by phase so far."""
+        """Write the metrics of the step. Return its seconds by phase so far."""
         tally, timing = self.source.tally()
         values: dict[str, Any] = tally.merge(self.metrics).result()
         self.metrics = Metrics()
@@ -285,7 +286,7 @@ class Run:
         waited = timing.generating + timing.grading
         if timing.passed:
             learner_waits = lap.get("time/generate", 0.0)
-            alone = learner_waits if self.devices.shared else timing.passed  # asleep, it does nothing for who waits
+            alone = learner_waits if self.devices.shared else timing.passed  # on shared devices, it sleeps meanwhile
             values["idle/learner"] = learner_waits / lap["time/step"]
             values["idle/generator"] = max(0.0, 1 - min(timing.sampling, alone) / timing.passed)
         if waited:  # episodes overlap: the phase's wall time is split as their waiting was
@@ -331,7 +332,7 @@ async def open_run(
         devices = Devices({}, shared=shared, deadline=recipe.devices.deadline)
         check_experts(recipe)
         renderer = build_renderer(recipe)
-        feed = build_feed(recipe, renderer, devices)  # what is quickly found to be missing comes first
+        feed = build_feed(recipe, renderer, devices)  # the errors that are found quickly come first
         closing.closes("the feed", feed.close)
         recipe = recipe.with_steps(feed.groups_per_epoch)
         store = CheckpointStore(folder / "checkpoints", recipe.checkpoints)

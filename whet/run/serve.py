@@ -1,4 +1,4 @@
-"""A trained model behind an endpoint of its own, for people and programs to talk to."""
+"""A trained model behind an endpoint, for people and programs to talk to."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,11 +21,11 @@ from whet.tasks.base import Address
 if TYPE_CHECKING:
     from whet.run.recipe import Recipe
 
-_REPLY = 1024  # most tokens of a reply where the call doesn't say
+_REPLY = 1024  # the most tokens of a reply if the call sets no limit
 
 
 class ServedModel:
-    """Answers each call by itself, sampled as the call wants it and otherwise at temperature 1."""
+    """Answers each call separately, with the sampling that the call asks for, by default at temperature 1."""
 
     def __init__(self, generator: Generator, renderer: Renderer, context: int, seed: int) -> None:
         self.generator, self.renderer, self.longest, self.seed = generator, renderer, context, seed
@@ -47,21 +47,21 @@ class ServedModel:
 
 
 def _drawn_ids() -> Iterator[str]:
-    """Ids of tool calls that no other reply has: of a conversation, a call shows only what the client sends back."""
+    """Yield ids of tool calls that no other reply has, because the server keeps no conversation to count them in."""
     while True:
         yield uuid4().hex[:9]
 
 
 def _sampling(question: Question, context: int) -> Sampling:
-    wanted = question.wanted
-    named = {"temperature": wanted.temperature, "top_p": wanted.top_p, "top_k": wanted.top_k, "min_p": wanted.min_p}
+    asked = question.wanted
+    named = {"temperature": asked.temperature, "top_p": asked.top_p, "top_k": asked.top_k, "min_p": asked.min_p}
     given = {name: value for name, value in named.items() if value is not None}
     if given.get("top_k") == -1:
         given["top_k"] = 0  # vLLM's way to say: all
     limits = {"max_prompt_tokens": context - 1, "max_episode_tokens": context}
     longest = question.limit or _REPLY
     try:
-        return Sampling.model_validate({**given, **limits, "max_new_tokens": longest, "stop": wanted.stop})
+        return Sampling.model_validate({**given, **limits, "max_new_tokens": longest, "stop": asked.stop})
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
@@ -79,8 +79,8 @@ async def serve(
     token: str | None,
     ready: Callable[[Address], None],
 ) -> None:
-    """Serve a run's best checkpoint, or another ``model``, under a ``name`` until it is cancelled. ``ready`` is told
-    the address."""
+    """Serve a run's best checkpoint, or another ``model``, under a ``name`` until it is cancelled. ``ready`` is
+    called with the address."""
     async with open_generator(recipe, run, model) as (generator, renderer):
         endpoint = Endpoint(renderer, model=name, host=host, port=port)
         endpoint.start()

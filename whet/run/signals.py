@@ -34,7 +34,7 @@ class Stopped(WhetError):
 
 @dataclass(slots=True)
 class StopRequest:
-    """The signal that asked the run to end, if one came, or the one that would. The run looks at it between steps."""
+    """The signal that asked the run to end, if any. The run checks it between steps."""
 
     by: signal.Signals | None = None
     why: str = ""
@@ -43,7 +43,7 @@ class StopRequest:
     cancel: Callable[[], object] = lambda: None  # ends the run at once; may be called from any thread
 
     def interrupt(self) -> bool:
-        """End the run after its step. Return False where it ends at once: it is asked again, or no step has begun."""
+        """End the run after its step. Return False if it ends at once: on a second request or before the first step."""
         if self.by is None and self.begun:
             self.by, self.why = signal.SIGINT, "interrupted"
             return True
@@ -53,11 +53,11 @@ class StopRequest:
 
 
 def end_of_job() -> float | None:
-    """Return when Slurm will end the job that this process is part of, in seconds since 1970; None where there is no
-    such job, or it has no end."""
-    told, job = os.environ.get("SLURM_JOB_END_TIME", ""), os.environ.get("SLURM_JOB_ID")
-    if told.isdecimal():
-        return float(told)
+    """Return when Slurm will end the job that this process is part of, in seconds since 1970; None without a job or
+    without an end."""
+    announced, job = os.environ.get("SLURM_JOB_END_TIME", ""), os.environ.get("SLURM_JOB_ID")
+    if announced.isdecimal():
+        return float(announced)
     if job is None:
         return None
     try:
@@ -72,40 +72,41 @@ def end_of_job() -> float | None:
 
 @contextmanager
 def stop_signals(before: float | None = None, request: StopRequest | None = None) -> Iterator[StopRequest]:
-    """Turn the signals into a request, inside, where the event loop runs in the main thread. A signal that is ignored
-    (``nohup``) stays ignored. The same request comes ``before`` so many seconds are left of a Slurm job."""
+    """Inside, turn the signals into a request, if the event loop runs in the main thread. A signal that is ignored
+    (``nohup``) stays ignored. The request also comes when ``before`` seconds are left of a Slurm job."""
     request, loop = request or StopRequest(), asyncio.get_running_loop()
     if (task := asyncio.current_task()) is not None:
         request.cancel = partial(loop.call_soon_threadsafe, task.cancel)
     if request.at_once:
         request.cancel()
-    handlers = {one: signal.getsignal(one) for one in SIGNALS if signal.getsignal(one) is not signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
 
     def asked(by: signal.Signals, why: str, other: str = "another one") -> None:
         request.by, request.why = by, why
-        told.close()
-        for one in handlers:
-            loop.remove_signal_handler(one)
+        reports.close()
+        for number in handlers:
+            loop.remove_signal_handler(number)
         log.warning("%s: the run saves after this step and ends; %s ends it at once", why, other)
 
-    for one in handlers:
-        loop.add_signal_handler(one, asked, one, f"{one.name} came")
-    told = ExitStack()
-    told.enter_context(report_signals(*handlers))
+    for number in handlers:
+        loop.add_signal_handler(number, asked, number, f"{number.name} came")
+    reports = ExitStack()
+    reports.enter_context(report_signals(*handlers))
     timer, end = None, None if before is None else end_of_job()
     if before is not None and end is not None:
         why = f"the job's time is over in less than {before:.0f} s"
         timer = loop.call_later(max(0.0, end - before - time.time()), asked, signal.SIGTERM, why, "a signal")
     elif before is not None:
-        log.warning("checkpoints.before is about the end of a Slurm job, and none was found")
+        log.warning("checkpoints.before refers to the end of a Slurm job, and this process is not part of one")
     try:
         yield request
     finally:
         if timer is not None:
             timer.cancel()
-        told.close()  # before the handlers go, for it puts them back
-        for one, handler in handlers.items():
-            loop.remove_signal_handler(one)
-            signal.signal(one, handler)
+        reports.close()  # before the handlers are removed, because it puts them back
+        for number, handler in handlers.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)

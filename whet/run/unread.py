@@ -1,4 +1,4 @@
-"""Settings that no part of a run reads: given all the same, each is an error, because its author expects an effect."""
+"""Settings that no part of a run reads. Each is an error if it is given, because its author expects an effect."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from whet.run.recipe import Recipe
 
 _SAMPLING = ("sampling", "rewards", "rollouts", "generator", "weights", "validation")
-"""Sections that only runs read whose policy answers tasks."""
+"""Sections that only runs with a sampling policy read."""
 
 
 def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
-    """Yield the key of each setting that isn't its default and is read only beside another one, which this recipe
-    doesn't have; and when it would be read."""
+    """Yield the key of each setting that isn't its default and that is read only together with another setting, which
+    this recipe doesn't have; and the condition under which it is read."""
     generator, weights, sampling, rollouts = recipe.generator, recipe.weights, recipe.sampling, recipe.rollouts
-    beside: list[tuple[bool, str, str]] = [  # is it read, which settings, and when
+    conditions: list[tuple[bool, str, str]] = [  # is it read, which settings, and when
         (recipe.optimizer.schedule != "constant", "optimizer.min_lr_ratio", "optimizer.schedule is linear or cosine"),
         (recipe.parallel.tensor > 1, "parallel.sequence_parallel", "parallel.tensor is more than 1"),
         (recipe.devices.placement == "colocated", "devices.deadline", "devices.placement = colocated"),
@@ -26,7 +26,7 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         budget, longest = sampling.thinking_budget, sampling.max_new_tokens
         ends = sampling.thinking != "off" and (budget is None or budget < longest)
-        beside += [
+        conditions += [
             (generator.in_process or weights.transport == "disk", "weights.folder", "weights.transport = disk"),
             (
                 generator.in_process or weights.transport == "collective",
@@ -40,7 +40,7 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
             (
                 rollouts.max_staleness > 0,
                 "generator.on_refit",
-                "rollouts.max_staleness is 1 or more: in step nothing is under way when new weights come",
+                "rollouts.max_staleness is 1 or more: with 0, no request is in flight when new weights come",
             ),
             (sampling.max_turns > 1, "sampling.max_observation_tokens", "sampling.max_turns is 2 or more"),
             (
@@ -51,7 +51,7 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
             (sampling.temperature > 0, "sampling.top_k top_p min_p", "sampling.temperature is not 0"),
             (rollouts.retries > 0, "rollouts.retry_delay", "rollouts.retries is 1 or more"),
         ]
-    for is_read, keys, when in beside:
+    for is_read, keys, when in conditions:
         section, _, names = keys.partition(".")
         for name in () if is_read else names.split():
             config: Config = getattr(recipe, section)
@@ -63,13 +63,14 @@ def idle(recipe: "Recipe") -> Iterator[tuple[str, str]]:
             yield f"algorithm.advantage.{name}", when
 
 
-def unread(recipe: "Recipe") -> Iterator[str]:
+def unread_by_rows(recipe: "Recipe") -> Iterator[str]:
     """Yield the key of each setting that isn't its default and that a run which learns from rows does not read."""
     if isinstance(recipe.algorithm, OnlineAlgorithm):
         return
     for name in (*_SAMPLING, "evaluation"):
         section, field = getattr(recipe, name), type(recipe).model_fields[name]
-        if any(one.name_of(type(section)) != field.default for one in field.metadata if isinstance(one, Component)):
+        components = [part for part in field.metadata if isinstance(part, Component)]
+        if any(component.name_of(type(section)) != field.default for component in components):
             yield name
         read = HeldOut.model_fields if name == "evaluation" else {}
         yield from (f"{name}.{key}" for key in section.model_dump(exclude_defaults=True) if key not in read)
