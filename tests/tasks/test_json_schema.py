@@ -65,9 +65,9 @@ def deep(levels):
     ("schema", "says"),
     [
         ("{", "Expecting"),
-        ("[1]", "no JSON object"),
-        ({"type": "objekt"}, "no JSON schema"),
-        ({"properties": 3}, "no JSON schema"),
+        ("[1]", "not a JSON object"),
+        ({"type": "objekt"}, "not a JSON schema"),
+        ({"properties": 3}, "not a JSON schema"),
         ({"$ref": "http://example.org/schema.json"}, "must lead to a place in the schema"),
         ({"$ref": "file:///etc/passwd"}, "must lead to a place in the schema"),
         ({"$ref": "#/$defs/nobody"}, "leads nowhere"),

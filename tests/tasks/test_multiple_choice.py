@@ -193,7 +193,7 @@ def test_rows_of_gym_keep_their_prompt_and_their_way_of_grading(tmp_path):
         assert task.prompt[1]["content"] == "Which?"
         assert task.data["mode"] == mode
         assert task.data["answer"] == "B"
-    with pytest.raises(DataError, match="no regular expression"):
+    with pytest.raises(DataError, match="not a regular expression"):
         one_task(tmp_path, {**row, "template_metadata": {"output_regex": "("}})
 
 
@@ -203,7 +203,7 @@ def test_rows_of_gym_keep_their_prompt_and_their_way_of_grading(tmp_path):
         ({"answer": "E"}, "must be one of at least two options"),
         ({"answer": 4}, "must be one of at least two options"),
         ({"options": ["x"]}, "must be one of at least two options"),
-        ({"options": [{"A": "x"}, {"a": "y"}]}, "must not give a letter twice"),
+        ({"options": [{"A": "x"}, {"a": "y"}]}, "must have different letters"),
         ({"question": None}, "'question' is missing"),
         ({"responses_create_params": {"input": 3}}, "'input' is a text or a list of messages"),
     ],

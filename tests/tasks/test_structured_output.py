@@ -202,7 +202,7 @@ def test_rows_of_gym_are_read_and_a_schema_that_its_data_garbled_is_mended(tmp_p
     assert tasks[0].data["schema"]["required"] == list(FLAT["properties"])
     with pytest.raises(DataError, match=r"rows.jsonl:1: field 'expected' is missing.*content=filled"):
         tasks_of(tmp_path, gym)
-    with pytest.raises(DataError, match="a call of a tool"):
+    with pytest.raises(DataError, match="asks for a tool call"):
         tasks_of(tmp_path, {**gym, "response_mode": "tool_call"}, content="filled")
 
 
@@ -211,7 +211,7 @@ def test_rows_of_gym_are_read_and_a_schema_that_its_data_garbled_is_mended(tmp_p
     [
         ({"schema": "{"}, "'schema_str' can't be used"),
         ({"schema": {"$ref": "#"}}, "'schema_str' can't be used: it refers to itself without end"),
-        ({"expected": {"name": "Ada"}}, "'expected' doesn't fit the schema"),
+        ({"expected": {"name": "Ada"}}, "'expected' doesn't fit the strict form of the schema"),
         ({"prompt": None}, "'prompt' is missing"),
         ({"schema_type": "ini"}, "schema_type"),
     ],

@@ -1,7 +1,6 @@
-r"""Which of the offered letters an answer names. Knows no task and no file.
+r"""The option that an answer chooses.
 
-An answer names one option or none: two letters, a letter beside another option's text, and a letter that isn't offered
-are no answer.
+An answer that names two letters, a letter with another option's text, or a letter without an option chooses none.
 """
 
 import re
@@ -28,8 +27,7 @@ _CALLED = re.compile(
     r"(?:the\s+)?(?:correct\s+)?(?:option|choice|answer)(?:\s+is)?\s*:?\s+(?=\W*[A-Za-z]\b)", re.IGNORECASE
 )
 _LABEL = re.compile(r"[^\w\\]*([A-Za-z])(?:[^\w\\]*|[^\w\\]*?[:).\]\-]\s*(.*))", re.DOTALL)  # B, (B), B: text
-_MARKS = " \t\"'*_`#>-.:$()[]"  # around a letter or the word before it
-_MARKS = " \t\"'*_`#>-.:$()[]"  # around the word before a letter
+_MARKS = " \t\"'*_`#>-.:$()[]"  # before the word "answer"
 _LINE = re.compile(
     r"(?:(?:so|thus|therefore|hence)\b,?\s+)?(?:the\s+)?(?:(?:final|correct|right|best)\s+)?"
     r"answer(?:\s+is)?[ \t*_]{0,8}:(.*)",
@@ -41,16 +39,17 @@ _ALTERNATIVE = re.compile(
 )
 _A_WORD = re.compile(r"(?:a|I) [a-z]{2}")  # "a guess", "I think"
 _WITH_REASON = re.compile(r"\W*([A-Za-z])\W?,?\s+(?:because|since|as|for)\b", re.IGNORECASE)
-_LONGEST = 20_000  # characters of an answer that are looked at, the last ones
-_SECONDS = 1.0
+_LONGEST = 20_000  # characters, the last ones of an answer, in which the letter is looked for
+_SECONDS = 1.0  # limit of one search with a user's pattern
 
 
 def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | None = None) -> str | None:
-    r"""Return the letter of the option that the answer names; None if it names none or several.
+    r"""Return the letter of the option that the answer chooses; None if it names none or more than one.
 
-    ``boxed``: the last ``\boxed{}`` holds a letter, or a letter and its option's text. ``lenient``: or an option's text
-    alone, where no other option has the same. ``line``: the same after the last ``Answer:``. ``regex``: after the last
-    match of ``pattern``, its first group. Raises ``TimeoutError`` for a pattern that never ends on this answer.
+    ``boxed``: the last ``\boxed{}`` holds a letter, or a letter and its option's text. ``lenient``: as ``boxed``, or an
+    option's text alone if no other option has the same. ``line``: as ``lenient``, after the last ``Answer:``.
+    ``regex``: as ``lenient``, in the first group of the last match of ``pattern``. Raises ``TimeoutError`` if the
+    search takes longer than a second.
 
     >>> chosen(r"So \boxed{\text{(B)}}", {"A": "red", "B": "blue"}, "boxed")
     'B'
@@ -58,16 +57,16 @@ def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | N
     """
     answer = answer[-_LONGEST:]
     if mode == "regex":
-        found = _last_match(answer, compiled(pattern or ""))
+        text = _last_match(answer, compiled(pattern or ""))
     elif mode == "line":
-        found = _last_line(answer)
-        boxed = last_boxed(found or "")
-        found = boxed if boxed is not None else found
+        text = _last_line(answer)
+        boxed = last_boxed(text or "")
+        text = boxed if boxed is not None else text
     else:
-        found = last_boxed(answer)
-    if found is None:
+        text = last_boxed(answer)
+    if text is None:
         return None
-    named = _unwrapped(found)
+    named = _unwrapped(text)
     if mode != "regex":
         named = _CALLED.sub("", named, count=1) if _CALLED.match(named) else named
     if mode in ("line", "regex") and (reason := _WITH_REASON.match(named)):
@@ -77,20 +76,20 @@ def chosen(answer: str, options: Mapping[str, str], mode: Mode, pattern: str | N
 
 
 def compiled(pattern: str) -> "regex.Pattern[str]":
-    """Return the pattern, which ignores case. Raises ``DataError`` for one that can't be read."""
+    """Return the compiled pattern, which ignores case. Raises ``DataError`` for an invalid one."""
     try:
         return regex.compile(pattern, regex.IGNORECASE)
     except regex.error as error:
-        raise DataError(f"the pattern {pattern!r} is no regular expression: {error}") from None
+        raise DataError(f"the pattern {pattern!r} is not a regular expression: {error}") from None
 
 
 def _last_line(answer: str) -> str | None:
-    """What follows the last ``Answer:``, on its line or the next one."""
+    """Return the text after the last ``Answer:``, on its line or the next line."""
     lines = [line for line in answer.splitlines() if line.strip()]
     for index in reversed(range(len(lines))):
         if match := _LINE.match(lines[index].replace("*", "").lstrip(_MARKS)):
-            said = match[1].strip().strip("*_`$ ") or (lines[index + 1].strip() if index + 1 < len(lines) else "")
-            return said.strip("*_`$ ")
+            text = match[1].strip().strip("*_`$ ") or (lines[index + 1].strip() if index + 1 < len(lines) else "")
+            return text.strip("*_`$ ")
     return None
 
 
@@ -99,13 +98,14 @@ def _last_match(answer: str, pattern: "regex.Pattern[str]") -> str | None:
     if not matches:
         return None
     group = 1 if pattern.groups else 0
-    found, rest = (matches[-1][group] or "").strip(), answer[matches[-1].end(group) :]
-    if len(found) == 1 and (rest[:1].isalnum() or _ALTERNATIVE.match(rest) or _A_WORD.match(found + rest)):
-        return None  # the first letter of a word, or of several letters
-    return found
+    text, rest = (matches[-1][group] or "").strip(), answer[matches[-1].end(group) :]
+    if len(text) == 1 and (rest[:1].isalnum() or _ALTERNATIVE.match(rest) or _A_WORD.match(text + rest)):
+        return None  # the first letter of a word, or the first of several letters
+    return text
 
 
 def _labelled(text: str, options: Mapping[str, str], any_case: bool) -> str | None:
+    """Return the letter of a text such as ``(B)`` or ``B: blue``; None if the rest contradicts it."""
     match = _LABEL.fullmatch(text)
     letter = match[1].upper() if match else ""
     if match is None or letter not in options or not (any_case or match[1].isupper()):
@@ -120,12 +120,14 @@ def _labelled(text: str, options: Mapping[str, str], any_case: bool) -> str | No
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
+    """Return the letter of the only option that has this text."""
     exact = [letter for letter, option in options.items() if option == text]
     same = exact or [letter for letter, option in options.items() if plain(option) == plain(text)]
     return same[0] if len(same) == 1 else None
 
 
 def _unwrapped(text: str) -> str:
+    r"""Return the text without LaTeX's font commands, with ``B (blue)`` written as ``B: blue``."""
     while match := _WRAPPER.fullmatch(text.strip()) or _SWITCH.fullmatch(text.strip()):
         text = match[1]
     text = " ".join(_INNER.sub(r"\1", text).split()) if "\\" in text else text.strip()
@@ -135,5 +137,5 @@ def _unwrapped(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return the text for comparison: without case, and without spacing, quotes, maths mode and points around it."""
+    """Return the text in lower case, without spacing, quotes, maths mode and points around it, for comparison."""
     return " ".join(text.casefold().split()).strip(string.whitespace + "\"'`$*_.,;:!?")

@@ -1,4 +1,4 @@
-"""Multiple choice: rows of MMLU and of NeMo Gym's mcqa, or questions that are made up."""
+"""Multiple choice: rows of MMLU and of NeMo Gym's mcqa, or generated questions."""
 
 import random
 import re
@@ -37,17 +37,18 @@ _GYM_MODES: dict[str, Mode] = {
     "lenient_answer_colon": "line",
     "lenient_answer_colon_md": "line",
 }
-_PLACED = re.compile(r"\b(above|below|both|neither|none|all of)\b|\b[A-H] (and|or) [A-H]\b|\([a-h]\)", re.IGNORECASE)
+# Found in an option that refers to other options.
+_REFERS = re.compile(r"\b(above|below|both|neither|none|all of)\b|\b[A-H] (and|or) [A-H]\b|\([a-h]\)", re.IGNORECASE)
 
 
 def _lettered(options: Any) -> Any:
-    """Options by letter: of a list of texts, or of Gym's list of objects with one letter each."""
+    """Return the options by letter, from a list of texts or Gym's list of objects with one letter each."""
     if isinstance(options, list) and all(isinstance(option, str | None) for option in options):
         return dict(zip(string.ascii_uppercase, options, strict=False))
     if isinstance(options, list) and all(isinstance(option, dict) for option in options):
         pairs = [(letter.upper(), text) for option in options for letter, text in option.items() if text is not None]
         if len(pairs) != len(dict(pairs)):
-            raise ValueError("must not give a letter twice")
+            raise ValueError("must have different letters")
         return dict(pairs)
     return options
 
@@ -74,27 +75,27 @@ class Choice(GymRow):
 
 
 class MultipleChoice(SourcedTasks):
-    """Questions with options, one of which is right."""
+    """Questions with options, one of them right."""
 
     name: ClassVar[str] = "multiple_choice"
     variety: ClassVar[str] = "choices"
 
     prompt: str = "{question}\n\n{options}\n\nPut the letter of the right answer in \\boxed{}."
-    """What the user says; rows of Gym say it themselves."""
+    """The user message, with ``{question}`` and ``{options}``. Rows of Gym have their own."""
     mode: Mode | None = None
-    """How the letter is read. None: as the row says, else ``boxed``."""
+    """The way the letter is read. None: the row's, else ``boxed``."""
     pattern: str | None = None
     """With ``mode: regex``, the regular expression whose last match is the letter."""
     shuffle: bool = False
-    """Give the options in an order drawn from the seed; those that speak of each other ("both", "none of these")
-    and those of rows that bring their prompt stay as they are."""
+    """Shuffle the options, by the seed. Options that refer to each other ("both", "none of these") and rows with their
+    own prompt keep their order."""
     choices: int = Field(default=4, ge=2, le=8)
-    """Options of the questions that are made up."""
+    """Options of a generated question."""
 
     @model_validator(mode="after")
     def _pattern_for_regex(self) -> "MultipleChoice":
         if (self.mode == "regex") != (self.pattern is not None):
-            raise ValueError("mode: regex and pattern belong together")
+            raise ValueError("mode: regex needs a pattern, and a pattern needs mode: regex")
         return self
 
     def key(self, task: Task) -> int:
@@ -118,7 +119,7 @@ class MultipleChoice(SourcedTasks):
         return self._task(f"Which of these is {article} {kind}?", letters, right, self.mode or "boxed", self.pattern)
 
     def gold(self, task: Task) -> str | None:
-        """None with a pattern: what it matches is anybody's guess."""
+        """Return a right answer; None with a pattern, because the texts that it matches are not known."""
         return None if task.data["mode"] == "regex" else _marked(task.data["answer"], task.data["mode"])
 
     def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
@@ -130,7 +131,7 @@ class MultipleChoice(SourcedTasks):
         yield "good", "the letter", _marked(right, mode), 1.0
         yield "good", "the last of two letters", f"{_marked(wrong, mode)}\nNo:\n{_marked(right, mode)}", 1.0
         yield "bad", "another letter", _marked(wrong, mode), 0.0
-        yield "boundary", "a letter that is not offered", _marked("Z", mode), 0.0
+        yield "boundary", "a letter without an option", _marked("Z", mode), 0.0
         yield "adversarial", "two letters", _marked(f"{right}, {wrong}", mode), 0.0
         yield "adversarial", "all letters", _marked("/".join(letters), mode), 0.0
         yield "adversarial", "a word that begins so", _marked(f"{right}nyway", mode), 0.0
@@ -160,16 +161,16 @@ class MultipleChoice(SourcedTasks):
         except DataError as error:
             raise DataError(f"{row.where}: {error}") from None
         letters = {letter: text for letter, text in row.options.items() if text is not None}
-        answer, said = str(row.answer), row.conversation
-        if said is None and self.shuffle and not any(_PLACED.search(text) for text in letters.values()):
+        answer, conversation = str(row.answer), row.conversation
+        if conversation is None and self.shuffle and not any(_REFERS.search(text) for text in letters.values()):
             order = random.Random(derive_seed(self.seed, "options", row.question or "")).sample(
                 [*letters], len(letters)
             )
             answer = [*letters][order.index(answer)]
             letters = dict(zip(letters, [letters[letter] for letter in order], strict=True))
-        question = row.question or "\n".join(text_of(message["content"]) for message in said or [])
+        question = row.question or "\n".join(text_of(message["content"]) for message in conversation or [])
         task = self._task(question, letters, answer, mode, pattern)
-        return task if said is None else replace(task, prompt=said)
+        return task if conversation is None else replace(task, prompt=conversation)
 
     def _task(self, question: str, letters: dict[str, str], answer: str, mode: Mode, pattern: str | None) -> Task:
         listed = "\n".join(f"{letter}: {text}" for letter, text in letters.items())

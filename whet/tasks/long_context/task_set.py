@@ -1,4 +1,4 @@
-"""Long context: facts scattered in a text of any length, made up from a seed, or rows of the same form.
+"""Long context: questions about facts scattered in a long text, generated from a seed or read from rows.
 
 Needles and variables as in RULER (arXiv 2404.06654), walks in a graph as in OpenAI's graphwalks.
 """
@@ -31,9 +31,9 @@ FILLER = (
     ("all morning", "in the rain", "without a word", "before dinner", "as usual", "until late"),
 )
 Name = Literal["needle", "needles", "variables", "graph"]
-Posed = tuple[list[str], str, list[str]]  # facts in order, the question, what is asked for
+Posed = tuple[list[str], str, list[str]]  # facts in order, question, items of the answer
 _LAST_LINE = re.compile(r"[*_`\s]*final answer:[*_`\s]*\[(.*)\][*_`.\s]*", re.IGNORECASE)
-_COPIED = 8  # words in a row that are a copy
+_COPIED = 8  # consecutive words that count as a copy
 
 
 def _needles(rng: random.Random, count: int) -> Posed:
@@ -44,24 +44,24 @@ def _needles(rng: random.Random, count: int) -> Posed:
 
 
 def _variables(rng: random.Random, count: int) -> Posed:
-    names, (wanted, other) = rng.sample(NAMES, 2 * count), rng.sample(range(100, 1000), 2)
-    chains, facts = [(names[:count], wanted), (names[count:], other)], list[str]()
+    names, (value, other) = rng.sample(NAMES, 2 * count), rng.sample(range(100, 1000), 2)
+    chains, facts = [(names[:count], value), (names[count:], other)], list[str]()
     for link in range(count):
-        for chain, value in rng.sample(chains, 2):
-            facts.append(f"{chain[link]} is set to {chain[link - 1] if link else value}.")
-    return facts, f"Which names have the value {wanted} in the end?", names[:count]
+        for chain, first in rng.sample(chains, 2):
+            facts.append(f"{chain[link]} is set to {chain[link - 1] if link else first}.")
+    return facts, f"Which names have the value {value} in the end?", names[:count]
 
 
 def _graph(rng: random.Random, count: int) -> Posed:
     nodes = rng.sample(NAMES, count + 4)
     edges = sorted({tuple(rng.sample(nodes, 2)) for _ in range(2 * len(nodes))}, key=lambda _: rng.random())
-    facts = [f"{one} leads to {other}." for one, other in edges]
+    facts = [f"{start} leads to {end}." for start, end in edges]
     node = edges[0][1]
     if rng.random() < 0.5:
-        return facts, f"Which places lead to {node} directly?", [one for one, other in edges if other == node]
+        return facts, f"Which places lead to {node} directly?", [start for start, end in edges if end == node]
     node = edges[0][0]
-    near = {other for one, other in edges if one == node}
-    far = sorted({other for one, other in edges if one in near} - near - {node})
+    near = {end for start, end in edges if start == node}
+    far = sorted({end for start, end in edges if start in near} - near - {node})
     if not far:
         return facts, f"To which places does {node} lead directly?", sorted(near)
     return facts, f"Which places are exactly two steps away from {node}, and not fewer?", far
@@ -76,14 +76,14 @@ KINDS: dict[Name, Callable[[random.Random, int], Posed]] = {
 
 
 def _listed(value: Any) -> Any:
-    """A list may come as JSON, its items as numbers."""
+    """Return the items as a list of texts. The row may have a list, JSON of one, or one item; items may be numbers."""
     value = json.loads(value) if isinstance(value, str) and value.lstrip().startswith("[") else value
     value = value if isinstance(value, list) else [value]
     return [str(item) if isinstance(item, int) else item for item in value]
 
 
-class Asked(GymRow):
-    """A row: what the model is shown, context and all, and the items of the answer."""
+class LongContextRow(GymRow):
+    """A row: the prompt, which contains the long text, and the items of the answer."""
 
     answer: Annotated[list[str], BeforeValidator(_listed)] = Field(
         validation_alias=AliasChoices("answer", "expected_answer", "answer_nodes", "outputs")
@@ -91,24 +91,25 @@ class Asked(GymRow):
 
 
 class LongContext(SourcedTasks):
-    """Questions about facts in a long text, whose last line answers ``Final Answer: [one, another]``."""
+    """Questions about facts in a long text. The last line of an answer is ``Final Answer: [first, second]``."""
 
     name: ClassVar[str] = "long_context"
     variety: ClassVar[str] = "items"
 
     kinds: tuple[Name, ...] = Field(default=("needle", "needles", "variables", "graph"), min_length=1)
-    """One number among several; some of them; variables set to each other; walks in a graph."""
+    """The kinds of questions: for one number, for several numbers, for variables set to each other, for walks in a
+    graph."""
     words: int = Field(default=120, ge=1, le=10_000_000)
-    """Length of the text, about. A word is 1.3 tokens, or so."""
+    """Approximate length of the text. A word is about 1.3 tokens."""
     items: int = Field(default=2, ge=1, le=15)
-    """How many are asked for; of a graph, four nodes fewer than it has."""
+    """Items of an answer; a graph has four nodes more."""
     score: Literal["f1", "exact"] = "f1"
-    """What is paid: the F1 of the items, or 1 for all of them, else 0. More items than there are earn nothing."""
+    """The reward: the F1 score of the items, or 1 if all are right, else 0. Too many items earn nothing."""
     max_copied: float = Field(default=0.25, ge=0, le=1)
-    """An answer that copies more of the text than this, and 40 words, earns nothing."""
+    """An answer earns nothing if it copies more than this share of the text and more than 40 words."""
 
     def read(self, path: str) -> list[Task]:
-        rows = read_rows(path, Asked, self.columns)
+        rows = read_rows(path, LongContextRow, self.columns)
         return [Task("", row.shown(self.system), {"answer": row.answer}) for row in rows]
 
     def draw(self, rng: random.Random) -> Task:
@@ -121,8 +122,8 @@ class LongContext(SourcedTasks):
         order = iter(facts)
         places = set(rng.sample(range(len(facts) + len(fillers)), len(facts)))
         text = " ".join(next(order) if place in places else fillers.pop() for place in range(len(facts) + len(fillers)))
-        told = "End with a line of this form, with the items in brackets: Final Answer: [first, second]"
-        return Task("", self.ask(f"{text}\n\n{question}\n{told}"), {"answer": answer})
+        form = "End with a line of this form, with the items in brackets: Final Answer: [first, second]"
+        return Task("", self.ask(f"{text}\n\n{question}\n{form}"), {"answer": answer})
 
     def gold(self, task: Task) -> str:
         return f"Final Answer: [{', '.join(task.data['answer'])}]"
@@ -146,22 +147,22 @@ class LongContext(SourcedTasks):
         if match is None:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0}
         items = [item.strip().strip("\"'*`").casefold() for item in match[1].split(",") if item.strip()]
-        given, known = set(items), {item.strip().casefold() for item in task.data["answer"]}
-        hits = len(given & known)
-        f1 = 2 * hits / (len(given) + len(known)) if given or known else 1.0
+        given, right = set(items), {item.strip().casefold() for item in task.data["answer"]}
+        hits = len(given & right)
+        f1 = 2 * hits / (len(given) + len(right)) if given or right else 1.0
         copied = self._copied("\n".join(before), task)
-        paid = len(items) <= len(known) and not copied
-        correct = float(f1 == 1 and paid)
-        reward = correct if self.score == "exact" else f1 * paid
+        acceptable = len(items) <= len(right) and not copied
+        correct = float(f1 == 1 and acceptable)
+        reward = correct if self.score == "exact" else f1 * acceptable
         return {"reward": float(reward), "correct": correct, "format": 1.0, "copied": float(copied)}
 
     def _copied(self, before: str, task: Task) -> bool:
-        """Whether the answer repeats more of the text than it may."""
+        """Return whether the part of the answer before its last line copies too much of the text."""
         text, words = (_words(message) for message in (text_of(task.prompt[-1]["content"]), before))
         if len(words) <= 40:
             return False
-        known = {tuple(text[start : start + _COPIED]) for start in range(len(text) - _COPIED + 1)}
-        runs = [start for start in range(len(words) - _COPIED + 1) if tuple(words[start : start + _COPIED]) in known]
+        in_text = {tuple(text[start : start + _COPIED]) for start in range(len(text) - _COPIED + 1)}
+        runs = [start for start in range(len(words) - _COPIED + 1) if tuple(words[start : start + _COPIED]) in in_text]
         places = {place for start in runs for place in range(start, start + _COPIED)}
         return len(places) > max(40, self.max_copied * len(text))
 

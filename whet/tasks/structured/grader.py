@@ -1,4 +1,4 @@
-"""Whether a text fits a JSON schema, and how much of what it says is right. Called in worker processes."""
+"""Grading of an answer by a JSON schema and by the values of its fields. Called in worker processes."""
 
 from typing import Any, Literal
 
@@ -18,17 +18,17 @@ def grade_in_worker(
     gold: Any,
     content: Content,
 ) -> dict[str, float]:
-    """Return the scores of an answer: ``format`` is 1 where it fits the schema (strict, and ``opened``), ``correct``
-    where it also says what ``gold`` says; the reward is the share of fields that are right, or with ``filled``, not
+    """Return the scores of an answer. ``format`` is 1 if it fits the schema, both strict and ``opened``; ``correct`` is
+    1 if all of its fields are right, too. The reward is the share of fields that are right or, with ``filled``, not
     empty."""
     try:
         value = parse(unfenced(answer) if fence else answer, form, schema)
-    except Exception:  # of many parsers, about whatever a model may write
+    except Exception:  # parsers raise many kinds of errors on the texts of models
         return WRONG
     try:
         if not fits(value, schema, opened):
             return WRONG
-    except (RecursionError, OverflowError):  # the latter of whole numbers beyond floats, by multipleOf
+    except (RecursionError, OverflowError):  # multipleOf overflows on whole numbers larger than any float
         return WRONG
     share = _filled(value) if content == "filled" else _right(value, gold)
     right = float(share == 1)
@@ -36,18 +36,20 @@ def grade_in_worker(
 
 
 def _right(value: Any, gold: Any) -> float:
-    """Return how many fields are the same, of all that either has."""
-    given, known = _leaves(value), _leaves(gold)
-    return sum(given[path] == known[path] for path in given.keys() & known.keys()) / len(given.keys() | known.keys())
+    """Return the share of equal fields among the fields that either value has."""
+    given, right = _leaves(value), _leaves(gold)
+    return sum(given[path] == right[path] for path in given.keys() & right.keys()) / len(given.keys() | right.keys())
 
 
 def _filled(value: Any) -> float:
+    """Return the share of fields that are not empty."""
     leaves = _leaves(value)
     return sum(leaf not in _EMPTY for leaf in leaves.values()) / len(leaves)
 
 
 def _leaves(value: Any, path: str = "") -> dict[str, tuple[str, Any]]:
-    """Texts, numbers and empty containers by their place; the kind tells ``true`` from ``1``."""
+    """Return the texts, numbers and empty containers in a value by their path. Their kind distinguishes ``true`` from
+    ``1``."""
     parts = [*value.items()] if isinstance(value, dict) else [*enumerate(value)] if isinstance(value, list) else []
     if parts:
         return {key: leaf for name, part in parts for key, leaf in _leaves(part, f"{path}/{name!r}").items()}

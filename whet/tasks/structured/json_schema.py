@@ -1,4 +1,4 @@
-"""JSON schemas made strict: every property is required and no other is allowed, wherever an object is described."""
+"""JSON schemas made strict: every object must have all of its properties and no others."""
 
 import json
 from functools import cache
@@ -10,7 +10,7 @@ from whet.base.extras import extra
 
 _CLOSED = ("items", "prefixItems", "additionalProperties", "unevaluatedItems", "contains")
 _CLOSED_BY_NAME = ("properties", "patternProperties")
-_SHARED = ("allOf", "then", "else")  # they judge the same object as the schema around them
+_SHARED = ("allOf", "then", "else")  # they apply to the same object as the schema around them
 _SHARED_BY_NAME = ("dependentSchemas", "$defs", "definitions")
 _JUDGES = ("properties", "patternProperties", "$ref", *_SHARED, "dependentSchemas")
 _PARTS = {*_CLOSED, *_SHARED, "anyOf", "oneOf", "not", "if", "propertyNames", "unevaluatedProperties",
@@ -21,19 +21,19 @@ _PROBES: tuple[Any, ...] = (None, "", 0, [], [None], {}, {"": None})
 
 @cache
 def _library() -> ModuleType:
-    """Return jsonschema, which is imported when the first schema is read: naming the task set takes none of it."""
+    """Return jsonschema, which is imported with the first schema: the class of the task set is used without it."""
     with extra("tasks", "data.type=structured_output"):
         import jsonschema
     return jsonschema
 
 
 def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
-    """Return a schema of draft 2020-12, made strict by ``closed``. Raises ``ValueError`` for what is no schema, for a
-    ``$ref`` that leads out of it or nowhere, and for one that never ends."""
+    """Return a schema of draft 2020-12, made strict by ``closed``. Raises ``ValueError`` for anything but a schema, for
+    a ``$ref`` to another document or to a missing place, and for endless recursion."""
     try:
         schema = json.loads(text) if isinstance(text, str) else text
         if not isinstance(schema, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
         made: dict[str, Any] = closed(schema)
         _library().Draft202012Validator.check_schema(made)
         _check_references(made, made)
@@ -41,15 +41,15 @@ def strict_schema(text: str | dict[str, Any]) -> dict[str, Any]:
         for probe in _PROBES:
             fits(probe, made, opened)
     except _library().SchemaError as error:
-        raise ValueError(f"it is no JSON schema: {error.message[:200]}") from None
+        raise ValueError(f"it is not a JSON schema: {error.message[:200]}") from None
     except RecursionError:
         raise ValueError("it refers to itself without end, or is nested too deeply") from None
     return made
 
 
 def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema with every property required, and otherwise as open or closed as it is given. One that is
-    garbled, as some published ones are, is returned strict."""
+    """Return the schema with every property required, which allows further properties where the original does. An
+    invalid schema, as some published ones are, is returned strict."""
     made: dict[str, Any] = closed(schema, close=False)
     try:
         _library().Draft202012Validator.check_schema(made)
@@ -59,17 +59,18 @@ def open_schema(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def fits(value: Any, strict: dict[str, Any], opened: dict[str, Any]) -> bool:
-    """Return whether a value fits both forms of a schema. The strict one alone would let pass what fits two branches of
-    a ``oneOf`` of which one is closed, and what ``additionalProperties`` refuses in a place that is not closed."""
+    """Return whether a value fits both forms of a schema. The strict form alone would accept a value that fits two
+    branches of a ``oneOf``, one of them closed, and values that an ``additionalProperties`` outside the closed places
+    refuses."""
     return all(_library().Draft202012Validator(form).is_valid(value) for form in (strict, opened))
 
 
 def closed(schema: Any, here: bool = True, close: bool = True) -> Any:
-    """Return the schema with every property required and, where it stands for a whole value (``here``), no others.
-    ``close`` false: others where it allows them.
+    """Return the schema with every property required and, if it describes a whole value (``here``), no others allowed.
+    ``close`` false: others stay allowed where the schema allows them.
 
-    What ``allOf`` and ``$ref`` add to an object counts as its own, so that is closed around them and not in them; the
-    branches of ``anyOf`` and ``oneOf`` are closed one by one where nothing else describes the object.
+    Properties that ``allOf`` and ``$ref`` add to an object are its own, so the schema around them is closed, not they.
+    The branches of ``anyOf`` and ``oneOf`` are closed one by one if nothing else describes the object.
 
     >>> closed({"anyOf": [{"properties": {"a": {}}}]})
     {'anyOf': [{'properties': {'a': {}}, 'required': ['a'], 'unevaluatedProperties': False}]}
@@ -108,31 +109,32 @@ def closed(schema: Any, here: bool = True, close: bool = True) -> Any:
 
 
 def referred(reference: Any, root: Any) -> Any:
-    """Return what ``#/$defs/name`` stands for. Raises ``ValueError`` for another address, or one that leads nowhere."""
-    found = root
+    """Return the part of a schema at ``#/$defs/name``. Raises ``ValueError`` for an address outside the schema, or of a
+    missing part."""
+    part = root
     if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
         raise ValueError(f"$ref must lead to a place in the schema, as in #/$defs/name, not to {reference!r}")
     for step in reference.split("/")[1:]:
         name = unquote(step).replace("~1", "/").replace("~0", "~")
-        index = int(name) if isinstance(found, list) and name.isdigit() else name
+        index = int(name) if isinstance(part, list) and name.isdigit() else name
         try:
-            found = found[index]
+            part = part[index]
         except (KeyError, IndexError, TypeError):
             raise ValueError(f"$ref {reference!r} leads nowhere") from None
-    return found
+    return part
 
 
 def _check_references(part: Any, root: Any) -> None:
-    """Follow each ``$ref`` of a schema; what stands in ``enum``, ``const``, ``default`` and ``examples`` is none."""
+    """Follow each ``$ref`` of a schema, except in values such as those in ``enum``, ``const`` and ``examples``."""
     if isinstance(part, list):
-        for one in part:
-            _check_references(one, root)
+        for item in part:
+            _check_references(item, root)
     if not isinstance(part, dict):
         return
     if "$ref" in part:
         referred(part["$ref"], root)
     if "$dynamicRef" in part or "$recursiveRef" in part:
-        raise ValueError("$dynamicRef is not read")
+        raise ValueError("$dynamicRef and $recursiveRef are not supported; write $ref")
     for name, value in part.items():
         if name in _PARTS:
             _check_references(value, root)

@@ -1,4 +1,4 @@
-"""Structured output: facts put into a given JSON schema, written in JSON, YAML, TOML, XML or CSV."""
+"""Structured output: facts written as JSON, YAML, TOML, XML or CSV that fits a JSON schema."""
 
 import csv
 import io
@@ -34,8 +34,8 @@ FACTS: dict[str, tuple[str, tuple[Any, ...]]] = {  # field -> sentence, values
 }
 
 
-class Described(GymRow):
-    """A row: what the user says, the schema, and, if known, the object that is wanted."""
+class SchemaRow(GymRow):
+    """A row: the prompt, the schema and, optionally, the right object."""
 
     schema_str: str | dict[str, Any] = Field(validation_alias=AliasChoices("schema_str", "schema"))
     schema_type: Format = "json"
@@ -44,51 +44,53 @@ class Described(GymRow):
 
 
 class StructuredOutput(SourcedTasks):
-    """Answers that are worth something only if they fit a schema, and then as much as they say right."""
+    """Tasks whose answers must fit a schema, and earn the share of their fields that are right."""
 
     name: ClassVar[str] = "structured_output"
     variety: ClassVar[str] = "facts"
 
     format: Format = "json"
-    """That of made-up tasks; rows name their own."""
+    """The format of generated tasks. Rows have their own."""
     facts: int = Field(default=2, ge=1, le=len(FACTS))
-    """Fields, beside the name, of the objects that are made up."""
+    """Fields of a generated object in addition to the name."""
     fence: bool = True
-    """Whether the whole answer may stand in one fence."""
+    """Accept an answer that is one fenced block."""
     content: Content = "share"
-    """What a fitting answer earns: the ``share`` of fields as in the known object; 1 if ``exact``ly those; or the share
-    that is ``filled``, which judges no content and is for rows without a known object."""
+    """The reward of an answer that fits the schema: the ``share`` of fields that are right; 1 if ``exact``ly all are;
+    or the share of fields that are ``filled``, for rows without a right object."""
     max_chars: int = Field(default=20_000, ge=1)
-    """Longest answer that is read."""
+    """Longest answer that is graded, in characters."""
     limits: WorkerLimits = WorkerLimits(cpu_s=2)
 
     def open(self) -> "StructuredGrading":
         return StructuredGrading(self)
 
     def read(self, path: str) -> list[Task]:
-        return [self._of(row) for row in read_rows(path, Described, self.columns)]
+        return [self._of(row) for row in read_rows(path, SchemaRow, self.columns)]
 
     def draw(self, rng: random.Random) -> Task:
         gold: dict[str, Any] = {"name": rng.choice(NAMES)}
-        told = []
+        sentences = []
         for field in rng.sample(list(FACTS), self.facts):
             sentence, values = FACTS[field]
             gold[field] = rng.choice(values)
-            told.append(sentence.format(name=gold["name"], value=gold[field]))
+            sentences.append(sentence.format(name=gold["name"], value=gold[field]))
         kinds = {name: "integer" if isinstance(value, int) else "string" for name, value in gold.items()}
         original = {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}}
         shown = "\n".join(f"- {name} ({kind})" for name, kind in kinds.items())
         form = self.format.upper()
-        wanted = f"Write this as {form}, with these fields and no others:\n{shown}\nGive the {form} alone."
-        asked = f"{' '.join(told)}\n\n{wanted}"
+        instruction = f"Write this as {form}, with these fields and no others:\n{shown}\nGive the {form} alone."
+        asked = f"{' '.join(sentences)}\n\n{instruction}"
         return self._posed(self.ask(asked), original, self.format, gold)
 
-    def _of(self, row: Described) -> Task:
+    def _of(self, row: SchemaRow) -> Task:
         if row.response_mode == "tool_call":
-            raise DataError(f"{row.where}: it asks for a call of a tool, not for a text; leave such rows out")
+            raise DataError(
+                f"{row.where}: field 'response_mode' asks for a tool call, not for a text; remove such rows"
+            )
         if row.expected is None and self.content != "filled":
             raise DataError(
-                f"{row.where}: field 'expected' is missing, the object that content={self.content} compares with; "
+                f"{row.where}: field 'expected' is missing, the right object for content={self.content}; "
                 "content=filled rewards any answer that fits the schema and is not empty"
             )
         given = row.schema_str
@@ -98,7 +100,7 @@ class StructuredOutput(SourcedTasks):
         except (ValueError, RecursionError) as error:
             raise DataError(f"{row.where}: field 'schema_str' can't be used: {error}") from None
         if row.expected is not None and not fits(row.expected, task.data["schema"], task.data["open"]):
-            raise DataError(f"{row.where}: field 'expected' doesn't fit the schema, made strict")
+            raise DataError(f"{row.where}: field 'expected' doesn't fit the strict form of the schema")
         return task
 
     def _posed(self, prompt: list[Message], original: Any, form: Format, gold: Any) -> Task:
@@ -116,17 +118,17 @@ class StructuredOutput(SourcedTasks):
         yield "adversarial", "deep nesting", "[" * 9000, 0.0
         if (gold := self.gold(task)) is None:
             return
-        form, known = task.data["format"], task.data["gold"]
-        yield "good", "the known object", gold, 1.0
+        form, value = task.data["format"], task.data["gold"]
+        yield "good", "the right object", gold, 1.0
         yield "boundary", "in a fence", f"```{form}\n{gold}\n```", float(self.fence)
         yield "bad", "prose around it", f"Here it is:\n{gold}", 0.0
-        if isinstance(known, dict):
-            yield "adversarial", "one field more", written(known | {"zzz": 1}, form), 0.0
-            yield "bad", "one field less", written(dict([*known.items()][1:]), form), 0.0
+        if isinstance(value, dict):
+            yield "adversarial", "one field more", written(value | {"zzz": 1}, form), 0.0
+            yield "bad", "one field less", written(dict([*value.items()][1:]), form), 0.0
 
 
 class StructuredGrading(Environments):
-    """Grades in worker processes, where schemas and texts that never end are stopped."""
+    """Grades in worker processes, which stop at a time limit on hostile schemas and texts."""
 
     def __init__(self, tasks: StructuredOutput) -> None:
         self.tasks, self.pool = tasks, GradingPool(limits=tasks.limits)
@@ -135,15 +137,15 @@ class StructuredGrading(Environments):
         if len(answer) > self.tasks.max_chars:
             return WRONG
         data = task.data
-        known = (data["schema"], data["open"], data["gold"], self.tasks.content)
-        return await self.pool.scores(grade_in_worker, answer, data["format"], self.tasks.fence, *known)
+        criteria = (data["schema"], data["open"], data["gold"], self.tasks.content)
+        return await self.pool.scores(grade_in_worker, answer, data["format"], self.tasks.fence, *criteria)
 
     async def close(self) -> None:
         self.pool.close()
 
 
 def written(value: Any, form: Format) -> str:
-    """Return a value in a format; in TOML, XML and CSV one without nesting."""
+    """Return the text of a value in a format. For TOML, XML and CSV the value must have no nesting."""
     if form in ("json", "yaml"):
         return json.dumps(value, ensure_ascii=False)
     if form == "toml":

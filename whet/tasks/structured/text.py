@@ -1,4 +1,4 @@
-"""Texts in JSON, YAML, TOML, XML and CSV as JSON values. Called in worker processes: the texts are a model's."""
+"""Readers of JSON, YAML, TOML, XML and CSV. Called in worker processes, because models write the texts."""
 
 import csv
 import io
@@ -20,8 +20,8 @@ _FENCED = re.compile(r"(`{3,}|~{3,})[\w+.-]*[ \t]*\r?\n(.*?)(?:\r?\n)?[ \t]*\1",
 
 
 def parse(text: str, form: Format, schema: dict[str, Any]) -> Any:
-    """Return the value of a text. XML and CSV know texts only; what the schema says is a number becomes one. Raises
-    exceptions of many kinds for what can't be read."""
+    """Return the JSON value of a text. The texts of XML and CSV become numbers and booleans where the schema has them.
+    Raises exceptions of many kinds for a text that can't be parsed."""
     if form == "json":
         return STRICT.decode(text)
     if form == "xml":
@@ -33,7 +33,7 @@ def parse(text: str, form: Format, schema: dict[str, Any]) -> Any:
 
 
 def unfenced(text: str) -> str:
-    """Return what stands in the one fence that the text consists of; without a fence, the text."""
+    """Return the contents of the fence if the text is one fenced block, else the text."""
     match = _FENCED.fullmatch(text.strip())
     return match[2] if match else text
 
@@ -43,38 +43,41 @@ def _of_yaml(text: str) -> Any:
     for event in yaml.parse(text):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         if isinstance(event, AliasEvent) or depth > 100:
-            raise ValueError("aliases and deep nesting can blow a text up")
+            raise ValueError(
+                "YAML with aliases or more than 100 levels is refused, because it can expand without bound"
+            )
     return yaml.load(text)
 
 
 def _of_xml(text: str, schema: dict[str, Any]) -> Any:
     if "<!" in text:
-        raise ValueError("declarations can blow a text up")
+        raise ValueError("XML with declarations is refused, because its entities can expand without bound")
     root = ElementTree.fromstring(text.strip())
     value = _of_element(root)
     return {root.tag: value} if set(schema.get("properties", {})) == {root.tag} else value
 
 
 def _of_element(element: ElementTree.Element) -> Any:
-    found: dict[str, Any] = {f"@{name}": value for name, value in element.attrib.items()}
+    parts: dict[str, Any] = {f"@{name}": value for name, value in element.attrib.items()}
     for child in element:
-        found.setdefault(child.tag, []).append(_of_element(child))
+        parts.setdefault(child.tag, []).append(_of_element(child))
     texts = [part.strip() for part in (element.text, *(child.tail for child in element)) if part and part.strip()]
-    if not found:
+    if not parts:
         return " ".join(texts)
     more = {"#text": [" ".join(texts)]} if texts else {}
-    return {name: value[0] if len(value) == 1 else value for name, value in (found | more).items()}
+    return {name: value[0] if len(value) == 1 else value for name, value in (parts | more).items()}
 
 
 def _of_csv(text: str, schema: dict[str, Any]) -> Any:
     header, *rows = csv.reader(io.StringIO(text.strip()), strict=True)
     if len(set(header)) != len(header) or any(len(row) != len(header) for row in rows):
         raise ValueError("every row must have a value for each of the header's names")
-    found = [dict(zip(header, row, strict=True)) for row in rows]
-    return found[0] if schema.get("type") == "object" and len(found) == 1 else found
+    objects = [dict(zip(header, row, strict=True)) for row in rows]
+    return objects[0] if schema.get("type") == "object" and len(objects) == 1 else objects
 
 
 def _as_schema(value: Any, schema: Any, root: dict[str, Any]) -> Any:
+    """Return the value with its texts converted to the types of the schema, and single items to lists."""
     schema = schema if isinstance(schema, dict) else {}
     if "$ref" in schema:
         schema = referred(schema["$ref"], root)
