@@ -229,9 +229,9 @@ def test_made_up_tasks_are_the_same_in_every_run_and_different_with_another_seed
         ({"verifier_metadata": None}, "there are no tests"),
         ({"verifier_metadata": {"unit_tests": {"inputs": ["1", "2"], "outputs": ["1"]}}}, "2 inputs and 1 outputs"),
         ({"verifier_metadata": {"unit_tests": {"inputs": [1], "outputs": ["1"]}}}, "must be texts"),
-        ({"verifier_metadata": None, "test_list": ["assert f(1) == "]}, "a test is no Python"),
-        ({"verifier_metadata": {"unit_tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}}, "no JSON"),
-        ({"responses_create_params": None}, "a question is missing"),
+        ({"verifier_metadata": None, "test_list": ["assert f(1) == "]}, "a test is not valid Python"),
+        ({"verifier_metadata": {"unit_tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}}, "not JSON"),
+        ({"responses_create_params": None}, "the question is missing"),
     ],
 )
 def test_rows_that_can_not_be_graded_are_errors_with_their_place(

@@ -1,5 +1,5 @@
 """Rows of published sets of coding tasks, in the forms in which they are published: a right program earns 1 and a wrong
-one 0, and what can't be judged is an error that names its field."""
+one 0, and a row that can't be tested is an error that names its field."""
 
 import base64
 import json
@@ -297,14 +297,14 @@ PROMPT = [{"role": "user", "content": "Add."}]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no tests": ({"question": "?"}, "there are no tests: fields 'test', 'test_list'.* are missing or empty"),
     "EvalPlus' own file": ({"prompt": "def f(x):\n", "entry_point": "f", "base_input": [[1]]}, "there are no tests"),
-    "tests that are no JSON": ({"question": "?", "input_output": "{"}, "field 'input_output' is no JSON"),
+    "tests that are not JSON": ({"question": "?", "input_output": "{"}, "field 'input_output' is not JSON"),
     "a value that equals nothing": (
         {"question": "?", "input_output": '{"fn_name": "f", "inputs": [[1]], "outputs": [NaN]}'},
-        "field 'input_output' is no JSON: NaN can't be compared",
+        "field 'input_output' is not JSON: NaN can't be compared",
     ),
     "a function without a name": (
         {"question": "?", "public_test_cases": json.dumps(TWICE_CASES)},
-        "field 'public_test_cases': nothing says what the function is called",
+        "field 'public_test_cases': the name of the function is missing",
     ),
     "private tests that would call something": (
         {
@@ -312,7 +312,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "public_test_cases": json.dumps(CASES),
             "private_test_cases": base64.b64encode(zlib.compress(pickle.dumps(Path("x")))).decode(),
         },
-        "field 'private_test_cases' can't be read: pathlib",
+        "field 'private_test_cases' can't be read: it is a pickle that would load pathlib",
     ),
     "programs that read a file": (
         {"description": "?", "public_tests": {"input": ["1"], "output": ["1"]}, "input_file": "in.txt"},
@@ -322,17 +322,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"text": "?", "test_list": ["import io, contextlib\nwith contextlib.redirect_stdout(io.StringIO()): f()"]},
         "a test uses 'redirect_stdout'",
     ),
-    "pytest": ({"question": "?", "test": "import pytest\nfrom solution import f\ndef test_f(): f()"}, "need pytest"),
+    "pytest": ({"question": "?", "test": "import pytest\nfrom solution import f\ndef test_f(): f()"}, "import pytest"),
     "fixtures": ({"question": "?", "test": "from solution import f\ndef test_f(data): f(data)"}, "has parameters"),
     "another library": (
         {"text": "?", "test_list": ["import pandas as pd\nassert f(pd.DataFrame())"]},
-        "needs 'pandas'.*data.limits.readable",
+        "imports 'pandas'.*data.limits.readable",
     ),
-    "more of NumPy": ({"text": "?", "test_list": ["import numpy as np\nassert f(np.linspace(0, 1))"]}, "needs 'numpy'"),
-    "a test of nothing": ({"text": "?", "test_list": ["assert 1 == 1"]}, "a test calls nothing of the program's"),
-    "check of nobody": (
+    "more of NumPy": ({"text": "?", "test_list": ["import numpy as np\nassert f(np.linspace(0, 1))"]}, "imports 'numpy'"),
+    "a test of nothing": ({"text": "?", "test_list": ["assert 1 == 1"]}, "a test calls no function of the program"),
+    "a check of an unknown function": (
         {"problem": "?", "tests": {"functional": "def check(candidate):\n    assert candidate(1)"}},
-        "nothing says which function 'check' is called with",
+        "'check' is never called",
     ),
     "a huge output": (
         {"question": "?", "input_output": {"inputs": ["1"], "outputs": ["1" * 20_000_000]}},
@@ -346,7 +346,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_row_that_can_not_be_judged_is_an_error_that_names_its_field(tmp_path: Path, name: str) -> None:
+def test_a_row_that_can_not_be_tested_is_an_error_that_names_its_field(tmp_path: Path, name: str) -> None:
     row, complaint = REFUSED[name]
     with pytest.raises(DataError, match=rf"rows.jsonl:1: .*{complaint}"):
         tasks_of(tmp_path, row).tasks("train")

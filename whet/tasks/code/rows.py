@@ -1,6 +1,6 @@
-"""Rows of coding tasks as they are published: HumanEval (arXiv 2107.03374), MBPP (arXiv 2108.07732), both as EvalPlus
-extends them, LeetCode's as a class, asserts or ``check`` functions, KodCode, AceCode, and unit tests as LiveCodeBench,
-APPS, TACO, CodeContests, DeepCoder, Eurus, Skywork and NeMo Gym have them. A row that can't be judged is an error."""
+"""Rows of published coding tasks: HumanEval (arXiv 2107.03374) and MBPP (arXiv 2108.07732), also as extended by
+EvalPlus; LeetCode's with a class, asserts or a ``check`` function; KodCode; AceCode; and unit tests of LiveCodeBench,
+APPS, TACO, CodeContests, DeepCoder, Eurus, Skywork and NeMo Gym. A row whose tests can't be run is an error."""
 
 import base64
 import io
@@ -20,11 +20,11 @@ _TESTS = (
     "test", "test_list", "test_cases", "tests", "input_output", "public_test_cases", "public_tests", "reward_model",
     "verifier_metadata",
 )  # fmt: skip
-_PYTHON = 3  # of CodeContests
+_PYTHON = 3  # the number of the language in CodeContests
 
 
 class CodeRow(GymRow):
-    """A row of any of them. After validation, ``checks`` holds its tests, at least one."""
+    """A row of any of these data sets. After validation, ``checks`` holds its tests, at least one."""
 
     question: Text | None = Field(
         None,
@@ -57,7 +57,7 @@ class CodeRow(GymRow):
     solutions: Any = None
     checks: list[Test] = Field(default=[], init=False)
     preamble: str = Field("", init=False)
-    """What the program may rely on, before it: imports, and helpers of its prompt."""
+    """Source that is put before the program: imports, and helpers of its prompt."""
 
     @model_validator(mode="after")
     def _can_be_tested(self) -> "CodeRow":
@@ -78,41 +78,41 @@ class CodeRow(GymRow):
         else:
             self._units()
         if self.question is None and self.prompt is None and self.conversation is None:
-            raise ValueError("a question is missing: 'question', 'prompt' or 'responses_create_params'")
+            raise ValueError("the question is missing; give field 'question', 'prompt' or 'responses_create_params'")
         self.question = self.question or self.prompt
         if self.starter_code and self.starter_code.strip() not in (self.question or ""):
             self.question = f"{self.question}\n\nBegin with this code:\n\n```python\n{self.starter_code.strip()}\n```"
         return self
 
     def _complete(self, prompt: str, entry: str, test: str) -> None:
-        """HumanEval's form: a function, or a method of the class ``Solution``, goes on from a prompt."""
+        """Read HumanEval's form: the solution continues a prompt, with a function or a method of ``Solution``."""
         name = entry.rpartition(".")[2]
-        found = list(re.finditer(rf"^([ \t]*)(async )?def {re.escape(name)}\(", prompt, re.MULTILINE))
+        definitions = list(re.finditer(rf"^([ \t]*)(async )?def {re.escape(name)}\(", prompt, re.MULTILINE))
         head = prompt
-        if found:
-            head = prompt[: found[-1].start()]
-            if found[-1][1]:  # a method: what stands before its class
-                head = head[: ([one.start() for one in re.finditer(r"^class ", head, re.MULTILINE)] or [0])[-1]]
+        if definitions:
+            head = prompt[: definitions[-1].start()]
+            if definitions[-1][1]:  # a method: the text before its class
+                head = head[: ([match.start() for match in re.finditer(r"^class ", head, re.MULTILINE)] or [0])[-1]]
             self.question = self.question or f"Complete this function:\n\n```python\n{prompt.strip()}\n```"
         in_class = "Solution" in entry or "class Solution" in prompt + (self.starter_code or "")
         self.preamble = (IMPORTS if in_class else "") + head
-        if self.solution is not None and found and not _is_program(self.solution, name):
+        if self.solution is not None and definitions and not _is_program(self.solution, name):
             self.solution = prompt + self.solution
         alias = f"{name} = candidate\n" if name.isidentifier() else ""
         source = f"{self.preamble}\n{alias}{test}\ncheck(candidate)\n"
         self.checks = [module_of_tests(source, None, {"candidate": name})]
 
     def _asserts(self) -> None:
-        """One module of tests: of MBPP+, of DeepSeek's LeetCode tasks, or functions ``test_...`` as KodCode has."""
+        """Read one module of tests, as in MBPP+, DeepSeek's LeetCode tasks, and KodCode (functions ``test_...``)."""
         source = "\n".join([*self.test_imports, self.test or ""])
         for name, parameters in re.findall(r"^def (test_\w*)\((.*?)\)", source, re.MULTILINE):
             if parameters.strip():
-                raise ValueError(f"field 'test': {name} has parameters, which only pytest could fill")
+                raise ValueError(f"field 'test': {name} has parameters (pytest fixtures), which are not supported")
             source += f"\n{name}()"
         if re.search(r"^class Test", source, re.MULTILINE):
-            raise ValueError("field 'test': tests in classes can't be judged")
+            raise ValueError("field 'test': tests in classes are not supported")
         if re.search(r"^(import pytest|from pytest)", source, re.MULTILINE):
-            raise ValueError("field 'test': tests that need pytest can't be judged")
+            raise ValueError("field 'test': tests that import pytest are not supported")
         is_class = "class Solution" in (self.prompt or "") or "Solution(" in source
         self.preamble = IMPORTS if is_class else ""
         self.checks = [module_of_tests(source, self.solution)]
@@ -122,7 +122,7 @@ class CodeRow(GymRow):
             self.question = f"Complete this class:\n\n```python\n{(self.prompt or '').strip()}\n```"
 
     def _each_assert(self, lines: list[str]) -> None:
-        """MBPP's form: each line is a test."""
+        """Read MBPP's form: each line is a test."""
         setup = "\n".join([*self.test_imports, self.test_setup_code or ""])
         self.checks = [module_of_tests(f"{setup}\n{line}", self.solution) for line in lines]
         if any("Solution(" in line for line in lines):
@@ -133,7 +133,7 @@ class CodeRow(GymRow):
         self.question = f"{self.question or self.prompt}\n\nIt should pass this test: {line.strip()}"
 
     def _units(self) -> None:
-        """Inputs and outputs, in one of the places and forms in which they are published."""
+        """Read inputs and outputs, from the field and in the form of each data set."""
         given: Any = self.input_output or self.tests or (self.verifier_metadata or {}).get("unit_tests")
         field = "input_output" if self.input_output else "tests" if self.tests else "verifier_metadata.unit_tests"
         if self.reward_model is not None:
@@ -143,10 +143,10 @@ class CodeRow(GymRow):
             given = [*_json(self.public_test_cases, field), *_private(self.private_test_cases)]
         if self.public_tests is not None:
             if self.input_file or self.output_file:
-                raise ValueError("field 'input_file': programs that read and write files of a name can't be judged")
+                raise ValueError("field 'input_file': programs that read and write named files are not supported")
             field, parts = "public_tests", (self.public_tests, self.private_tests, self.generated_tests)
             given = {
-                to: [one for part in parts if part for one in part.get(name, [])]
+                to: [text for part in parts if part for text in part.get(name, [])]
                 for to, name in (("inputs", "input"), ("outputs", "output"))
             }
         given = _json(given, field)
@@ -158,11 +158,11 @@ class CodeRow(GymRow):
             self.test, given = given["functional"], None
             entry = re.search(r"^def check\(candidate\)", self.test, re.MULTILINE)
             if entry and "check(" not in self.test[entry.end() :]:
-                raise ValueError(f"field {field!r}: nothing says which function 'check' is called with")
+                raise ValueError(f"field {field!r}: 'check' is never called, so the tested function is unknown")
             self._asserts()
             self.preamble = IMPORTS
             return
-        if isinstance(given, list) and given and all(isinstance(one, str) for one in given):
+        if isinstance(given, list) and given and all(isinstance(line, str) for line in given):
             self._each_assert(given)
             return
         if not given:
@@ -176,54 +176,55 @@ class CodeRow(GymRow):
 
 
 def unit_tests(given: Any, name: str | None = None, field: str = "verifier_metadata.unit_tests") -> list[Test]:
-    """Return tests of ``inputs``, ``outputs`` and, for calls, ``fn_name``; or of a list of tests with an ``input`` and
-    an ``output`` each. Raises ``ValueError``, also where there is none: everything would pass."""
+    """Return the tests of an object with ``inputs``, ``outputs`` and, for calls, ``fn_name``; or of a list of objects
+    with ``input`` and ``output``. Raises ``ValueError``, also for no tests, which every program would pass."""
     if isinstance(given, list):
-        if not all(isinstance(one, dict) and "input" in one and "output" in one for one in given):
+        if not all(isinstance(test, dict) and "input" in test and "output" in test for test in given):
             raise ValueError(f"field {field!r} must be a list of objects with 'input' and 'output'")
-        kinds = {_called(one, name) for one in given}
+        kinds = {_called(test, name) for test in given}
         if len(kinds) > 1:
-            raise ValueError(f"field {field!r}: its tests are of several kinds")
-        inputs, outputs = [one["input"] for one in given], [one["output"] for one in given]
+            raise ValueError(f"field {field!r} must hold tests of one kind: calls of one function, or of a program")
+        inputs, outputs = [test["input"] for test in given], [test["output"] for test in given]
         given = {"inputs": inputs, "outputs": outputs, "fn_name": next(iter(kinds), None)}
         if given["fn_name"] == "":
-            raise ValueError(f"field {field!r}: nothing says what the function is called ('fn_name', 'func_name')")
+            raise ValueError(f"field {field!r}: the name of the function is missing ('fn_name' or 'func_name')")
     if not isinstance(given, dict) or not given.get("inputs"):
         raise ValueError(f"there are no tests in field {field!r}")
     inputs, outputs, name = given["inputs"], given.get("outputs") or [], given.get("fn_name")
     if len(inputs) != len(outputs):
-        raise ValueError(f"unit_tests has {len(inputs)} inputs and {len(outputs)} outputs")
+        raise ValueError(f"field {field!r} has {len(inputs)} inputs and {len(outputs)} outputs")
     pairs = list(zip(inputs, outputs, strict=True))
     if name is None:
         return [stream(*pair) for pair in pairs]
     try:
-        wrapped = all(isinstance(one, list) and len(one) == 1 for one in outputs)  # as APPS does
-        return [called(name, _values(one), _value(other), wrapped) for one, other in pairs]
+        wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)  # as in APPS
+        return [called(name, _values(arguments), _value(output), wrapped) for arguments, output in pairs]
     except (TypeError, ValueError) as error:
-        raise ValueError(f"an input or output of {name!r} is no JSON: {error}") from None
+        raise ValueError(f"an input or output of {name!r} is not JSON: {error}") from None
 
 
 def _called(test: dict[str, Any], name: str | None) -> str | None:
-    """The function that a test calls; empty where that isn't said, None where it reads and prints."""
+    """Return the function that a test calls: empty if it isn't named, None for a test of printed output."""
     metadata, kind = test.get("metadata"), test.get("testtype", test.get("type"))
     name = test.get("fn_name") or (metadata.get("func_name") if isinstance(metadata, dict) else None) or name
     return (name or "") if kind in ("functional", "function_call") else name if kind is None else None
 
 
 def _is_program(source: str, name: str) -> bool:
-    """Whether a solution stands alone, instead of going on from its prompt."""
+    """Return whether a solution is a whole program, not a continuation of its prompt."""
     return bool(re.search(rf"^([ \t]*)(async )?def {re.escape(name)}\(", source, re.MULTILINE))
 
 
 def _conversation(given: list[Any]) -> list[dict[str, str]]:
-    for one in given:
-        if not (isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)):
+    for message in given:
+        fields = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None,)
+        if not all(isinstance(text, str) for text in fields):
             raise ValueError("field 'prompt' must be a text or a list of messages")
-    return [{"role": one["role"], "content": one["content"]} for one in given]
+    return [{"role": message["role"], "content": message["content"]} for message in given]
 
 
 def _first(solutions: Any) -> str | None:
-    """The first solution that is Python: of a list, of JSON of one, or of CodeContests' two lists."""
+    """Return the first Python solution of a list, of JSON of a list, or of CodeContests' two lists; None without."""
     if isinstance(solutions, str):
         try:
             solutions = json.loads(solutions)
@@ -232,48 +233,49 @@ def _first(solutions: Any) -> str | None:
     if isinstance(solutions, dict):
         pairs = zip(solutions.get("language", []), solutions.get("solution", []), strict=False)
         solutions = [source for language, source in pairs if language == _PYTHON]
-    return next((one for one in solutions or [] if isinstance(one, str)), None) if isinstance(solutions, list) else None
+    sources = solutions if isinstance(solutions, list) else []
+    return next((source for source in sources if isinstance(source, str)), None)
 
 
 def _json(given: Any, field: str) -> Any:
-    """A value that may be published as JSON in a text."""
+    """Return a value that may be given as a text of JSON."""
     if not isinstance(given, str):
         return given
     try:
         return json.loads(given, parse_constant=_no_number) if given.strip() else None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"field {field!r} is no JSON: {error}") from None
+        raise ValueError(f"field {field!r} is not JSON: {error}") from None
 
 
 def _no_number(text: str) -> Any:
     raise ValueError(f"{text} can't be compared")
 
 
-class _Plain(pickle.Unpickler):
-    """Reads texts and numbers; what would call anything is an error."""
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads texts, numbers and containers. A pickle that names a class or function is an error."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise ValueError(f"{module}.{name} in data")
+        raise ValueError(f"it is a pickle that would load {module}.{name}")
 
 
 def _private(given: Any) -> list[Any]:
-    """LiveCodeBench's private tests: JSON, or a text of JSON, pickled, packed and in base64."""
+    """Return LiveCodeBench's private tests, from JSON or from pickled, compressed JSON in base64."""
     field = "private_test_cases"
     if not given or not isinstance(given, str) or given.lstrip().startswith("["):
         return list(_json(given, field) or [])
     try:
-        return list(_json(_Plain(io.BytesIO(zlib.decompress(base64.b64decode(given)))).load(), field))
+        return list(_json(_PlainUnpickler(io.BytesIO(zlib.decompress(base64.b64decode(given)))).load(), field))
     except (ValueError, TypeError, EOFError, zlib.error, pickle.UnpicklingError) as error:
         raise ValueError(f"field {field!r} can't be read: {error}") from None
 
 
 def _values(given: Any) -> list[Any]:
-    """The arguments of a call: a list, or a text with one JSON value a line."""
+    """Return the arguments of a call, from a list or a text with a JSON value on each line."""
     if isinstance(given, str):
         return [json.loads(line, parse_constant=_no_number) for line in given.splitlines()]
     return list(given)
 
 
 def _value(given: Any) -> Any:
-    """The value wanted: itself, or as JSON."""
+    """Return the expected value of a call, given as itself or as JSON."""
     return json.loads(given, parse_constant=_no_number) if isinstance(given, str) else given

@@ -1,5 +1,5 @@
-"""Programming: the last block of code of a reply is run against tests, in a sandbox. Rows as they are
-published (``code_rows``), or small tasks that are made up."""
+"""Programming tasks: the last block of code of a reply is tested in a sandbox. The tasks are rows of published data
+sets (``rows.py``), or generated from a seed."""
 
 import asyncio
 import operator
@@ -28,7 +28,7 @@ _FENCE = re.compile(r"[ \t]{0,40}(`{3,}|~{3,})(.*)")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _PYTHON = ("python", "python3", "py", "py3")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,100}(?:\.[0-9]{0,100})?|\.[0-9]{1,100})")
-# What a function of x is to do, its name, its body and the same here; n is a number of the task.
+# Of a generated function of x: the description, name, body, and the same computation; n is a number of the task.
 _DRAWN: tuple[tuple[str, str, str, Callable[[int, int], int]], ...] = (
     ("returns x plus {n}", "add", "x + {n}", operator.add),
     ("returns x minus {n}", "subtract", "x - {n}", operator.sub),
@@ -46,17 +46,17 @@ class Code(SourcedTasks):
     variety: ClassVar[str] = "numbers"
 
     prompt: str = "{question}\n\nAnswer with Python code between ``` and ```."
-    """What the user says; rows of Gym say it themselves."""
+    """The user message. ``{question}`` is replaced by the question. Rows of Gym have their own."""
     reward: Literal["all", "share"] = "all"
-    """1 where all tests pass, else 0; or the share of tests that pass."""
+    """``all``: 1 if all tests pass, else 0. ``share``: the share of tests that pass."""
     sandbox: Literal["required", "none"] = "required"
-    """``none`` runs what the model writes with your rights. Shown in red wherever the recipe is."""
+    """``none`` runs the model's programs with your permissions. It is shown in red wherever the recipe is."""
     limits: ProgramLimits = ProgramLimits()
-    """Of one test."""
+    """The limits of one test."""
     total_s: float = Field(default=60.0, gt=0)
-    """Seconds for all tests of an answer; those that are left then have failed."""
+    """Seconds for all tests of an answer. Tests that have not run by then count as failed."""
     numbers: int = Field(default=1000, ge=10)
-    """Size of the numbers in tasks that are made up."""
+    """Largest number in a generated task."""
 
     def read(self, path: str) -> list[Task]:
         rows = read_rows(path, CodeRow, self.columns)
@@ -66,28 +66,28 @@ class Code(SourcedTasks):
         return [replace(task, prompt=row.conversation or task.prompt) for row, task in zip(rows, tasks, strict=True)]
 
     def _check(self, row: CodeRow) -> None:
-        """Raises ``DataError`` for tests that no program could pass here."""
+        """Raise ``DataError`` for a test that no program could pass within the limits."""
         for test in row.checks:
             if "stdout" in test and len(test["stdout"].encode()) > self.limits.output_kib << 10:
                 raise DataError(
-                    f"{row.where}: a test wants {len(test['stdout'].encode()):,} bytes of output, and "
-                    f"data.limits.output_kib is {self.limits.output_kib}"
+                    f"{row.where}: a test expects {len(test['stdout'].encode()):,} bytes of output, more than "
+                    f"data.limits.output_kib = {self.limits.output_kib} allows; raise the limit"
                 )
             for module in foreign_imports(test["source"]) if "source" in test else ():
                 if not any(
                     Path(folder, module + end).exists() for folder in self.limits.readable for end in ("", ".py")
                 ):
                     raise DataError(
-                        f"{row.where}: a test needs {module!r}, which is not a part of Python: name the folder "
-                        "that has it in data.limits.readable"
+                        f"{row.where}: a test imports {module!r}, which is not part of Python; add the folder "
+                        "that contains it to data.limits.readable"
                     )
 
     def draw(self, rng: random.Random) -> Task:
         (what, name, body, compute), n = rng.choice(_DRAWN), rng.randint(2, self.numbers)
-        given = [0, n, n + 1, *rng.sample(range(3 * self.numbers), 3)]
+        inputs = [0, n, n + 1, *rng.sample(range(3 * self.numbers), 3)]
         question = f"Write a function `{name}(x)` that {what.format(n=n)}."
         solution = f"def {name}(x):\n    return {body.format(n=n)}"
-        return self._task(question, [called(name, [x], compute(x, n)) for x in given], solution)
+        return self._task(question, [called(name, [x], compute(x, n)) for x in inputs], solution)
 
     def _task(self, question: str, tests: list[Test], solution: str | None, preamble: str = "") -> Task:
         asked = self.ask(self.prompt.replace("{question}", question))
@@ -101,7 +101,7 @@ class Code(SourcedTasks):
         right = task.data["solution"]
         yield "boundary", "nothing", "", 0.0
         yield "boundary", "an empty block", _fenced(""), 0.0
-        yield "bad", "no Python", _fenced("the answer is 4"), 0.0
+        yield "bad", "prose in a block", _fenced("the answer is 4"), 0.0
         yield "adversarial", "exit with status 0", _fenced("import os; os._exit(0)"), 0.0
         yield "adversarial", "an endless loop", _fenced("while True: pass"), 0.0
         if right is not None:
@@ -111,19 +111,19 @@ class Code(SourcedTasks):
             yield "adversarial", "a right block that is taken back", f"{_fenced(right)}\n{_fenced('1 / 0')}", 0.0
 
     def open(self) -> "CodeGrading":
-        """Raises ``ConfigError`` where programs can't be isolated."""
+        """Return the graders. Raises ``ConfigError`` on a machine that can't isolate programs."""
         return CodeGrading(self)
 
 
 class CodeGrading(Environments):
-    """Runs the tests of one answer after the other, of several answers at the same time."""
+    """Runs the tests of an answer one after the other; the tests of several answers run in parallel."""
 
     def __init__(self, config: Code) -> None:
         self._config = config
         self._sandbox = Sandbox(config.limits, "none" if config.sandbox == "none" else None)
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """Raises ``WhetError`` where the sandbox fails: that is nobody's answer."""
+        """Return the scores. Raises ``WhetError`` if the sandbox fails, which is not the fault of an answer."""
         block, tests = program(answer), task.data["tests"]
         if block is None:
             return {"reward": 0.0, "correct": 0.0, "format": 0.0, "passed": 0.0}
@@ -152,13 +152,13 @@ class CodeGrading(Environments):
 
 
 def program(answer: str) -> str | None:
-    """Return the last block of code that is Python or doesn't say what it is, where one says Python the last of these.
-    A fence ends with as many marks as it began with, not deeper by four columns, so that a docstring may have fences.
+    """Return the last block marked as Python or, without one, the last unmarked block; None without either. A fence is
+    closed by as many marks as it began with, indented by less than four more columns, so a docstring may have fences.
 
     >>> program("```python\\nf()\\n```\\nIt prints:\\n```\\n42\\n```")
     'f()'
     """
-    found = dict[bool, str]()
+    blocks = dict[bool, str]()  # the last block, by whether it is marked as Python
     mark, kind, indent, lines = "", "", 0, list[str]()
     for line in answer.replace("\r\n", "\n").split("\n"):
         fence = _FENCE.fullmatch(line)
@@ -171,29 +171,32 @@ def program(answer: str) -> str | None:
         if fence and fence[1].startswith(mark) and column < indent + 4 and (not rest or " " in rest):
             language = (kind.split() or [""])[0].strip("{}.").lower()
             if language in ("", *_PYTHON):
-                found[language != ""] = "\n".join(lines)
+                blocks[language != ""] = "\n".join(lines)
             mark = ""
         else:
             lines.append(line[indent:] if not line[:indent].strip() else line)
-    return found.get(True, found.get(False))
+    return blocks.get(True, blocks.get(False))
 
 
-def same_output(got: str, wanted: str) -> bool:
-    """Whether two outputs are equal, line by line, but for spaces and how numbers are written.
+def same_output(output: str, expected: str) -> bool:
+    """Return whether two outputs are equal line by line, apart from spaces and the notation of numbers.
 
     >>> same_output("1.0 2 \\n", "1 2")
     True
     """
-    ours, theirs = got.strip().splitlines(), wanted.strip().splitlines()
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+    lines, expected_lines = output.strip().splitlines(), expected.strip().splitlines()
+    return len(lines) == len(expected_lines) and all(map(_same_line, lines, expected_lines))
 
 
-def _same_line(got: str, wanted: str) -> bool:
-    ours, theirs = got.split(), wanted.split()
-    return len(ours) == len(theirs) and all(
-        one == other or (bool(_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)) and Decimal(one) == Decimal(other))
-        for one, other in zip(ours, theirs, strict=True)
-    )
+def _same_line(line: str, expected: str) -> bool:
+    words, expected_words = line.split(), expected.split()
+    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
+
+
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected:
+        return True
+    return bool(_NUMBER.fullmatch(word) and _NUMBER.fullmatch(expected)) and Decimal(word) == Decimal(expected)
 
 
 def _fenced(source: str) -> str:

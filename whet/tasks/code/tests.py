@@ -1,5 +1,4 @@
-"""Tests of Python programs, as the sandbox runs them: ``{"stdin", "stdout"}``, or ``Checks`` of functions. Knows no
-rows and no files."""
+"""Tests of Python programs in the sandbox's form: ``{"stdin", "stdout"}``, or ``Checks`` of functions."""
 
 import ast
 import builtins
@@ -21,67 +20,67 @@ _STARS = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json", "builtins", "typing",
 )  # fmt: skip
-# What LiveCodeBench and LeetCode have programs rely on: everything of these, built-in names last.
+# LiveCodeBench and LeetCode import everything from these modules for a program, built-in names last.
 IMPORTS = "".join(f"from {name} import *\n" for name in _STARS) + f"import {', '.join(_STARS)}\n"
 
-# As LiveCodeBench compares, but for floating-point numbers that are wanted: LeetCode takes what is within 1e-5.
+# LiveCodeBench's comparison, except that an expected float admits an error of 1e-5, as on LeetCode.
 _SAME = """
-def same(got, wanted):
-    if isinstance(got, (list, tuple)) and isinstance(wanted, list):
-        return len(got) == len(wanted) and all(map(same, got, wanted))
-    if isinstance(got, dict) and isinstance(wanted, dict):
-        return got.keys() == wanted.keys() and all(same(got[key], wanted[key]) for key in wanted)
-    if isinstance(wanted, float) and isinstance(got, (int, float)):
-        return got == wanted or abs(got - wanted) <= 1e-5 and abs(got - wanted) <= abs(wanted) * 1e-4 + 1e-9
-    return got == wanted
+def same(got, expected):
+    if isinstance(got, (list, tuple)) and isinstance(expected, list):
+        return len(got) == len(expected) and all(map(same, got, expected))
+    if isinstance(got, dict) and isinstance(expected, dict):
+        return got.keys() == expected.keys() and all(same(got[key], expected[key]) for key in expected)
+    if isinstance(expected, float) and isinstance(got, (int, float)):
+        return got == expected or abs(got - expected) <= 1e-5 and abs(got - expected) <= abs(expected) * 1e-4 + 1e-9
+    return got == expected
 """
 _UNSEEN = re.compile(
     r"\b(redirect_stdout|redirect_stderr|capsys|capfd|monkeypatch|mock|patch|tmp_path|sys\.stdout|sys\.stdin|TestCase)\b"
 )
 
 
-def stream(given: Any, wanted: Any) -> Test:
-    """The test that a program prints what is wanted. Texts; of APPS, lists of lines."""
-    return {"stdin": _text(given), "stdout": _text(wanted)}
+def stream(stdin: Any, stdout: Any) -> Test:
+    """Return the test that a program prints ``stdout``. Both are texts or, in APPS, lists of lines."""
+    return {"stdin": _text(stdin), "stdout": _text(stdout)}
 
 
-def called(name: str, arguments: list[Any], wanted: Any, wrapped: bool = False) -> Test:
-    """The test that a function returns the value; ``wrapped``: or what is in that list."""
-    json.dumps([arguments, wanted], allow_nan=False)
-    either = f" or same(got, {wanted[0]!r})" if wrapped else ""
-    source = f"{_SAME}got = function(*{arguments!r})\nassert same(got, {wanted!r}){either}\n"
+def called(name: str, arguments: list[Any], expected: Any, wrapped: bool = False) -> Test:
+    """Return the test that a function returns the expected value or, if ``wrapped``, the only item of that list."""
+    json.dumps([arguments, expected], allow_nan=False)
+    either = f" or same(got, {expected[0]!r})" if wrapped else ""
+    source = f"{_SAME}got = function(*{arguments!r})\nassert same(got, {expected!r}){either}\n"
     return asdict(Checks(source, {"function": name}))
 
 
 def module_of_tests(source: str, solution: str | None, names: dict[str, str] | None = None) -> Test:
-    """Tests that are Python. Names that they don't define are the program's, even built-in ones where the solution has
-    functions that are called so; but modules, and what the solution imports, are the real ones. ``names``: others of
-    the program's. Raises ``ValueError`` for what can't be judged."""
+    """Return the test that a module of Python code runs without an error. Names that the module doesn't define are
+    taken from the program, also built-in names that the solution defines; modules, and names that the solution imports,
+    are imported. ``names`` adds names of the program. Raises ``ValueError`` for a module that can't be run this way."""
     try:
         parsed, names = ast.parse(source), dict(names or {})
     except (SyntaxError, RecursionError) as error:
-        raise ValueError(f"a test is no Python: {error}") from None
+        raise ValueError(f"a test is not valid Python: {error}") from None
     if unseen := _UNSEEN.search(source):
-        raise ValueError(f"a test uses {unseen[0]!r}: tests see what functions return, not what they print or read")
+        raise ValueError(f"a test uses {unseen[0]!r}, but tests can only check what functions return")
     for node in ast.walk(parsed):
         if isinstance(node, ast.ImportFrom) and node.module == "solution":
             names |= {alias.asname or alias.name: alias.name for alias in node.names}
     kept = [node for node in parsed.body if not (isinstance(node, ast.ImportFrom) and node.module == "solution")]
     if len(kept) < len(parsed.body):
         source = ast.unparse(ast.Module(kept, []))
-    own, imports = _defined(solution)
-    free = _free(source) - names.keys() - (set(dir(builtins)) - own)
-    helped = [imports[name] for name in sorted(free & imports.keys())]
-    helped += [f"import {name}" for name in sorted(free - own - imports.keys()) if name in sys.stdlib_module_names]
-    free -= imports.keys() | (set(sys.stdlib_module_names) - own)
+    defined, imports = _defined(solution)
+    free = _free(source) - names.keys() - (set(dir(builtins)) - defined)
+    added = [imports[name] for name in sorted(free & imports.keys())]
+    added += [f"import {name}" for name in sorted(free - defined - imports.keys()) if name in sys.stdlib_module_names]
+    free -= imports.keys() | (set(sys.stdlib_module_names) - defined)
     names |= {name: name for name in sorted(free)}
     if not names:
-        raise ValueError("a test calls nothing of the program's")
-    return asdict(Checks("\n".join([*helped, source]), names))
+        raise ValueError("a test calls no function of the program")
+    return asdict(Checks("\n".join([*added, source]), names))
 
 
 def foreign_imports(source: str) -> Iterator[str]:
-    """Yield the modules that tests import and that neither Python nor the sandbox has."""
+    """Yield the modules that tests import and that are part of neither Python nor the sandbox."""
     parsed = ast.parse(source)
     for node in ast.walk(parsed):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -94,50 +93,56 @@ def foreign_imports(source: str) -> Iterator[str]:
 
 
 def _free(source: str) -> set[str]:
-    """The names that a module uses and doesn't define."""
+    """Return the names that a module uses and doesn't define."""
     top = symtable.symtable(source, "tests.py", "exec")
     tables = [top]
     for table in tables:
         tables += table.get_children()
-    known = {
-        one.get_name() for one in top.get_symbols() if one.is_assigned() or one.is_imported() or one.is_namespace()
+    defined = {
+        symbol.get_name()
+        for symbol in top.get_symbols()
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
     }
     for table in tables:
-        known |= {one.get_name() for one in table.get_symbols() if one.is_declared_global() and one.is_assigned()}
+        defined |= {
+            symbol.get_name() for symbol in table.get_symbols() if symbol.is_declared_global() and symbol.is_assigned()
+        }
     used = {
-        one.get_name() for table in tables for one in table.get_symbols()
-        if one.is_referenced() and (table is top or one.is_global())
+        symbol.get_name() for table in tables for symbol in table.get_symbols()
+        if symbol.is_referenced() and (table is top or symbol.is_global())
     }  # fmt: skip
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             if node.module not in _STARS:
-                raise ValueError(f"a test has 'from {node.module} import *'")
-            known |= set(dir(importlib.import_module(node.module)))
-    return used - known
+                raise ValueError(f"a test has 'from {node.module} import *'; it must import names one by one")
+            defined |= set(dir(importlib.import_module(node.module)))
+    return used - defined
 
 
 def _defined(solution: str | None) -> tuple[set[str], dict[str, str]]:
-    """What a solution defines, and how it imports each name that it imports."""
+    """Return the names that a solution defines, and the import statement of each name that it imports."""
     try:
         body = ast.parse(solution or "").body
     except (SyntaxError, ValueError, RecursionError):
         return set(), {}
-    own = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
     imports = dict[str, str]()
     for node in body:
         if isinstance(node, ast.Assign):
-            own |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+            defined |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         if isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "__future__":
             imports |= {
-                (one.asname or one.name).split(".")[0]: ast.unparse(node) for one in node.names if one.name != "*"
+                (alias.asname or alias.name).split(".")[0]: ast.unparse(node)
+                for alias in node.names
+                if alias.name != "*"
             }
-    return own, imports
+    return defined, imports
 
 
 def _text(value: Any) -> str:
-    """A text; of APPS, its lines."""
+    """Return a text, which APPS gives as a list of lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
-        raise ValueError("inputs and outputs must be texts where there is no fn_name")
+        raise ValueError("inputs and outputs must be texts, unless 'fn_name' names the function to call")
     return value
