@@ -328,7 +328,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"text": "?", "test_list": ["import pandas as pd\nassert f(pd.DataFrame())"]},
         "imports 'pandas'.*data.limits.readable",
     ),
-    "more of NumPy": ({"text": "?", "test_list": ["import numpy as np\nassert f(np.linspace(0, 1))"]}, "imports 'numpy'"),
+    "more of NumPy": (
+        {"text": "?", "test_list": ["import numpy as np\nassert f(np.linspace(0, 1))"]},
+        "imports 'numpy'",
+    ),
     "a test of nothing": ({"text": "?", "test_list": ["assert 1 == 1"]}, "a test calls no function of the program"),
     "a check of an unknown function": (
         {"problem": "?", "tests": {"functional": "def check(candidate):\n    assert candidate(1)"}},

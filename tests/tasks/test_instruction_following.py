@@ -106,8 +106,8 @@ def test_no_answer_brings_a_check_down():
     [
         ({"instruction_id_list": ["punctuation:no_coma", "keywords:existence"]}, "no check of.*did you mean"),
         ({"instruction_id_list": ["words:start_verb", "keywords:existence"]}, "no check of the instruction"),
-        ({"kwargs": [{}]}, "2 instructions have 1 kwargs"),
-        ({"kwargs": [{}, {}, {}]}, "2 instructions have 3 kwargs"),
+        ({"kwargs": [{}]}, "'instruction_id_list' has 2 items and 'kwargs' 1"),
+        ({"kwargs": [{}, {}, {}]}, "'instruction_id_list' has 2 items and 'kwargs' 3"),
         ({"instruction_id_list": [], "kwargs": []}, "instruction_id_list"),
         ({"kwargs": [{}, {"keywords": None}]}, r"takes \['keywords'\], not \[\]"),
         ({"kwargs": [{}, None]}, r"takes \['keywords'\], not \[\]"),

@@ -156,7 +156,7 @@ def test_earlier_replies_are_cut_too_and_a_task_that_is_too_long_itself_is_bad_d
 def test_an_episode_says_that_its_reply_was_cut(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     (step,) = play(tasks(model, "Five"), "x" * 600)
     assert step.scores["reward_model_cut"] == 1.0
-    assert caplog.text.count("is longer than the reward model") == 1
+    assert caplog.text.count("is longer than the context of the reward model") == 1
 
 
 def test_closing_ends_those_who_wait_and_leaves_no_process(model: Path) -> None:

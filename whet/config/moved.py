@@ -52,11 +52,11 @@ _MOVED = {
     "whet.tasks.choice": "environments.multiple_choice=task_set environments.choice_grader=grader",
     "whet.tasks.code": "environments.code=task_set environments.code_rows=rows environments.code_tests=tests",
     "whet.tasks.games": "environments.guessing environments.sliding_puzzle",
-    "whet.tasks.gym": "environments.gym_rows=training_rows gym.client gym.items gym.rows gym.tasks",
+    "whet.tasks.gym": "environments.gym_rows=rows gym.client gym.items gym.rows gym.tasks tasks.gym.training_rows=rows",
     "whet.tasks.instructions": "environments.instruction_following=task_set environments.instruction_checks=checks",
     "whet.tasks.judges": (
-        "judges.comparison judges.environments=task_sets judges.genrm judges.genrm_training judges.judge "
-        "judges.prompts judges.rubric"
+        "judges.comparison judges.environments=judge judges.genrm judges.genrm_training judges.judge "
+        "judges.prompts judges.rubric tasks.judges.task_sets=judge"
     ),
     "whet.tasks.long_context": "environments.long_context=task_set",
     "whet.tasks.math": (

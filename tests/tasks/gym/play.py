@@ -6,9 +6,11 @@ from typing import Any
 
 import httpx
 
+from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments
 from whet.tasks.gym.tasks import GymEnvironments, NemoGym
+from whet.tasks.play import play as base_play
 
 
 def says(text: str) -> Message:
@@ -21,20 +23,10 @@ def calls(name: str, **arguments: Any) -> Message:
 
 
 async def play(environments: Environments, task: Task, replies: Sequence[Message]) -> tuple[float, list[str]]:
-    """Return the reward, and what the tools said."""
-    environment = environments.make(task)
-    reward, said = 0.0, []
-    await environment.start()
-    try:
-        for reply in replies:
-            step = await environment.step(reply)
-            reward += step.reward
-            said += [message["content"] for message in step.messages]
-            if step.done:
-                return reward, said
-        raise AssertionError("the episode did not end")
-    finally:
-        await environment.close()
+    """Return the reward, and the results of the tools."""
+    _, episode = await base_play(environments.make(task), replies)
+    assert episode.done, "the episode did not end"
+    return episode.reward, [text_of(message["content"]) for message in episode.messages if message["role"] == "tool"]
 
 
 class Recorder(httpx.AsyncBaseTransport):

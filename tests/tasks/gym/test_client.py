@@ -180,7 +180,7 @@ policy_model: {responses_api_models: {m: {host: h, port: 9}}}
 
     monkeypatch.setattr(httpx, "get", get)
     assert servers_of("http://head.test/") == dict.fromkeys(["sums", "sums_simple_agent"], "http://127.0.0.1:7")
-    with pytest.raises(ConfigError, match=r"data.head: http://nobody.test/global_config_dict_yaml doesn't name"):
+    with pytest.raises(ConfigError, match=r"data.head: http://nobody.test/global_config_dict_yaml doesn't list"):
         servers_of("http://nobody.test")
 
 

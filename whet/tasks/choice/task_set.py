@@ -17,7 +17,7 @@ from whet.data.row import Text, read_rows
 from whet.data.split import Tally
 from whet.tasks.cases import Case, Kind, unearned
 from whet.tasks.choice.grader import Mode, chosen, compiled
-from whet.tasks.gym.training_rows import GymRow
+from whet.tasks.gym.rows import GymRow
 from whet.tasks.splits import question_key
 from whet.tasks.task_source import SourcedTasks
 

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, Field, model_validator
 
 from whet.data.row import Text
 from whet.tasks.code.tests import IMPORTS, Test, called, module_of_tests, stream
-from whet.tasks.gym.training_rows import GymRow
+from whet.tasks.gym.rows import GymRow
 
 _TESTS = (
     "test", "test_list", "test_cases", "tests", "input_output", "public_test_cases", "public_tests", "reward_model",

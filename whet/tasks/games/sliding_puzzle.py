@@ -1,4 +1,4 @@
-"""A board of numbered tiles and a gap, to be put in order by sliding tiles into the gap."""
+"""A game: put numbered tiles in order by sliding them into the gap."""
 
 import random
 from typing import Any, Literal
@@ -12,33 +12,33 @@ from whet.tools.tool import ToolError
 from whet.tools.toolbox import ToolLimits
 
 Direction = Literal["up", "down", "left", "right"]
-_STEPS: dict[Direction, tuple[int, int]] = {
+_STEPS: dict[Direction, tuple[int, int]] = {  # direction of a tile -> rows and columns that the gap moves
     "up": (1, 0),
     "down": (-1, 0),
     "left": (0, 1),
     "right": (0, -1),
-}  # of the gap
+}
 _BACK: dict[Direction, Direction] = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 
 class SlidingPuzzle(SeededToolTasks):
-    """Solved by the moves that shuffled it, taken back, or by any others."""
+    """Put the tiles in order. Solved by undoing the moves that shuffled the board, or by other moves."""
 
     size: int = Field(default=3, ge=2, le=8)
     """Tiles along each side."""
     moves: int = Field(default=20, ge=1, le=1000)
-    """Random moves that shuffle the board."""
+    """Number of random moves that shuffle the board."""
     limits: ToolLimits = ToolLimits(max_calls=60)
 
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
-        board, made = Board([*range(1, self.size**2), 0], self.size), list[Direction]()
-        while len(made) < self.moves:
+        board, moves = Board([*range(1, self.size**2), 0], self.size), list[Direction]()
+        while len(moves) < self.moves:
             direction = rng.choice(list(_STEPS))
-            if not (made and direction == _BACK[made[-1]]) and board._from(direction) is not None:
+            if not (moves and direction == _BACK[moves[-1]]) and board._from(direction) is not None:
                 board.move(direction)
-                made.append(direction)
+                moves.append(direction)
         question = f"Put the tiles in order, the gap (0) last:\n{board}\nWhen it is solved, say so."
-        return question, {"tiles": board._tiles, "moves": [_BACK[direction] for direction in reversed(made)]}
+        return question, {"tiles": board._tiles, "moves": [_BACK[direction] for direction in reversed(moves)]}
 
     def state(self, task: Task) -> "Board":
         return Board(list(task.data["tiles"]), self.size)
@@ -47,7 +47,9 @@ class SlidingPuzzle(SeededToolTasks):
         return right_or_wrong(state._solved)
 
     def gold(self, task: Task) -> Answer:
-        return solution(*(("move", {"direction": one}) for one in task.data["moves"]), answer="It is solved.")
+        return solution(
+            *(("move", {"direction": direction}) for direction in task.data["moves"]), answer="It is solved."
+        )
 
 
 class Board:
@@ -65,7 +67,7 @@ class Board:
         return self._tiles == [*range(1, len(self._tiles)), 0]
 
     def _from(self, direction: Direction) -> int | None:
-        """Return the place of the tile that would move; None where there is none."""
+        """Return the index of the tile that would move; None at the edge of the board."""
         down, right = _STEPS[direction]
         row, column = divmod(self._tiles.index(0), self._size)
         row, column = row + down, column + right

@@ -1,4 +1,4 @@
-"""Requests to NeMo Gym's resources servers."""
+"""A client of NeMo Gym's resources servers."""
 
 import json
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ from ruamel.yaml import YAML
 from whet.base.errors import ConfigError
 from whet.fetch.http import Answer, Cookies, HttpClient, UnansweredError, get_json, retried
 
-MAX_BYTES = 16_000_000  # of an answer
-_HEAD_DEADLINE = 30.0  # seconds that a head server may take
-_BUSY = {429, 502, 503, 504}  # statuses of a server that may succeed next time
+MAX_BYTES = 16_000_000  # longest answer
+_HEAD_DEADLINE = 30.0  # seconds for an answer of a head server
+_BUSY = {429, 502, 503, 504}  # HTTP statuses after which a request is repeated
 
 
 class GymError(Exception):
@@ -21,26 +21,26 @@ class GymError(Exception):
 
 
 class GymSession:
-    """The requests of one episode. Its cookies, which the server signs again each time, are sent with each of them."""
+    """The requests of one episode. Each request sends the cookies that the server set with its last answer."""
 
     def __init__(self, http: HttpClient, url: str, retries: int, name: str) -> None:
         self._http, self._url, self._retries, self._name = http, url.rstrip("/"), retries, name
         self._cookies = Cookies()
 
     async def post(self, path: str, body: Any, *, once: bool = False) -> Any:
-        """Return the JSON of an answer. ``once``: the request changes something, and is not repeated.
+        """Return the JSON of an answer. ``once``: the request changes the server's state and is never repeated.
 
-        Raises ``GymError`` for a server that fails or gives no JSON."""
+        Raises ``GymError`` if the server fails or answers with something else."""
         answer = await self._post(path, body, once)
         if answer.status >= 400:
             raise GymError(f"{self._url}/{path}: HTTP {answer.status}: {answer.text[:300]}")
         try:
             return json.loads(answer.text)
         except ValueError:
-            raise GymError(f"{self._url}/{path} answered with what is not JSON: {answer.text[:200]!r}") from None
+            raise GymError(f"the answer of {self._url}/{path} is not JSON: {answer.text[:200]!r}") from None
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """Return the result of a tool, or its complaint about the arguments. Raises ``GymError`` where it fails."""
+        """Return the result of a tool, or its error message about the arguments. Raises ``GymError`` if it fails."""
         answer = await self._post(quote(tool, safe=""), dict(arguments), once=True)
         if answer.status >= 500:
             raise GymError(f"{self._url}/{tool}: HTTP {answer.status}: {answer.text[:300]}")
@@ -62,8 +62,8 @@ class GymSession:
 
 
 def servers_of(head: str) -> dict[str, str]:
-    """Return the URL of each resources server, and of the server of each agent, as a head server lists them. Raises
-    ``ConfigError`` where it lists none."""
+    """Return the URL of each resources server, by its name and by its agents' names, from a head server's list. Raises
+    ``ConfigError`` if the list can't be read."""
     url = f"{head.rstrip('/')}/global_config_dict_yaml"
     try:
         settings = YAML(typ="safe").load(get_json(url, _HEAD_DEADLINE))
@@ -77,5 +77,5 @@ def servers_of(head: str) -> dict[str, str]:
                     elif kind == "responses_api_agents" and "resources_server" in implementation:
                         behind[name] = implementation["resources_server"]["name"]
     except Exception as problem:
-        raise ConfigError(f"data.head: {url} doesn't name Gym's servers: {type(problem).__name__}: {problem}") from None
+        raise ConfigError(f"data.head: {url} doesn't list Gym's servers: {type(problem).__name__}: {problem}") from None
     return servers | {agent: servers[name] for agent, name in behind.items() if name in servers}

@@ -1,4 +1,4 @@
-"""Conversations as NeMo Gym writes them: items of OpenAI's Responses API, on the wire and in rows."""
+"""Conversations in NeMo Gym's format: items of OpenAI's Responses API, in requests and in rows."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,40 +9,43 @@ from whet.core.types import Message
 
 
 def template_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Return the row's flat tools as chat templates take them."""
-    wanted = ("name", "description", "parameters")
-    nested = [{"type": "function", "function": {k: t[k] for k in wanted if t.get(k) is not None}} for t in tools]
+    """Return the tools of a row in the nested form of chat templates; None without tools."""
+    keys = ("name", "description", "parameters")
+    nested = [
+        {"type": "function", "function": {key: tool[key] for key in keys if tool.get(key) is not None}}
+        for tool in tools
+    ]
     return nested or None
 
 
 def output_items(messages: Sequence[Message]) -> Iterator[dict[str, Any]]:
-    """Yield what happened after the prompt: thoughts, calls, their results and what was said. A call's id is its own in
-    the whole conversation."""
+    """Yield the items after the prompt: thoughts, calls, their results, and texts. Call ids must be unique in the whole
+    conversation."""
     for number, message in enumerate(messages):
         if message["role"] == "tool":
-            call = f"call_{message.get('tool_call_id', '')}"
-            yield {"type": "function_call_output", "call_id": call, "output": text_of(message["content"])}
+            call_id = f"call_{message.get('tool_call_id', '')}"
+            yield {"type": "function_call_output", "call_id": call_id, "output": text_of(message["content"])}
             continue
         if thought := message.get("reasoning_content"):
             summary = [{"type": "summary_text", "text": thought}]
             yield {"type": "reasoning", "id": f"rs_{number}", "summary": summary}
-        calls, said = message.get("tool_calls", []), text_of(message["content"])
-        if said.strip() or not calls:
-            text = {"type": "output_text", "text": said, "annotations": []}
+        calls, text = message.get("tool_calls", []), text_of(message["content"])
+        if text.strip() or not calls:
+            part = {"type": "output_text", "text": text, "annotations": []}
             yield {
-                "type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [text],
+                "type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed", "content": [part],
             }  # fmt: skip
-        for called in calls:
-            function = called["function"]
+        for call in calls:
+            function = call["function"]
             arguments = json.dumps(function["arguments"], ensure_ascii=False)
             yield {
-                "type": "function_call", "call_id": f"call_{called['id']}", "name": function["name"],
+                "type": "function_call", "call_id": f"call_{call['id']}", "name": function["name"],
                 "arguments": arguments,
             }  # fmt: skip
 
 
 def response(messages: Sequence[Message], parameters: dict[str, Any]) -> dict[str, Any]:
-    """Return the conversation after the prompt as the answer of a model server."""
+    """Return the conversation after the prompt as a response of a model server."""
     return {
         "id": "resp_whet", "object": "response", "created_at": 0.0, "model": "policy", "parallel_tool_calls": True,
         "tool_choice": "auto", "tools": parameters.get("tools", []), "output": list(output_items(messages)),
@@ -50,10 +53,10 @@ def response(messages: Sequence[Message], parameters: dict[str, Any]) -> dict[st
 
 
 def final_text(response: dict[str, Any]) -> str:
-    """Return what the last message of a response says. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for what
-    is not a response."""
-    said = [item for item in response["output"] if item.get("type", "message") == "message"]
-    if not said:
+    """Return the text of the last message of a response. Raises ``ValueError``, ``LookupError`` or ``TypeError`` for an
+    object that is not a response."""
+    texts = [item for item in response["output"] if item.get("type", "message") == "message"]
+    if not texts:
         return ""
-    content = said[-1]["content"]
+    content = texts[-1]["content"]
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)

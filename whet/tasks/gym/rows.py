@@ -1,15 +1,67 @@
-"""The tasks of a task set as rows of NeMo Gym, for those who train with Gym."""
+"""Rows of NeMo Gym: the base of the rows that task sets read, and a task set's tasks written as rows for Gym.
+
+A row holds its prompt, or in ``responses_create_params`` a conversation of OpenAI's Responses API.
+"""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, cast
 
+from pydantic import AfterValidator, BeforeValidator
+
+from whet.base.errors import DataError
 from whet.base.files import write_atomically
 from whet.core.content import text_of
+from whet.core.types import Message
+from whet.data.row import Row, Text, missing
 from whet.tasks.base import TaskSet
+from whet.tasks.few_shot import messages
 
 TASK = "whet_task"  # the field of a row that names its task
+_ROLES = {"developer": "system"}
+
+
+def _messages(value: Any) -> Any:
+    """Return the messages of ``responses_create_params``. Its ``input`` is a text or a list of messages, whose contents
+    are texts or parts."""
+    items = value.get("input") if isinstance(value, dict) else None
+    if isinstance(items, str):
+        items = [{"role": "user", "content": items}]
+    if not isinstance(items, list) or not all(isinstance(item, dict) and "role" in item for item in items):
+        raise ValueError("must be an object whose 'input' is a text or a list of messages")
+    return [{"role": _ROLES.get(item["role"], item["role"]), "content": _text(item.get("content"))} for item in items]
+
+
+def _text(content: Any) -> Any:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    return content
+
+
+def _has_user_message(conversation: list[dict[str, str]]) -> list[dict[str, str]]:
+    if not any(message["role"] == "user" and message["content"].strip() for message in conversation):
+        raise ValueError("must contain a user message with a text")
+    return conversation
+
+
+class GymRow(Row):
+    """Base of rows with a prompt."""
+
+    prompt: Text | None = None
+    responses_create_params: (
+        Annotated[list[dict[str, str]], BeforeValidator(_messages), AfterValidator(_has_user_message)] | None
+    ) = None
+
+    @property
+    def conversation(self) -> list[Message] | None:
+        return cast(list[Message] | None, self.responses_create_params)
+
+    def shown(self, system: str | None) -> list[Message]:
+        """Return the conversation, or the prompt after ``system``. Raises ``DataError`` without either."""
+        if self.conversation is None and self.prompt is None:
+            raise DataError(f"{self.where}: {missing('prompt', self.model_fields_set)}")
+        return self.conversation or messages(system, self.prompt or "")
 
 
 def rows(tasks: TaskSet, split: str, agent: str) -> Iterator[dict[str, Any]]:
@@ -21,7 +73,7 @@ def rows(tasks: TaskSet, split: str, agent: str) -> Iterator[dict[str, Any]]:
 
 
 def write_rows(tasks: TaskSet, split: str, agent: str, path: Path) -> int:
-    """Write them to a JSONL file. Return how many."""
+    """Write the rows of a split to a JSONL file and return their number."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows(tasks, split, agent)]
     write_atomically(path, "".join(lines).encode())
     return len(lines)

@@ -1,5 +1,5 @@
-"""Tasks and rewards of NeMo Gym's resources servers. whet plays Gym's simple agent itself, so that tokens stay its own:
-seed, sample, call tools, until a reply calls none; then verify."""
+"""Tasks and rewards of NeMo Gym's resources servers. whet takes the part of Gym's simple agent, so that it trains on
+the sampled tokens: seed the session, sample and call tools until a reply calls none, then verify."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from whet.tasks.base import Environment, Environments, Observation, Step, finite
 from whet.tasks.cases import Case
 from whet.tasks.gym.client import MAX_BYTES, GymError, GymSession, servers_of
 from whet.tasks.gym.items import response, template_tools
-from whet.tasks.gym.training_rows import GymRow
+from whet.tasks.gym.rows import GymRow
 from whet.tasks.task_source import SourcedTasks
 
 if TYPE_CHECKING:
@@ -29,25 +29,26 @@ class NemoGym(SourcedTasks):
     name: ClassVar[str] = "nemo_gym"
 
     path: str = Field()
-    """A JSONL file of rows with ``responses_create_params``, as Gym publishes them."""
+    """A JSONL file of rows with ``responses_create_params``, as published for Gym."""
     servers: dict[str, str] = Field(default={})
-    """The URL of each resources server by its name, or by the name of the agent in the rows' ``agent_ref``. With one
-    server all rows are its."""
+    """The URL of each resources server by its name, or by the agent's name in the rows' ``agent_ref``. A single server
+    serves all rows."""
     head: str | None = None
-    """The URL of Gym's head server, which knows the others."""
+    """The URL of Gym's head server, which lists the resources servers."""
     max_steps: int = Field(8, gt=0)
-    """Replies after which an episode is verified as it is. ``sampling.max_turns`` must be as many, or more."""
+    """Replies after which an episode ends and is verified. ``sampling.max_turns`` must be at least this."""
     compare: bool = False
-    """Reward a group by the server's ``/compare`` (genrm_compare), which needs all its answers at once."""
+    """Reward a group by the server's ``/compare`` (genrm_compare), which takes all its answers at once."""
     deadline: float = Field(120.0, gt=0)
     """Seconds for one request."""
     retries: int = Field(2, ge=0)
-    """How often a request is repeated that a server did not answer. Calls of tools are not: they change things."""
+    """Repeats of a request that a server did not answer. Calls of tools, which change the server's state, are not
+    repeated."""
 
     @model_validator(mode="after")
-    def _knows_servers(self) -> "NemoGym":
+    def _has_servers(self) -> "NemoGym":
         if not self.servers and self.head is None:
-            raise ValueError("give servers (name: URL), or the head server that knows them")
+            raise ValueError("give servers (name: URL), or the head server that lists them")
         return self
 
     def read(self, path: str) -> list[Task]:
@@ -59,18 +60,18 @@ class NemoGym(SourcedTasks):
         return tasks
 
     def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
-        """None: what an answer earns is the server's."""
+        """Return no cases, because only the servers know what an answer earns."""
         return ()
 
     def draw(self, rng: random.Random) -> Task:
-        raise ConfigError("data.path: rows of NeMo Gym come from a file")
+        raise ConfigError("data.path is missing: rows of NeMo Gym are read from a file")
 
     def open(self) -> "GymEnvironments":
         return GymEnvironments(self)
 
 
 class GymEnvironments(Environments):
-    """The servers, and a client that talks to them."""
+    """The resources servers, and a client of them."""
 
     def __init__(self, tasks: NemoGym, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
         """``transport`` replaces the network in tests."""
@@ -82,25 +83,27 @@ class GymEnvironments(Environments):
         return GymEpisode(self.session(task), task, self.tasks)
 
     def session(self, task: Task) -> GymSession:
-        """Return the session of an episode. Raises ``DataError`` for a row whose server is not known."""
+        """Return the session of an episode. Raises ``DataError`` for a row whose server is not listed."""
         agent = (task.data["row"].get("agent_ref") or {}).get("name", "")
         urls = list(self._servers.values())
         url = self._servers.get(agent) or (urls[0] if len(urls) == 1 else None)
         if url is None:  # mcqa_simple_agent is the agent of mcqa
-            url = next((u for name, u in self._servers.items() if name and agent.startswith(f"{name}_")), None)
+            url = next((url for name, url in self._servers.items() if name and agent.startswith(f"{name}_")), None)
         if url is None:
-            known = ", ".join(self._servers)
-            raise DataError(f"{task.data['where']}: no server for the agent {agent!r}; data.servers has: {known}")
+            names = ", ".join(self._servers)
+            raise DataError(f"{task.data['where']}: no server for the agent {agent!r}; data.servers has: {names}")
         return GymSession(self._http, url, self.tasks.retries, task.uid)
 
     async def score_group(self, task: Task, group: Group) -> None:
         if not self.tasks.compare:
             return
         row = task.data["row"]
-        asked = len(task.prompt)
+        parameters, start = row["responses_create_params"], len(task.prompt)
         body = {
-            "conversation_history": [{"role": m["role"], "content": text_of(m["content"])} for m in task.prompt],
-            "response_objs": [response(e.messages[asked:], row["responses_create_params"]) for e in group.episodes],
+            "conversation_history": [
+                {"role": message["role"], "content": text_of(message["content"])} for message in task.prompt
+            ],
+            "response_objs": [response(episode.messages[start:], parameters) for episode in group.episodes],
             "principle": row.get("principle"),
         }
         answer = await self.session(task).post("compare", body)
@@ -117,11 +120,11 @@ class GymEnvironments(Environments):
 
 
 class GymEpisode(Environment):
-    """One episode on a resources server, whose session ends with its verification."""
+    """One episode on a resources server. Verification ends the server's session."""
 
     def __init__(self, session: GymSession, task: Task, tasks: NemoGym) -> None:
         self.session, self.task, self.tasks = session, task, tasks
-        self.said: list[Message] = []
+        self.conversation: list[Message] = []  # after the prompt
         self.steps = 0
 
     async def start(self) -> Observation:
@@ -131,32 +134,32 @@ class GymEpisode(Environment):
 
     async def step(self, reply: Message) -> Step:
         self.steps += 1
-        calls: list[ToolCall] = [  # ids that are unique in the whole conversation
+        calls: list[ToolCall] = [  # with ids that are unique in the whole conversation
             {**call, "id": f"{self.steps}_{number}"} for number, call in enumerate(reply.get("tool_calls", []))
         ]
-        self.said.append({**reply, "tool_calls": calls} if calls else reply)
+        self.conversation.append({**reply, "tool_calls": calls} if calls else reply)
         declared = {tool.get("name") for tool in self.task.data["row"]["responses_create_params"].get("tools") or []}
         results: list[Message] = []
         for call in calls:
             function = call["function"]
-            if function["name"] in declared:  # anything else, /verify say, is none of the model's business
+            if function["name"] in declared:  # the model must not call other paths, such as /verify
                 text = await self.session.call(function["name"], function["arguments"])
             else:
                 text = f"Error: there is no tool {function['name']!r}"
             results.append({"role": "tool", "name": function["name"], "tool_call_id": call["id"], "content": text})
-        self.said += results
+        self.conversation += results
         if calls and self.steps < self.tasks.max_steps:
             return Step(done=False, messages=results)
         return Step() if self.tasks.compare else await self._verified()
 
     async def _verified(self) -> Step:
         row = self.task.data["row"]
-        body = row | {"response": response(self.said, row["responses_create_params"])}
+        body = row | {"response": response(self.conversation, row["responses_create_params"])}
         answer = await self.session.post("verify", body, once=True)
         if not isinstance(answer, dict) or "reward" not in answer:
             raise GymError(f"/verify of {self.task.uid} gave no reward: {str(answer)[:200]}")
         if answer.get("mask_sample"):
             kind, reason = answer.get("failure_kind"), answer.get("failure_reason")
-            raise GymError(f"/verify of {self.task.uid} says that it was not measured: {kind}: {reason}")
+            raise GymError(f"/verify of {self.task.uid} reports that the episode was not measured: {kind}: {reason}")
         components = answer.get("reward_components") or {}
         return Step(finite(answer["reward"], f"the reward of {self.task.uid}"), scores=dict(components))

@@ -1,4 +1,4 @@
-"""The checks of IFEval and IFBench, by the package if-verifiable, without its downloads, its dice and its leniency.
+"""The checks of IFEval and IFBench, by the package if-verifiable, without its downloads and random choices.
 
 Zhou et al., arXiv 2311.07911; Pyatkin et al., arXiv 2507.02833.
 """
@@ -13,18 +13,18 @@ from typing import Any
 from whet.base.extras import extra
 from whet.config.nearest import did_you_mean
 
-NEEDS_MODELS = ("ratio:stop_words", "words:start_verb")  # of nltk, which would be downloaded
+NEEDS_MODELS = ("ratio:stop_words", "words:start_verb")  # checks that would download models of nltk
 _WORD = re.compile(r"\w+(?:[-'’]\w+)*|[^\w\s]")
 _TEXT = re.compile(r"\w+(?:[-'’]\w+)*")
 
 
 @cache
 def registry() -> dict[str, Any]:
-    """Return the class that checks each kind of instruction. Raises ``ConfigError`` where the package is missing."""
+    """Return the class that checks each kind of instruction. Raises ``ConfigError`` if the package is missing."""
     with extra("tasks", "data.type=instruction_following"):
         import nltk
 
-        download, nltk.download = nltk.download, lambda *_, **__: False  # the import of the package would ask for it
+        download, nltk.download = nltk.download, lambda *_, **__: False  # the import of the package would download
         try:
             from if_verifiable.ifbench import instructions_registry as ifbench
             from if_verifiable.ifbench import instructions_util as ifbench_texts
@@ -40,7 +40,7 @@ def registry() -> dict[str, Any]:
 
 
 def _language(text: str) -> str:
-    """Return the code of the text's language, the same in every run; of a text without letters, an empty one."""
+    """Return the code of the text's language, the same in every run; an empty text for a text without letters."""
     from langdetect import DetectorFactory, LangDetectException, detect
 
     DetectorFactory.seed = 0
@@ -51,22 +51,22 @@ def _language(text: str) -> str:
 
 
 def check_instruction(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raise ``ValueError`` for an instruction that nobody knows, or whose arguments are not all given: the package
-    would draw them at random."""
+    """Raise ``ValueError`` for an unknown instruction, or one without all of its arguments: the package would choose
+    them at random."""
     if name in NEEDS_MODELS or name not in registry():
-        known = sorted(registry().keys() - set(NEEDS_MODELS))
-        raise ValueError(f"there is no check of the instruction {name!r}.{did_you_mean(name, known)}")
-    wanted = set(registry()[name](name).get_instruction_args_keys())
-    if wanted != arguments.keys():
-        raise ValueError(f"the instruction {name!r} takes {sorted(wanted) or 'nothing'}, not {sorted(arguments)}")
+        names = sorted(registry().keys() - set(NEEDS_MODELS))
+        raise ValueError(f"there is no check of the instruction {name!r}.{did_you_mean(name, names)}")
+    expected = set(registry()[name](name).get_instruction_args_keys())
+    if expected != arguments.keys():
+        raise ValueError(f"the instruction {name!r} takes {sorted(expected) or 'nothing'}, not {sorted(arguments)}")
     try:
         _built(name, arguments).check_following("This answer is there to see whether it can be checked.")
-    except Exception as error:  # of many checks, about whatever stands in a row
+    except Exception as error:  # the checks raise many kinds of errors on the arguments of a row
         raise ValueError(f"the instruction {name!r} can't be checked: {type(error).__name__}: {error}") from None
 
 
 def follow_in_worker(answer: str, instructions: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, float]:
-    """Return 1 or 0 for each instruction, by its index. An empty answer follows none."""
+    """Return 1 or 0 for each instruction, by its index: whether the answer follows it. An empty answer follows none."""
     return {str(index): _follows(answer, *instruction) for index, instruction in enumerate(instructions)}
 
 
@@ -77,7 +77,7 @@ def _follows(answer: str, name: str, arguments: Mapping[str, Any]) -> float:
         return float(
             bool(answer.strip()) and bool(check(checker, answer) if check else checker.check_following(answer))
         )
-    except Exception:  # the check stands with other answers: it is this one that it can't read
+    except Exception:  # the check was tried when the row was read, so the fault is the answer's
         return 0.0
 
 
@@ -98,7 +98,7 @@ def _title_case(_: Any, answer: str) -> bool:
     return not any(word[0].islower() and (word[1:].islower() or word[1:].isupper() or len(word) == 1) for word in words)
 
 
-# As IFBench checks them today; the package has their first versions, which mind letter case and punctuation.
+# IFBench's current checks; the package has the first versions, which depend on letter case and punctuation.
 _NEWER = {
     "words:keywords_specific_position": _keyword_at_its_place,
     "words:words_position": _second_and_second_to_last,

@@ -1,4 +1,4 @@
-"""Instruction following: answers that programs can check, from rows of IFEval and IFBench, or made up."""
+"""Instruction following: instructions that a program can check, from rows of IFEval and IFBench, or generated."""
 
 import random
 import re
@@ -17,7 +17,7 @@ from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environment, Environments, Observation, Step
 from whet.tasks.cases import Case, Kind
 from whet.tasks.grading import GradingPool
-from whet.tasks.gym.training_rows import GymRow
+from whet.tasks.gym.rows import GymRow
 from whet.tasks.instructions.checks import check_instruction, follow_in_worker, registry
 from whet.tasks.task_source import SourcedTasks
 
@@ -27,10 +27,10 @@ _PAIRS = (
 )
 CAPITALS = dict(pair.split("/") for pair in _PAIRS.split())
 WORDS = ("river", "bridge", "winter", "music", "garden", "market", "window", "bread", "harbour", "forest", "summer")
-Made = tuple[str, dict[str, Any], Callable[[str], str]]  # what is asked, arguments, how an answer comes to follow it
+Instruction = tuple[str, dict[str, Any], Callable[[str], str]]  # request, arguments, and a change that fulfils it
 
 
-def _draws(rng: random.Random) -> dict[str, Made]:
+def _draws(rng: random.Random) -> dict[str, Instruction]:
     count, word, few = rng.randint(12, 25), rng.choice(WORDS), rng.randint(2, 4)
     return {
         "length_constraints:number_words": (
@@ -54,8 +54,8 @@ def _draws(rng: random.Random) -> dict[str, Made]:
     }
 
 
-class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ has **kwargs of its own
-    """What the user says, and the instructions in it that are checked."""
+class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ also has **kwargs
+    """A user message, and the instructions in it that are checked."""
 
     model_config = ConfigDict(strict=True)
 
@@ -66,17 +66,22 @@ class Turn(BaseModel):  # type: ignore[no-redef]  # the plugin's __init__ has **
     @model_validator(mode="after")
     def _pairs(self) -> "Turn":
         if len(self.arguments) != len(self.instruction_id_list):
-            raise ValueError(f"{len(self.instruction_id_list)} instructions have {len(self.arguments)} kwargs")
+            raise ValueError(
+                f"'instruction_id_list' has {len(self.instruction_id_list)} items and 'kwargs' {len(self.arguments)}; "
+                "there must be one for each instruction"
+            )
         return self
 
     def instructions(self) -> list[list[Any]]:
-        """Their names and arguments; tables write None for those that an instruction doesn't take."""
-        given = [{name: value for name, value in (one or {}).items() if value is not None} for one in self.arguments]
-        return [[name, arguments] for name, arguments in zip(self.instruction_id_list, given, strict=True)]
+        """Return name and arguments of each instruction. Tables have None for arguments that it doesn't take."""
+        return [
+            [name, {argument: value for argument, value in (arguments or {}).items() if value is not None}]
+            for name, arguments in zip(self.instruction_id_list, self.arguments, strict=True)
+        ]
 
 
-class Instructed(GymRow):
-    """A row: one turn, or ``turns``."""
+class InstructionRow(GymRow):
+    """A row: the fields of one turn, or a list ``turns``."""
 
     turns: list[Turn] = Field(min_length=1)
     grading_mode: Literal["binary", "fraction"] | None = None
@@ -84,8 +89,8 @@ class Instructed(GymRow):
     @model_validator(mode="before")
     @classmethod
     def _one_turn(cls, values: dict[str, Any]) -> dict[str, Any]:
-        one = {name: values[name] for name in ("prompt", "instruction_id_list", "kwargs") if name in values}
-        turns = values.get("turns") or [one]
+        turn = {name: values[name] for name in ("prompt", "instruction_id_list", "kwargs") if name in values}
+        turns = values.get("turns") or [turn]
         first = turns[0] if isinstance(turns, list) and isinstance(turns[0], dict) else {}
         return {"prompt": first.get("prompt"), **values, "turns": turns}
 
@@ -97,13 +102,14 @@ class InstructionFollowing(SourcedTasks):
     variety: ClassVar[str] = "instructions"
 
     mode: Literal["binary", "fraction"] | None = None
-    """Whether all instructions must be followed, or the share of them counts. None: as the row says, else binary."""
+    """``binary``: 1 if all instructions are followed. ``fraction``: the share that is followed. None: the row's mode,
+    else binary."""
     skip_unknown: bool = False
-    """Leave out rows with an instruction that can't be checked, and count them in the log, instead of stopping."""
+    """Drop rows with an instruction that can't be checked, and log their number, instead of stopping."""
     instructions: int = Field(default=2, ge=1, le=6)
-    """At most so many, in questions that are made up."""
+    """Most instructions of a generated question."""
     max_chars: int = Field(default=20_000, ge=1)
-    """Longest answer that is checked."""
+    """Longest answer that is checked, in characters."""
     limits: WorkerLimits = WorkerLimits()
 
     def open(self) -> "InstructionGrading":
@@ -111,7 +117,7 @@ class InstructionFollowing(SourcedTasks):
         return InstructionGrading(self)
 
     def read(self, path: str) -> list[Task]:
-        rows, tasks = read_rows(path, Instructed, self.columns), []
+        rows, tasks = read_rows(path, InstructionRow, self.columns), []
         tally = Tally(f"{self.name} ({path})", len(rows))
         for row in rows:
             try:
@@ -121,27 +127,27 @@ class InstructionFollowing(SourcedTasks):
                 tasks.append(self._of(row))
             except ValueError as error:
                 if not self.skip_unknown:
-                    raise DataError(f"{row.where}: {error}; skip_unknown=true leaves such rows out") from None
+                    raise DataError(f"{row.where}: {error}; data.skip_unknown=true drops such rows") from None
                 tally.drop("with an instruction that can't be checked")
         tally.report(len(tasks))
         return tasks
 
     def draw(self, rng: random.Random) -> Task:
         country = rng.choice([*CAPITALS])
-        made = _draws(rng)
-        chosen = sorted(rng.sample([*made], rng.randint(1, self.instructions)), key=[*made].index)
+        drawn = _draws(rng)
+        chosen = sorted(rng.sample([*drawn], rng.randint(1, self.instructions)), key=[*drawn].index)
         gold = f"{CAPITALS[country]} is the capital of {country}."
         for name in chosen:
-            gold = made[name][2](gold)
-        asked = " ".join([f"What is the capital of {country}?", *(made[name][0] for name in chosen)])
-        turns = [{"prompt": asked, "instructions": [[name, made[name][1]] for name in chosen]}]
+            gold = drawn[name][2](gold)
+        asked = " ".join([f"What is the capital of {country}?", *(drawn[name][0] for name in chosen)])
+        turns = [{"prompt": asked, "instructions": [[name, drawn[name][1]] for name in chosen]}]
         data = {"turns": turns, "mode": self.mode or "binary", "answer": CAPITALS[country], "gold": gold}
         return Task("", self.ask(asked), data)
 
-    def _of(self, row: Instructed) -> Task:
+    def _of(self, row: InstructionRow) -> Task:
         turns = [{"prompt": turn.prompt, "instructions": turn.instructions()} for turn in row.turns]
         if not all(turn.prompt for turn in row.turns[1:]):
-            raise DataError(f"{row.where}: field 'prompt' is missing in a later turn")
+            raise DataError(f"{row.where}: field 'prompt' is missing in a turn after the first")
         data = {"turns": turns, "mode": self.mode or row.grading_mode or "binary"}
         return Task("", row.shown(self.system), data)
 
@@ -149,21 +155,21 @@ class InstructionFollowing(SourcedTasks):
         return task.data.get("gold")
 
     def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
-        """None of a file's rows: some of their instructions are followed by a single word."""
+        """Return no cases for the rows of a file, because a single word may follow their instructions."""
         return super().unearned(tasks) if self.path is None else ()
 
     def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:
         yield "boundary", "nothing", "", 0.0
         yield "boundary", "spaces", " \n ", 0.0
         if (gold := self.gold(task)) and task.data["mode"] == "binary":
-            yield "good", "what was asked for", gold, 1.0
+            yield "good", "the right answer in the right form", gold, 1.0
             yield "adversarial", "all answers at once", gold + " ".join(CAPITALS.values()), 0.0
             yield "adversarial", "the prompt again", text_of(task.prompt[-1]["content"]), 0.0
             yield "adversarial", "the form without the answer", gold.replace(task.data["answer"], "It"), 0.0
 
 
 class InstructionGrading(Environments):
-    """Checks in worker processes: some checks are regular expressions made of a row's words."""
+    """Checks in worker processes, because some checks use regular expressions made of a row's words."""
 
     def __init__(self, tasks: InstructionFollowing) -> None:
         self.tasks, self.pool = tasks, GradingPool(registry, tasks.limits)
@@ -172,18 +178,18 @@ class InstructionGrading(Environments):
         return Conversation(self, task)
 
     async def follow(self, task: Task, turn: int, answer: str) -> dict[str, float]:
-        """Return the scores of the answer in one turn; ``followed`` is the share of its checks that pass."""
+        """Return the scores of the answer in one turn. ``followed`` is the share of its checks that pass."""
         asked, instructions = task.data["turns"][turn]["prompt"], task.data["turns"][turn]["instructions"]
         prompt = _plain(asked or text_of(task.prompt[-1]["content"]))
-        own = _plain(answer).replace(prompt, "")  # what is not the prompt again
-        found = {}
-        if len(answer) <= self.tasks.max_chars and re.search(r"\w", own):
-            found = await self.pool.scores(follow_in_worker, answer, instructions)
-        checks = [found.get(str(index), 0.0) for index in range(len(instructions))]
+        without_prompt = _plain(answer).replace(prompt, "")  # an answer must not only repeat the prompt
+        results = {}
+        if len(answer) <= self.tasks.max_chars and re.search(r"\w", without_prompt):
+            results = await self.pool.scores(follow_in_worker, answer, instructions)
+        checks = [results.get(str(index), 0.0) for index in range(len(instructions))]
         if right := task.data.get("answer"):
             named = {capital for capital in CAPITALS.values() if re.search(rf"\b{capital}\b", answer, re.IGNORECASE)}
             checks.append(float(named == {right}))
-        failures = {name: score for name, score in found.items() if name.startswith("grading_")}
+        failures = {name: score for name, score in results.items() if name.startswith("grading_")}
         share = sum(checks) / len(checks)
         reward = share if task.data["mode"] == "fraction" else float(share == 1)
         return {"reward": reward, "correct": float(share == 1), "followed": share, **failures}
@@ -197,7 +203,7 @@ def _plain(text: str) -> str:
 
 
 class Conversation(Environment):
-    """One turn or several, each with instructions of its own. The rewards of all turns add up to at most 1."""
+    """An episode of one or more turns, each with its own instructions. The rewards of all turns add up to at most 1."""
 
     def __init__(self, grading: InstructionGrading, task: Task) -> None:
         self.grading, self.task, self.turn, self.correct = grading, task, 0, 1.0

@@ -17,9 +17,8 @@ from whet.tasks.judges.comparison import (
     pairs,
     read_comparison,
 )
-from whet.tasks.judges.judge import AnswerRefusedError, Judge
+from whet.tasks.judges.judge import AnswerRefusedError, Judge, JudgeEnvironments
 from whet.tasks.judges.prompts import COMPARE, PRINCIPLE, asked, conversation, mark
-from whet.tasks.judges.task_sets import JudgeEnvironments
 from whet.tasks.wrapped import Rewarded
 
 

@@ -18,6 +18,7 @@ from whet.base.seeds import derive_seed
 from whet.config import Config
 from whet.core.types import Message
 from whet.fetch.http import Answer, HttpClient, UnansweredError, retried
+from whet.tasks.base import Environments, TaskSet, called
 
 if TYPE_CHECKING:
     import httpx
@@ -137,3 +138,22 @@ class JudgeClient:
 
     async def close(self) -> None:
         await self._http.close()
+
+
+class JudgeEnvironments(Environments):
+    """Base of environments of another task set that ask a judge. The first question creates the client, in the event
+    loop that asks."""
+
+    def __init__(self, taskset: TaskSet, judge: Judge) -> None:
+        self.inner, self.judge = taskset.open(), judge
+        self._client: JudgeClient | None = None
+
+    @property
+    def client(self) -> JudgeClient:
+        self._client = self._client or JudgeClient(self.judge)
+        return self._client
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+        await called(self.inner.close)

@@ -9,9 +9,8 @@ from pydantic import model_validator
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Task
 from whet.tasks.base import Environments
-from whet.tasks.judges.judge import AnswerRefusedError, Judge
+from whet.tasks.judges.judge import AnswerRefusedError, Judge, JudgeEnvironments
 from whet.tasks.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
-from whet.tasks.judges.task_sets import JudgeEnvironments
 from whet.tasks.single_turn import graded
 from whet.tasks.wrapped import WrappedTaskSet
 

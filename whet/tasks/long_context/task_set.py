@@ -15,7 +15,7 @@ from whet.core.content import text_of
 from whet.core.types import Task
 from whet.data.row import read_rows
 from whet.tasks.cases import Kind
-from whet.tasks.gym.training_rows import GymRow
+from whet.tasks.gym.rows import GymRow
 from whet.tasks.task_source import SourcedTasks
 
 _NAMES = (

@@ -1,8 +1,8 @@
 """The tasks of another task set, rewarded by a reward model: reinforcement learning from (human) feedback.
 
-What is paid is ``(score - shift) x scale``, held within ``clamp``, plus ``grade_weight`` times the reward of the task
-set's own grader. The scores keep all parts apart, and ``correct`` stays that of the grader: whoever learns to please
-the model without getting better is found out.
+The reward is ``(score - shift) x scale``, clamped to ``clamp``, plus ``grade_weight`` times the reward of the task
+set's own grader. Each part is logged as a score, and ``correct`` is the grader's: a policy that only learns to please
+the reward model shows there.
 """
 
 from pathlib import Path
@@ -27,30 +27,30 @@ class RewardModelTasks(Rewarded):
     """Branch, tag or commit of a Hub id."""
     scale: float = 1.0
     shift: float = 0.0
-    """A score that is worth nothing."""
+    """The score that earns a reward of 0."""
     clamp: float | None = Field(None, gt=0)
-    """Scaled scores beyond plus or minus this are cut off: far out, a reward model knows nothing."""
+    """Scaled scores are limited to plus or minus this, because a reward model's extreme scores mean little."""
     process: RewardModelProcess = RewardModelProcess()
     """The settings of its process."""
 
     @field_validator("model")
     @classmethod
     def _absolute(cls, model: str) -> str:
-        """A run may be resumed from another working folder."""
+        """Return a folder as an absolute path, because a run may be resumed from another working folder."""
         folder = Path(model).expanduser()
         return str(folder.resolve()) if folder.is_dir() else model
 
     def open(self) -> "RewardedEnvironments":
         return RewardedEnvironments(self)
 
-    def paid(self, score: float) -> float:
-        """Return the reward of a score of the model."""
+    def reward_of(self, score: float) -> float:
+        """Return the reward for a score of the reward model."""
         value = (finite(score, f"the score of the reward model {self.model}") - self.shift) * self.scale
         return value if self.clamp is None else max(-self.clamp, min(self.clamp, value))
 
 
 class RewardedEnvironments(Environments):
-    """The environments of the task set, with the reward model at work."""
+    """The environments of the task set, and the reward model."""
 
     def __init__(self, tasks: RewardModelTasks) -> None:
         self.tasks, self.inner = tasks, tasks.taskset.open()
@@ -66,13 +66,13 @@ class RewardedEnvironments(Environments):
 
 
 class RewardedEpisode(Environment):
-    """An episode of the task set. The conversation is scored after every reply and the difference is paid, so that the
-    rewards add up to what the conversation is worth, wherever it ends."""
+    """An episode of the task set. The conversation is scored after every reply, and the change of its value is the
+    reward: the rewards add up to the value of the conversation, wherever it ends."""
 
     def __init__(self, environments: RewardedEnvironments, inner: Environment) -> None:
         self.model, self.tasks, self.inner = environments.model, environments.tasks, inner
         self.seen = Observation([])
-        self.paid = self.graded = 0.0
+        self.value = self.graded = 0.0  # sums of the rewards of the reward model and of the grader
 
     async def start(self) -> Observation:
         observation = await self.inner.start()
@@ -84,9 +84,9 @@ class RewardedEpisode(Environment):
         self.seen.messages.append(reply)
         score = await self.model.score(self.seen.messages, self.seen.tools)
         self.seen.messages += step.messages
-        value = self.tasks.paid(score)
-        reward = value - self.paid + self.tasks.grade_weight * step.reward
-        self.paid = value
+        value = self.tasks.reward_of(score)
+        reward = value - self.value + self.tasks.grade_weight * step.reward
+        self.value = value
         self.graded += step.reward
         scores = {"reward_model": float(score), **step.scores}
         if isinstance(score, CutScore):
@@ -100,7 +100,7 @@ class RewardedEpisode(Environment):
 
 
 class _Ungraded(Environments):
-    """Nobody but the reward model says what an answer is worth."""
+    """Environments that grade nothing: only the reward model rewards answers."""
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
         return {"reward": 0.0}

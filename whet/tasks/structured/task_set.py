@@ -17,7 +17,7 @@ from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
 from whet.tasks.cases import Kind
 from whet.tasks.grading import GradingPool
-from whet.tasks.gym.training_rows import GymRow
+from whet.tasks.gym.rows import GymRow
 from whet.tasks.structured.grader import WRONG, Content, grade_in_worker
 from whet.tasks.structured.json_schema import fits, open_schema, strict_schema
 from whet.tasks.structured.text import Format
