@@ -40,7 +40,7 @@ class Config(BaseModel):
     """The field that is set by a plain string or number in place of a mapping."""
 
     alternatives: ClassVar[frozenset[str]] = frozenset()
-    """Settings of which one is given: a file or an override that sets one replaces those of its parents."""
+    """Settings of which one is given: a file or an override that sets one replaces the others in its parents."""
 
     _preset: str = PrivateAttr("")  # the name of the preset in the recipe, if any
 
