@@ -1,6 +1,7 @@
 """The objects of JSONL files, each with the place where it stands. Knows no field."""
 
 import codecs
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,14 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "a device or a pipe"
             raise DataError(f"can't read {path}: it is {kind}, and a JSONL file is needed")
-        with path.open("rb") as file:
+        with gzip.open(path) if path.name.lower().endswith(".gz") else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     rows.append((f"{path}:{number}", _parse(line, f"{path}:{number}", nan_is_null)))
     except OSError as problem:
-        raise DataError(f"can't read {path}: {problem.strerror}") from None
+        raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
     if not rows:
         raise DataError(f"{path} holds no rows")
     return rows

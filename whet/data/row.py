@@ -8,7 +8,8 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from whet.base.errors import DataError
-from whet.data.jsonl import read_jsonl
+from whet.data.files import is_text_table, read_file
+from whet.data.values import without_nulls
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
 
@@ -67,10 +68,11 @@ class Row(BaseModel):
         return self._given
 
     @classmethod
-    def of(cls, where: str, values: Mapping[str, Any]) -> Self:
-        """Return the row at ``where``. Raises ``DataError`` naming the first field that is wrong."""
+    def of(cls, where: str, values: Mapping[str, Any], as_texts: bool = False) -> Self:
+        """Return the row at ``where``. With ``as_texts``, numbers and truth values are read from texts. Raises
+        ``DataError`` naming the first field that is wrong."""
         try:
-            row = cls.model_validate(dict(values))
+            row = cls.model_validate(dict(values), strict=False if as_texts else None)
         except ValidationError as error:
             raise DataError(f"{where}: {_problem(error, values)}") from None
         row._where, row._given = where, dict(values)
@@ -81,8 +83,8 @@ R = TypeVar("R", bound=Row)
 
 
 def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None, nan_is_null: bool = False) -> list[R]:
-    """Return the rows of a JSONL file, of one on the web (``https://...#sha256=...``, with its hash) or, as
-    ``hf:name:config:split``, of a data set on the Hugging Face Hub.
+    """Return the rows of a data file, a folder or a pattern (see ``read_file``), of a JSONL file on the web
+    (``https://...#sha256=...``, with its hash) or, as ``hf:name:config:split``, of a data set on the Hugging Face Hub.
     ``columns`` says what fields are called there, and wins over a field that has the name already; ``nan_is_null``: see
     ``read_jsonl``.
 
@@ -97,8 +99,10 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
 
     if path.startswith(("https://", "http://")):
         path = str(fetch_file(path))
-    placed = fetch_rows(path) if path.startswith("hf:") else read_jsonl(path, nan_is_null)
-    return [kind.of(where, renamed(values)) for where, values in placed]
+    if path.startswith("hf:"):
+        return [kind.of(where, renamed(without_nulls(values))) for where, values in fetch_rows(path)]
+    as_texts = is_text_table(path)
+    return [kind.of(where, renamed(values), as_texts) for where, values in read_file(path, nan_is_null)]
 
 
 def missing(name: str, fields: Collection[str]) -> str:

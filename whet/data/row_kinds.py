@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from whet.base.strict_json import STRICT
 from whet.core.types import Message
 from whet.data.content import text_of
+from whet.data.forms import conversation
 from whet.data.row import Row, missing, unicode
 
 
@@ -77,6 +78,11 @@ class Example(Row, ABC):
         list[dict[str, Any]] | None, BeforeValidator(_of_json), AfterValidator(lambda tools: tools or None)
     ] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_published_form(cls, values: Any) -> Any:
+        return conversation(values) if isinstance(values, dict) else values
+
     @property
     @abstractmethod
     def answers(self) -> list[Answer]:
@@ -108,7 +114,7 @@ class Conversation(Example):
     @property
     def answers(self) -> list[Answer]:
         if self.messages:
-            return [Answer("messages", _typed(self.messages))]
+            return [Answer("messages", as_messages(self.messages))]
         for name in ("prompt", "completion"):
             if name not in self.model_fields_set:
                 raise ValueError(missing(name, sorted(self.model_fields_set)))
@@ -116,7 +122,7 @@ class Conversation(Example):
             more = (self.model_extra or {}).get(name)
             if isinstance(more, str) and more.strip():
                 raise ValueError(f"field {name!r} belongs to the question, and is not read: append it to the prompt")
-        return [Answer("completion", _typed(self.prompt + self.completion))]
+        return [Answer("completion", as_messages(self.prompt + self.completion))]
 
 
 class Scored(Conversation):
@@ -150,7 +156,7 @@ class Preference(Example):
     @property
     def question(self) -> list[Message]:
         pairs = zip(self.chosen[:-1], self.rejected[:-1], strict=False)
-        return _typed(self.prompt or [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        return as_messages(self.prompt or [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
     @property
     def answers(self) -> list[Answer]:
@@ -161,7 +167,7 @@ class Preference(Example):
                     f"'chosen', the other one into 'rejected', and leave {name!r} out"
                 )
         prompt, size = self.question, len(self.question)
-        chosen, rejected = _typed(self.chosen), _typed(self.rejected)
+        chosen, rejected = as_messages(self.chosen), as_messages(self.rejected)
         if chosen[:size] == prompt == rejected[:size]:  # both repeat it
             chosen, rejected = chosen[size:], rejected[size:]
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
@@ -170,7 +176,8 @@ class Preference(Example):
         return [Answer("chosen", prompt + chosen, 1.0), Answer("rejected", prompt + rejected, 0.0)]
 
 
-def _typed(checked: list[dict[str, Any]]) -> list[Message]:
+def as_messages(checked: list[dict[str, Any]]) -> list[Message]:
+    """Return checked messages under their type."""
     return cast(list[Message], checked)
 
 

@@ -39,7 +39,8 @@ class Rows(Data):
     kind: ClassVar[type[Example]]
 
     path: str
-    """A JSONL file, or ``hf:name:config:split`` for a data set on the Hugging Face Hub."""
+    """A file (JSONL, JSON, CSV, TSV, Parquet, Arrow), a folder or a pattern (``rows/*.parquet``), or
+    ``hf:name:config:split`` for a data set on the Hugging Face Hub."""
     test_path: str | None = None
     """Rows to measure on; None: some rows of ``path`` are held out, chosen by a hash of their prompts."""
     test_size: int = Field(default=64, ge=0)
@@ -104,8 +105,10 @@ class Rows(Data):
             return f"longer than {self.max_tokens} tokens"
         if not all(trajectory.trained_tokens for trajectory in group.trajectories):
             return "without a token to train"
-        if len(tokens) > 1 and all(one == tokens[0] for one in tokens):
+        if len(tokens) > 1 and all(each == tokens[0] for each in tokens):
             return "chosen and rejected are the same tokens"
+        if len({episode.reward for episode in group.episodes}) < len(tokens):
+            return "no answer is preferred"
         return None
 
 
@@ -133,7 +136,7 @@ class PreferenceRows(Rows):
     """Rows of ``chosen`` and ``rejected`` (each a text or a list of messages) and their ``prompt``; without one, the
     messages both begin with are the prompt."""
 
-    kind = Preference
+    kind: ClassVar[type[Example]] = Preference
     train_on: TrainOn = "last_assistant"
 
 

@@ -7,19 +7,21 @@ from whet.base.extras import extra
 
 
 def fetch_rows(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of ``hf:name:config:split``, each with the place where it stands. Raises ``DataError`` for what can't be
-    loaded."""
+    """Return the rows of ``hf:name:config:split`` or ``hf:name:split``, each with its place; ``name@revision`` pins a
+    commit, a branch or a tag. Raises ``DataError`` for a data set that can't be loaded."""
     parts = path.removeprefix("hf:").split(":")
-    if len(parts) != 3 or not all(parts):
+    if len(parts) not in (2, 3) or not all(parts):
         raise DataError(
-            f"{path!r} does not name a data set: write hf:name:config:split, as in hf:openai/gsm8k:main:train"
+            f"{path!r} does not name a data set: write hf:name:config:split, as in hf:openai/gsm8k:main:train, or "
+            "hf:name:split for one without configurations"
         )
     with extra("data", f"the data set {path}"):
         from datasets import load_dataset
 
-    name, config, split = parts
+    name, _, revision = parts[0].partition("@")
+    config = parts[1] if len(parts) == 3 else None
     try:
-        rows = [dict(row) for row in load_dataset(name, config, split=split)]
+        rows = [dict(row) for row in load_dataset(name, config, split=parts[-1], revision=revision or None)]
     except Exception as error:  # of many kinds: no network, no such data set, a broken cache
         raise DataError(
             f"the data set {path} can't be loaded from the Hugging Face Hub ({type(error).__name__}: {error}). "

@@ -1,0 +1,148 @@
+"""Rows are read from the usual formats, and a damaged file is named with its place and the cure."""
+
+import csv
+import gzip
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from datasets import Dataset
+from pyarrow import feather, ipc, parquet
+
+from whet.base.errors import DataError
+from whet.data.files import read_file
+from whet.data.row import read_rows
+from whet.data.row_kinds import Conversation, Labelled, Scored
+
+CHAT: list[dict[str, Any]] = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "first"}]
+ROWS: list[dict[str, Any]] = [
+    {"prompt": "one", "completion": "first"},
+    {"prompt": "two\nlines", "completion": 'a "b", c'},
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Write rows in the format that the name says."""
+    name = path.name.removesuffix(".gz")
+    text = ""
+    if name.endswith(".parquet"):
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif name.endswith(".feather"):
+        feather.write_feather(pyarrow.Table.from_pylist(rows), path, compression="uncompressed")
+    elif name.endswith(".arrow"):
+        table = pyarrow.Table.from_pylist(rows)
+        with ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table)
+    elif name.endswith((".csv", ".tsv")):
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if name.endswith(".tsv") else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+        text = path.read_text()
+    elif name.endswith(".json"):
+        text = json.dumps(rows, indent=1)
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    if text:
+        path.write_bytes(gzip.compress(text.encode()) if path.name.endswith(".gz") else text.encode())
+    return path
+
+
+FORMATS = ("jsonl", "jsonl.gz", "json", "json.gz", "csv", "csv.gz", "tsv", "parquet", "feather", "arrow")
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_all_formats_hold_the_same_rows(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path / f"rows.{suffix}", ROWS)
+    placed = read_file(path)
+    assert [row for _, row in placed] == ROWS
+    first = 2 if suffix.startswith(("csv", "tsv")) else 1  # after the header
+    assert placed[0][0] == f"{path}:{first}"
+    assert [row.answers for row in read_rows(str(path), Conversation)] == [Conversation(**row).answers for row in ROWS]
+
+
+def test_places_in_csv_are_lines_even_after_cells_of_several_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", [ROWS[1], ROWS[0], ROWS[0]])
+    assert [where for where, _ in read_file(path)] == [f"{path}:{line}" for line in (2, 4, 5)]
+
+
+def test_tables_hold_messages(tmp_path: Path) -> None:
+    calls = [{"role": "user", "content": "?", "tool_calls": None}, {"role": "assistant", "content": "!"}]
+    for name in ("rows.parquet", "rows.arrow"):
+        (_, row), *_ = read_file(write(tmp_path / name, [{"messages": CHAT}, {"messages": calls}]))
+        assert row == {"messages": CHAT}, "fields that only other rows have are absent"
+    (row,) = read_rows(str(write(tmp_path / "rows.csv", [{"messages": json.dumps(CHAT)}])), Conversation)
+    assert row.answers[0].messages == CHAT
+    with pytest.raises(DataError, match=r"rows.csv:2: field 'messages' holds a list in Python's notation"):
+        read_file(write(tmp_path / "rows.csv", [{"messages": str(CHAT)}]))
+
+
+def test_numbers_and_truth_values_of_csv_are_read_from_texts(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", [{"prompt": "12", "completion": "0012", "score": "1.5", "label": "true"}])
+    (scored,), (labelled,) = read_rows(str(path), Scored), read_rows(str(path), Labelled)
+    assert (scored.score, labelled.label) == (1.5, True)
+    assert scored.answers[0].messages[-1]["content"] == "0012", "a text that looks like a number stays a text"
+    path = write(tmp_path / "rows.csv", [{"prompt": "12", "completion": "x", "score": "high"}])
+    with pytest.raises(DataError, match=r"rows.csv:2: field 'score' .*high"):
+        read_rows(str(path), Scored)
+
+
+def test_values_of_tables_become_values_of_json(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "when": date(2026, 1, 2), "image": b"\0", "weight": float("nan")}]
+    assert read_file(write(tmp_path / "rows.parquet", rows))[0][1] == {"prompt": "a", "when": "2026-01-02"}
+
+
+def test_several_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    for name, row in (("train-1.parquet", ROWS[1]), ("train-0.parquet", ROWS[0])):
+        write(tmp_path / name, [row])
+    assert [row for _, row in read_file(tmp_path)] == ROWS
+    write(tmp_path / "test-0.parquet", ROWS)
+    assert [row for _, row in read_file(tmp_path / "train-*.parquet")] == ROWS
+    with pytest.raises(DataError, match=r"several splits \(test, train\); name one by a pattern: .*/test\*\.parquet"):
+        read_file(tmp_path)
+    write(tmp_path / "rows.csv", ROWS)
+    with pytest.raises(DataError, match=r"several formats \(\.csv, \.parquet\); name those to read by a pattern"):
+        read_file(tmp_path)
+
+
+def test_data_sets_saved_to_disk_are_read(tmp_path: Path) -> None:
+    Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
+    assert [row for _, row in read_file(tmp_path / "saved")] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("rows.csv", b"prompt,completion\na\n", r"rows.csv:2: the row has 1 cells, and the header 2"),
+        ("rows.csv", b"prompt,prompt\na,b\n", r"rows.csv:1: the header must name each column once"),
+        ("rows.csv", b'prompt,completion\na,"b\n', r"rows.csv:2: not valid CSV"),
+        ("rows.csv", b"prompt\n\xff\n", r"rows.csv: not UTF-8 text"),
+        ("rows.csv", b"prompt,completion\n", r"rows.csv holds no rows"),
+        ("rows.json", b'[{"prompt": "a"}, 3]', r"rows.json: element 2 must be a JSON object, not int"),
+        ("rows.json", b'[{"prompt": "a"},\n {"prompt" "b"}]', r"rows.json:2: not valid JSON"),
+        ("rows.json", b'[{"prompt": "a", "prompt": "b"}]', r"duplicate key 'prompt'"),
+        ("rows.json", b"[]", r"rows.json holds no rows"),
+        ("rows.parquet", b"PAR1 and no more", r"can't read .*rows.parquet as Parquet"),
+        ("rows.arrow", b"ARROW1 and no more", r"can't read .*rows.arrow as Arrow"),
+        ("rows.jsonl.gz", b"not compressed", r"can't read .*rows.jsonl.gz: Not a gzipped file"),
+        ("notes.md", b"# rows", r"notes.md:1: not valid JSON"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, problem: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=problem):
+        read_file(tmp_path / name)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    for name, problem in (
+        ("rows.csv", "can't read .*rows.csv: No such file"),
+        ("rows.parquet", "can't read .*rows.parquet: No such file"),
+        ("*.parquet", r"no file matches .*\*.parquet"),
+        (".", "holds no data file"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            read_file(tmp_path / name)

@@ -1,0 +1,188 @@
+"""Rows of data files in the usual formats, each with its place: JSONL, JSON arrays, CSV, TSV, Parquet and Arrow, single
+or several, plain or compressed by gzip. Independent of the fields.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from whet.base.errors import DataError
+from whet.base.extras import extra
+from whet.base.strict_json import STRICT, TABLES
+from whet.data.jsonl import Placed, read_jsonl
+from whet.data.values import without_nulls
+
+TEXT_TABLES = (".csv", ".tsv")
+"""Formats in which each value is a text."""
+
+_FORMATS = (".arrow", ".feather", ".parquet", ".jsonl", ".ndjson", *TEXT_TABLES, ".json")
+_OF_DATASETS = {"dataset_info.json", "state.json", "dataset_dict.json"}  # written by ``Dataset.save_to_disk``
+_SPLIT = re.compile(r"(?:^|[^a-z])(train|test|validation|valid|dev|eval)(?![a-z])")
+_PYTHON_LIST = re.compile(r"\s*\[\s*\{\s*'")
+_LONGEST_CELL = 1 << 27  # characters
+
+
+def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
+    """Return the rows of a data file, of all data files in a folder, or of all files that match a pattern such as
+    ``rows/train-*.parquet``, in the order of their names. The place of a row is its line or, in Parquet, Arrow and JSON
+    arrays, its number, counted from 1. ``nan_is_null``: see ``read_jsonl``.
+
+    Raises ``DataError`` for a file that can't be read or holds no rows, and, with its place, for a row that is damaged.
+    """
+    files = _files(Path(path).expanduser())
+    return [row for file in files for row in _read(file, nan_is_null)]
+
+
+def is_text_table(path: str | Path) -> bool:
+    """Return whether all values of the file are texts, so that numbers and truth values must be read from texts."""
+    return _format(Path(path)) in TEXT_TABLES
+
+
+def _files(path: Path) -> list[Path]:
+    if any(sign in path.name for sign in "*?[") and not path.exists():
+        if not (matches := sorted(file for file in path.parent.glob(path.name) if file.is_file())):
+            raise DataError(f"no file matches {path}")
+        return matches
+    if not path.is_dir():
+        return [path]
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name not in _OF_DATASETS]
+    formats = {_format(file): file for file in files if _format(file) in _FORMATS}
+    if not formats:
+        splits = [folder.name for folder in sorted(path.iterdir()) if folder.is_dir()]
+        hint = f"; name one of its folders: {', '.join(splits)}" if splits else ""
+        raise DataError(f"can't read {path}: the folder holds no data file{hint}")
+    if len(formats) > 1:
+        raise DataError(f"can't read {path}: the folder holds files of several formats ({', '.join(sorted(formats))}); "
+                        f"name those to read by a pattern: {path}/*{sorted(formats)[0]}")  # fmt: skip
+    files = [file for file in files if _format(file) in formats]
+    splits = sorted({match.group(1) for file in files if (match := _SPLIT.search(file.name.lower()))})
+    if len(splits) > 1:
+        raise DataError(
+            f"can't read {path}: the folder holds several splits ({', '.join(splits)}); name one by a pattern: "
+            f"{path}/{splits[0]}*{next(iter(formats))}"
+        )
+    return files
+
+
+def _format(path: Path) -> str:
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def _read(path: Path, nan_is_null: bool) -> list[Placed]:
+    suffix = _format(path)
+    if not path.exists():
+        raise DataError(f"can't read {path}: No such file or directory")
+    if not path.is_file():
+        raise DataError(f"can't read {path}: it is a device or a pipe, and a data file is needed")
+    try:
+        if suffix in TEXT_TABLES:
+            rows = list(_csv_rows(path, "\t" if suffix == ".tsv" else ","))
+        elif suffix in (".parquet", ".arrow", ".feather"):
+            rows = list(_columnar_rows(path, suffix))
+        elif suffix == ".json" and (array := _json_array(path, nan_is_null)) is not None:
+            rows = array
+        else:
+            return read_jsonl(path, nan_is_null)
+    except OSError as problem:
+        raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
+    if not rows:
+        raise DataError(f"{path} holds no rows")
+    return rows
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+def _csv_rows(path: Path, delimiter: str) -> Iterator[Placed]:
+    csv.field_size_limit(_LONGEST_CELL)
+    with _open(path) as file, io.TextIOWrapper(file, "utf-8-sig", newline="") as text:
+        reader = csv.reader(text, delimiter=delimiter, strict=True)
+        line = 1
+        try:
+            header = next(reader, [])
+            if len(set(header)) < len(header) or not all(name.strip() for name in header):
+                raise DataError(f"{path}:1: the header must name each column once; it holds: {', '.join(header)}")
+            line = reader.line_num + 1
+            for cells in reader:
+                where, line = f"{path}:{line}", reader.line_num + 1
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise DataError(f"{where}: the row has {len(cells)} cells, and the header {len(header)}")
+                yield where, {name: _cell(cell, where, name) for name, cell in zip(header, cells, strict=True) if cell}
+        except csv.Error as problem:
+            raise DataError(f"{path}:{line}: not valid CSV: {problem}") from None
+        except UnicodeDecodeError as problem:
+            raise DataError(f"{path}: not UTF-8 text: {problem.reason}; save the file as UTF-8") from None
+
+
+def _cell(text: str, where: str, name: str) -> Any:
+    """Return the lists and objects that a cell holds as JSON, and any other text unchanged."""
+    if _PYTHON_LIST.match(text):
+        raise DataError(
+            f"{where}: field {name!r} holds a list in Python's notation; write it as JSON (json.dumps), or the rows as "
+            "Parquet or JSONL"
+        )
+    if not text.lstrip().startswith(("[{", '{"', "[]")):
+        return text
+    try:
+        return STRICT.decode(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _json_array(path: Path, nan_is_null: bool) -> list[Placed] | None:
+    """Return the rows of a JSON array; None for a file of JSON lines, which some publish as ``.json``."""
+    with _open(path) as file:
+        content = file.read()
+    if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
+        return None
+    try:
+        values = (TABLES if nan_is_null else STRICT).decode(content.decode("utf-8-sig"))
+    except json.JSONDecodeError as problem:
+        raise DataError(f"{path}:{problem.lineno}: not valid JSON: {problem.msg} at column {problem.colno}") from None
+    except (ValueError, RecursionError) as problem:
+        raise DataError(f"{path}: not JSON that can be read: {problem}") from None
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, dict):
+            raise DataError(f"{path}: element {number} must be a JSON object, not {type(value).__name__}")
+    return [(f"{path}:{number}", value) for number, value in enumerate(values, start=1)]
+
+
+def _columnar_rows(path: Path, suffix: str) -> Iterator[Placed]:
+    with extra("data", f"reading {path}"):
+        import pyarrow
+        from pyarrow import ipc, parquet
+
+    number = 0
+    try:
+        batches: Iterable[Any]
+        if suffix == ".parquet":
+            batches = parquet.ParquetFile(path).iter_batches()
+        else:
+            reader = _arrow_reader(path, ipc, pyarrow)
+            batches = reader()
+        for batch in batches:
+            for row in batch.to_pylist():
+                number += 1
+                yield f"{path}:{number}", without_nulls(row)
+    except pyarrow.ArrowException as problem:
+        kind = "Parquet" if suffix == ".parquet" else "Arrow"
+        raise DataError(f"can't read {path} as {kind}, after row {number}: {problem}") from None
+
+
+def _arrow_reader(path: Path, ipc: Any, pyarrow: Any) -> Callable[[], Iterator[Any]]:
+    """Return a reader of the batches of an Arrow file, or of an Arrow stream, as ``datasets`` writes."""
+    source = pyarrow.memory_map(str(path))
+    try:
+        file = ipc.open_file(source)
+    except pyarrow.ArrowInvalid:
+        return lambda: iter(ipc.open_stream(source))
+    return lambda: (file.get_batch(index) for index in range(file.num_record_batches))
