@@ -106,7 +106,7 @@ def test_a_server_that_fails_is_never_a_reward(second: Any) -> None:
 def test_a_reward_that_is_no_number_a_field_that_is_missing_and_a_silent_server_are_named() -> None:
     with pytest.raises(DataError, match="the reward of openenv/train/0"):
         played("{}", frames=[observed(), observed("much")])
-    with pytest.raises(ConfigError, match=r"data\.observation: 'board'"):
+    with pytest.raises(ConfigError, match=r"data\.observation: .* no field 'board'"):
         played("{}", frames=[observed(text="x")], observation="board")
     with pytest.raises(OpenEnvError, match="does not answer"):
         played("{}", url="ws://127.0.0.1:9")

@@ -104,7 +104,7 @@ def test_unknown_generators_and_settings_are_errors_that_name_the_known_ones():
     with pytest.raises(ConfigError, match="rejects its settings"):
         make(settings={"min_terms": 5, "max_terms": 2}).tasks("train")
     other = make("leg_counting").tasks("train")[0]
-    with pytest.raises(DataError, match="not a task of this set"):
+    with pytest.raises(DataError, match="is not a task of"):
         asyncio.run(make().open().grade(other, "1"))
 
 

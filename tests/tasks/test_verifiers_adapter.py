@@ -16,7 +16,7 @@ from tests.endpoint.agents import call, first_episode
 from whet.base.errors import ConfigError
 from whet.core.types import Episode, Status
 from whet.rollouts.sampling import Sampling
-from whet.tasks.adapters.verifiers import Verifiers, _watch
+from whet.tasks.adapters.verifiers import Verifiers, _record_errors
 
 INSTALLED = importlib.util.find_spec("verifiers") is not None
 real = pytest.mark.skipif(not INSTALLED, reason="verifiers<0.4 is not installed here (make install-adapters)")
@@ -169,6 +169,6 @@ def test_rewards_and_failures_pass_through_also_with_a_stand_in(monkeypatch: pyt
 
 def test_all_functions_of_a_group_of_rubrics_are_watched() -> None:
     inner = SimpleNamespace(funcs=[len])
-    _watch(SimpleNamespace(funcs=[], rubrics=[inner]))
+    _record_errors(SimpleNamespace(funcs=[], rubrics=[inner]))
     assert asyncio.run(inner.funcs[0]("abc")) == 3
     assert inner.funcs[0].__name__ == "len"

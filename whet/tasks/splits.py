@@ -34,7 +34,7 @@ class SplitTasks(TaskSet, ABC):
         """Return the tasks of both splits. Called once."""
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return self._splits[known_split(split)]
+        return self._splits[checked_split(split)]
 
     @cached_property
     def _splits(self) -> Mapping[Split, Sequence[Task]]:
@@ -65,7 +65,7 @@ class FileTasks(SplitTasks, ABC):
     """What the fields are called there, where they have other names, as in ``{answer: solution}``."""
 
 
-def known_split(split: str) -> Split:
+def checked_split(split: str) -> Split:
     """Return the split. Raises ``DataError`` for another name."""
     if split not in get_args(Split):
         raise DataError(f"there is no split {split!r}; known: {', '.join(get_args(Split))}")

@@ -26,34 +26,34 @@ with extra("tasks", "data.type=openenv"):
 
 
 class OpenEnvError(Exception):
-    """A server failed, or says what is not understood. Never a reward: the episode is repeated or its group dropped."""
+    """A server failed, or its answer can't be read. Never a reward: the episode is repeated or its group dropped."""
 
 
 class InvalidAction(Exception):
-    """The server does not take an action: the model's fault."""
+    """The server rejects an action, which is the model's fault."""
 
 
 class OpenEnv(DrawnTasks):
     """Episodes of one server; a task is a seed of its ``reset``."""
 
     url: str
-    """Where it listens, as ``ws://127.0.0.1:8000`` or ``.../ws``."""
+    """The address of the server, as ``ws://127.0.0.1:8000`` or ``.../ws``."""
     prompt: str = "{observation}"
-    """What the user says first; ``{observation}`` is what the reset shows."""
+    """The first user message. ``{observation}`` is replaced by the observation of the reset."""
     system: str | None = None
-    """The task, as the model should know it. OpenEnv's observations seldom say it."""
+    """The system message. It should describe the task, because OpenEnv's observations seldom do."""
     action: str | None = None
-    """The field of an action that takes the reply's text. None: the reply is a JSON object, the whole action."""
+    """The field of an action that holds the text of the reply. None: the reply is the whole action, a JSON object."""
     observation: str | None = None
-    """The field of an observation that the model is shown. None: all of it, as JSON."""
+    """The field of an observation that is shown to the model. None: the whole observation, as JSON."""
     reset: dict[str, Any] = Field(default={})
-    """What else a reset is given."""
+    """Further arguments of a reset, in addition to the seed."""
     train_size: int = Field(default=1000, ge=1, le=MAX_SIZE)
     test_size: int = Field(default=100, ge=0, le=MAX_SIZE)
     max_steps: int = Field(20, gt=0)
-    """Actions after which an episode ends. ``sampling.max_turns`` must be as many, or more."""
+    """Actions after which an episode ends. ``sampling.max_turns`` must be at least this."""
     deadline: float = Field(120.0, gt=0)
-    """Seconds for one answer of the server."""
+    """Seconds for an answer of the server."""
 
     @field_validator("url")
     @classmethod
@@ -74,14 +74,14 @@ class OpenEnv(DrawnTasks):
 
 
 class OpenEnvEpisode(Environment):
-    """One session."""
+    """An episode: one session of the server."""
 
     def __init__(self, settings: OpenEnv, task: Task) -> None:
         self.settings, self.task, self.steps = settings, task, 0
         self.connection: ClientConnection | None = None
 
     async def start(self) -> Observation:
-        """Raises ``OpenEnvError`` where the server doesn't answer."""
+        """Connect, and return the first messages. Raises ``OpenEnvError`` if the server doesn't answer."""
         try:
             self.connection = await connect(
                 self.settings.url, open_timeout=self.settings.deadline, close_timeout=5, max_size=16_000_000
@@ -93,14 +93,14 @@ class OpenEnvEpisode(Environment):
         return Observation(messages(self.settings.system, asked))
 
     async def step(self, reply: Message) -> Step:
-        """A reply that is no action earns nothing, and the model is told."""
+        """Return the reward of an action. An invalid action earns nothing, and its error is shown to the model."""
         self.steps += 1
         last = self.steps >= self.settings.max_steps
         try:
             shown = await self._ask("step", self._action(text_of(reply["content"])))
         except InvalidAction as problem:
-            told = f"Error: that is no valid action: {problem}"
-            return Step(done=last, messages=messages(None, told), scores={"malformed_action": 1.0})
+            text = f"Error: that is not a valid action: {problem}"
+            return Step(done=last, messages=messages(None, text), scores={"malformed_action": 1.0})
         reward = finite(shown.get("reward") or 0.0, f"the reward of {self.task.uid}")
         return Step(reward, done=last or bool(shown.get("done")), messages=messages(None, self._text(shown)))
 
@@ -111,12 +111,13 @@ class OpenEnvEpisode(Environment):
             await self.connection.close()
 
     def _action(self, text: str) -> dict[str, Any]:
-        """The action that a reply is. Raises ``InvalidAction``."""
+        """Return the action in a reply. Raises ``InvalidAction``."""
         if self.settings.action is not None:
             return {self.settings.action: text}
         with contextlib.suppress(ValueError, RecursionError):
-            if isinstance(found := STRICT.decode(text.strip().removeprefix("```json").removesuffix("```")), dict):
-                return found
+            action = STRICT.decode(text.strip().removeprefix("```json").removesuffix("```"))
+            if isinstance(action, dict):
+                return action
         raise InvalidAction("it must be a JSON object, and nothing else")
 
     def _text(self, shown: dict[str, Any]) -> str:
@@ -124,7 +125,8 @@ class OpenEnvEpisode(Environment):
         if self.settings.observation is None:
             return json.dumps(observation, ensure_ascii=False)
         if not isinstance(observation, dict) or self.settings.observation not in observation:
-            raise ConfigError(f"data.observation: {self.settings.observation!r} is not in {str(observation)[:200]}")
+            field = self.settings.observation
+            raise ConfigError(f"data.observation: the observation has no field {field!r}: {str(observation)[:200]}")
         return str(observation[self.settings.observation])
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
@@ -134,11 +136,11 @@ class OpenEnvEpisode(Environment):
             async with asyncio.timeout(self.settings.deadline):
                 await self.connection.send(json.dumps({"type": kind, "data": data}))
                 answer = json.loads(await self.connection.recv())
-            found, answered = dict(answer["data"]), answer["type"]
+            data, answered = dict(answer["data"]), answer["type"]
         except Exception as problem:
             raise OpenEnvError(f"{where} failed: {type(problem).__name__}: {problem}") from None
-        if answered == "error" and kind == "step" and found.get("code") == "VALIDATION_ERROR":
-            raise InvalidAction(str(found.get("errors") or found.get("message"))[:500])
+        if answered == "error" and kind == "step" and data.get("code") == "VALIDATION_ERROR":
+            raise InvalidAction(str(data.get("errors") or data.get("message"))[:500])
         if answered != "observation":
-            raise OpenEnvError(f"{where}: {str(found)[:300]}")
-        return found
+            raise OpenEnvError(f"{where}: {str(data)[:300]}")
+        return data

@@ -1,8 +1,8 @@
-"""The problem generators of reasoning-gym (arXiv 2505.24760) as a task set, scored by their own scorers.
+"""The problem generators of reasoning-gym (arXiv 2505.24760) as a task set, graded by their own scorers.
 
-Some of its scorers ``eval`` what the model wrote. Those see only answers that a screen has let through (digits,
-operators and brackets, say), and every scorer runs in a killable worker with a time and a memory limit. A generator
-whose code evaluates text and that nobody has looked at yet is refused.
+Some scorers ``eval`` the model's answer. They only get answers that match a screen, a pattern of harmless characters
+(digits, operators and brackets, for example), and every scorer runs in a killable worker with a time and a memory
+limit. A generator whose code evaluates text is refused unless it has a screen or was reviewed.
 """
 
 import inspect
@@ -28,7 +28,7 @@ from whet.tasks.cases import Case
 from whet.tasks.few_shot import messages
 from whet.tasks.grading import GradingPool
 from whet.tasks.math.grader import last_boxed
-from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split, known_split, question_key
+from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split, checked_split, question_key
 
 AnswerKind = Literal["boxed", "tag", "last_line", "whole"]
 INSTRUCTIONS: dict[AnswerKind, str] = {
@@ -37,8 +37,8 @@ INSTRUCTIONS: dict[AnswerKind, str] = {
     "last_line": "Give the final answer alone on the last line.",
     "whole": "Reply with the answer only.",
 }
-MAX_CHARS = 20_000  # of an answer that is scored
-_Entries = dict[str, dict[str, Any]]  # by uid, as reasoning-gym made them: a scorer needs all of it
+MAX_CHARS = 20_000  # longest answer that is scored
+_Entries = dict[str, dict[str, Any]]  # reasoning-gym's entries by uid, all of whose fields a scorer may need
 
 _NUMERIC = re.compile(r"[0-9+\-*/().\s]*")
 _LISTS = re.compile(r"[A-Za-z0-9_\[\],\s'\"-]*")  # nothing here can call, access an attribute or format
@@ -55,11 +55,9 @@ SCREENS = {
     "spiral_matrix": _LISTS,
     "string_insertion": _LISTS,
 }
-# Looked at: what these evaluate is text they generated or ship themselves, never an answer.
+# Reviewed: these evaluate text that they generate or ship, never an answer.
 TRUSTED = frozenset({"basic_arithmetic", "bitwise_arithmetic", "codeio", "number_sorting", "propositional_logic"})
 _EVALUATES = re.compile(r"(?<![\w.])(?:\w+\.)?(?:eval|exec|parse_expr|sympify)\(")
-
-
 _NO_NUMBER = re.compile(r"(?=.*(?:nan|inf))(?:nan|inf(?:inity)?|[-+()\s0-9.*]|[ij](?![a-z]))*", re.IGNORECASE)
 
 
@@ -75,7 +73,7 @@ def _same_probability(answer: str, entry: dict[str, Any]) -> bool:
     return abs(Fraction(answer.replace(",", "")) - Fraction(entry["answer"])) <= Fraction(1, 10_000)
 
 
-# What their own scorers leave out, so that one constant is right everywhere.
+# Checks that are missing in the generators' scorers, which accept a constant as right everywhere.
 CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "coin_flip": _same_probability,
     "game_of_life_halting": _same_word,
@@ -84,22 +82,22 @@ CHECKS: dict[str, Callable[[str, dict[str, Any]], bool]] = {
 
 
 class ReasoningGym(DrawnTasks):
-    """One generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
+    """Problems of one generator of reasoning-gym, e.g. ``dataset="chain_sum"``, ``settings={"max_terms": 3}``."""
 
     dataset: str
     settings: dict[str, Any] = Field(default_factory=dict)
-    """The generator's own, but for size and seed."""
+    """The generator's settings, except size and seed."""
     train_size: int = Field(default=2000, ge=1, le=MAX_SIZE)
-    """Questions to generate; repeated and held-out ones are dropped."""
+    """Questions to generate. Repeated and held-out questions are dropped."""
     answer: AnswerKind = "tag"
-    """Where in the reply the answer stands."""
+    """The place of the answer in the reply."""
     instruction: str | None = None
-    """Appended to the question; None: what ``answer`` asks for."""
+    """Appended to the question; None: the instruction that fits ``answer``."""
     system: str | None = None
     limits: WorkerLimits = WorkerLimits()
 
     def splits(self) -> dict[Split, list[Task]]:
-        """Raises ``ConfigError`` for an unknown generator or setting."""
+        """Return the tasks of both splits. Raises ``ConfigError`` for an unknown generator or setting."""
         instruction = INSTRUCTIONS[self.answer] if self.instruction is None else self.instruction
         return {
             split: [
@@ -110,17 +108,17 @@ class ReasoningGym(DrawnTasks):
         }
 
     def gold(self, task: Task) -> str | None:
-        """The generator's own answer; None where it gives none, or one that can't stand where it should."""
+        """Return the generator's answer, marked as ``answer`` requires; None without one, or if it can't be marked."""
         answer = str(self.entry(task)[0].get("answer") or "")
         wrapped = {"boxed": f"\\boxed{{{answer}}}", "tag": f"<answer>{answer}</answer>"}.get(self.answer, answer)
         return wrapped if answer and extract(wrapped, self.answer) == answer.strip() else None
 
     def cases(self) -> Sequence[Case]:
-        """What is no answer: of right and wrong ones only the generator's scorer knows."""
+        """Return cases of replies without an answer, because only the generator's scorer knows right answers."""
         task = self.tasks("train")[0]
         empty = [Case("nothing", task, "", 0.0, "boundary"), Case("spaces", task, " \n ", 0.0, "boundary")]
         no_number = {"boxed": "\\boxed{nan}", "tag": "<answer>nan</answer>"}.get(self.answer, "nan")
-        empty.append(Case("a constant that is no number", task, no_number, 0.0, "adversarial"))
+        empty.append(Case("a constant that is not a number", task, no_number, 0.0, "adversarial"))
         if self.answer in ("tag", "boxed"):
             empty.append(Case("an answer that is not marked", task, "It is 42.", 0.0, "boundary"))
             empty.append(Case("a mark that is not closed", task, "<answer>42 \\boxed{42", 0.0, "adversarial"))
@@ -130,12 +128,12 @@ class ReasoningGym(DrawnTasks):
         return GymGrading(self)
 
     def entry(self, task: Task) -> tuple[dict[str, Any], bytes]:
-        """Return the generator's entry for a task, and its pickled settings: all that its scorer needs."""
-        split = known_split(task.uid.split("/")[-2])
-        found = self._entries[split].get(task.uid)
-        if found is None:
-            raise DataError(f"{task.uid!r} is not a task of this set: {self.dataset} with seed {self.seed}")
-        return found, pickle.dumps(self._settings(split))
+        """Return the arguments of a task's scorer: the generator's entry and its pickled settings."""
+        split = checked_split(task.uid.split("/")[-2])
+        entry = self._entries[split].get(task.uid)
+        if entry is None:
+            raise DataError(f"{task.uid!r} is not a task of {self.dataset} with seed {self.seed}")
+        return entry, pickle.dumps(self._settings(split))
 
     @cached_property
     def _entries(self) -> dict[Split, _Entries]:
@@ -154,20 +152,20 @@ class ReasoningGym(DrawnTasks):
         return dict(kept)
 
     def _settings(self, split: Split) -> dict[str, Any]:
-        # 32 bits: some generators hand the seed to numpy.
+        # 32 bits, because some generators pass the seed to numpy.
         seed = derive_seed(self.seed, "reasoning_gym", self.dataset, split) % 2**32
         return {**self.settings, "size": self.sizes[split], "seed": seed}
 
 
 class GymGrading(Environments):
-    """The generator's own scorer at work, in worker processes."""
+    """Grades by the generator's scorer, in worker processes."""
 
     def __init__(self, taskset: ReasoningGym) -> None:
         self.taskset, self.pool = taskset, GradingPool(prepare, taskset.limits)
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        """``reward`` is the scorer's score, ``correct`` is 1 from a score of 1, ``format`` is 1 if there is an answer
-        that can be scored."""
+        """Return ``reward``, the scorer's score; ``correct``, which is 1 for a score of at least 1; and ``format``,
+        which is 1 if the reply has an answer that can be scored."""
         dataset = self.taskset.dataset
         entry, settings = self.taskset.entry(task)
         given, screen = extract(answer, self.taskset.answer), SCREENS.get(dataset)
@@ -180,30 +178,31 @@ class GymGrading(Environments):
 
 
 def extract(reply: str, kind: AnswerKind) -> str | None:
-    """Return the answer in a reply, stripped; None where there is none or it is overlong."""
+    """Return the answer in a reply, stripped; None if it is missing or too long."""
+    answer: str | None
     if kind == "boxed":
-        found = last_boxed(reply)
+        answer = last_boxed(reply)
     elif kind == "tag":
         _, tag, rest = reply.rpartition("<answer>")
-        found = rest.partition("</answer>")[0] if tag and "</answer>" in rest else None
+        answer = rest.partition("</answer>")[0] if tag and "</answer>" in rest else None
     else:
-        found = reply if kind == "whole" else (reply.strip().splitlines() or [""])[-1]
-    found = (found or "").strip()
-    return found if 0 < len(found) <= MAX_CHARS else None
+        answer = reply if kind == "whole" else (reply.strip().splitlines() or [""])[-1]
+    answer = (answer or "").strip()
+    return answer if 0 < len(answer) <= MAX_CHARS else None
 
 
 def check_generator(name: str, settings: dict[str, Any]) -> None:
-    """Raises ``ConfigError`` unless the generator exists, knows the settings and may score what a model wrote."""
-    known = _generators()
-    if name not in known:
-        raise ConfigError(f"reasoning_gym has no dataset {name!r}.{did_you_mean(name, known)}")
-    kind, config = known[name]
+    """Raise ``ConfigError`` unless the generator exists, has the settings, and is safe to score a model's answers."""
+    generators = _generators()
+    if name not in generators:
+        raise ConfigError(f"data.dataset: reasoning_gym has no dataset {name!r}.{did_you_mean(name, generators)}")
+    kind, config = generators[name]
     allowed = [field for field in config.__dataclass_fields__ if field not in ("size", "seed")]
     for key in settings:
         if key not in allowed:
             raise ConfigError(
-                f"reasoning_gym dataset {name!r} has no setting {key!r}; it has: {', '.join(allowed)} "
-                "(size and seed are train_size, test_size and seed)"
+                f"data.settings: reasoning_gym dataset {name!r} has no setting {key!r}; it has: {', '.join(allowed)} "
+                "(for size and seed, set data.train_size, data.test_size and data.seed)"
             )
     evaluates = _EVALUATES.search(inspect.getsource(sys.modules[kind.__module__]))
     if name == "composite" or (evaluates and name not in SCREENS and name not in TRUSTED):
@@ -225,7 +224,7 @@ def score_in_worker(name: str, config: bytes, answer: str, entry: dict[str, Any]
         if name in CHECKS and not CHECKS[name](answer, entry):
             return {"reward": 0.0, "correct": 0.0, "format": 1.0}
         score = float(dataset.score_answer(answer=answer, entry=entry))
-    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # some scorers take only tidy answers
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError):  # some scorers fail on odd answers
         return {"reward": 0.0, "correct": 0.0, "format": 0.0, "scorer_error": 1.0}
     return {"reward": score, "correct": float(score >= 1), "format": 1.0}
 

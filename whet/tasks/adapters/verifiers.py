@@ -1,6 +1,6 @@
 """Environments of verifiers before 0.4 as task sets (``load_environment``, rubrics, ``MultiTurnEnv``, ``ToolEnv``).
 
-Their own ``rollout`` runs unchanged, as a program that calls the model over the endpoint; then their rubric scores it.
+An environment's own ``rollout`` runs as a program that calls the model over the endpoint; then its rubric scores it.
 """
 
 import functools
@@ -20,41 +20,44 @@ from whet.data.split import Tally
 from whet.tasks.base import Address, Environments, Program, Step
 from whet.tasks.splits import MAX_SIZE, Split, SplitTasks, question_key, split_train_test
 
-# What a reward function raises over an answer that it can't read, which verifiers counts as 0. All else is a failure.
+# Errors of a reward function about an answer that it can't read, which earns 0. Other errors are failures.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
-_raised: ContextVar[list[Exception]] = ContextVar("raised")  # by the reward functions of one rollout
+_raised: ContextVar[list[Exception]] = ContextVar("raised")  # errors of the reward functions of one rollout
 
 
 class Verifiers(SplitTasks):
-    """An environment of verifiers that is installed."""
+    """Tasks of an installed environment of verifiers."""
 
     environment: str
-    """Its id: the name of the module whose ``load_environment`` makes it, with dashes or underscores."""
+    """The id of the environment: the name of its module with ``load_environment``, in dashes or underscores."""
     arguments: dict[str, Any] = Field(default={})
-    """Of its ``load_environment``."""
+    """Arguments of ``load_environment``."""
     test_size: int = Field(default=200, ge=0, le=MAX_SIZE)
-    """Rows to hold out where it has none for evaluation; else at most so many of those."""
+    """Most test tasks. They are the environment's rows for evaluation or, without any, held-out training rows."""
 
     def open(self) -> "VerifiersEnvironments":
         return VerifiersEnvironments(self._loaded)
 
     @cached_property
     def _loaded(self) -> Any:
-        """The environment of verifiers. Raises ``ConfigError`` where it can't be loaded, or compares answers."""
+        """Return the environment of verifiers. Raises ``ConfigError`` if it can't be loaded or rewards whole groups."""
         try:
             import verifiers.envs.environment as module
             from verifiers.utils.env_utils import load_environment
         except ImportError as problem:
             raise ConfigError(f"verifiers is not installed ({problem}): pip install 'verifiers<0.4'") from None
-        # Its constructor takes SIGINT, SIGTERM and the exit of the process over; a run has handlers of its own.
+        # Its constructor installs handlers of SIGINT, SIGTERM and the process's exit, which would replace the run's.
         module.signal = module.atexit = SimpleNamespace(signal=_ignore, register=_ignore, SIGINT=None, SIGTERM=None)
         try:
             environment = load_environment(self.environment, **self.arguments)
         except Exception as problem:
             raise ConfigError(f"data.environment: {problem}") from problem
         if environment.rubric.has_group_rewards:
-            raise ConfigError(f"data.environment: {self.environment} rewards the answers of a group together; it can't")
-        _watch(environment.rubric)
+            raise ConfigError(
+                f"data.environment: the rubric of {self.environment} rewards the answers of a group together, which is "
+                "not supported; use an environment that rewards single answers"
+            )
+        _record_errors(environment.rubric)
         return environment
 
     def splits(self) -> dict[Split, list[Task]]:
@@ -70,7 +73,7 @@ class Verifiers(SplitTasks):
 
 
 class VerifiersEnvironments(Environments):
-    """The environment at work."""
+    """Episodes of the environment."""
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded
@@ -89,16 +92,17 @@ class Rollout(Program):
         self.loaded, self.task = loaded, task
 
     async def run(self, address: Address) -> Step:
-        """Raises what stopped the rollout, unless the model is to blame, and what a reward function raises over
-        anything but an answer that it can't read."""
+        """Return the reward and scores. Raises the error that stopped the rollout, except a tool's, and the first error
+        of a reward function that is not about an answer that it can't read."""
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
         from verifiers.errors import ToolError
 
-        async with AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0, timeout=3600) as own:
-            state = await self.loaded.rollout(self.task.data["row"], OpenAIChatCompletionsClient(own), "whet", {})
+        client = AsyncOpenAI(base_url=address.base_url, api_key=address.api_key, max_retries=0, timeout=3600)
+        async with client:
+            state = await self.loaded.rollout(self.task.data["row"], OpenAIChatCompletionsClient(client), "whet", {})
         if state.get("timed_out"):
-            raise TimeoutError(f"{self.task.uid}: the environment's timeout_seconds are over")
+            raise TimeoutError(f"{self.task.uid} took more than the environment's timeout_seconds")
         if state["error"] is not None and not isinstance(state["error"], ToolError):
             raise state["error"]
         _raised.set(raised := list[Exception]())
@@ -110,24 +114,24 @@ class Rollout(Program):
         return Step(float(state["reward"]), scores=scores | ({"scorer_error": 1.0} if raised else {}))
 
 
-def _watch(rubric: Any) -> None:
-    """Note what its reward functions raise, which verifiers makes a 0."""
+def _record_errors(rubric: Any) -> None:
+    """Wrap the rubric's reward functions to record their errors, which verifiers replaces by 0."""
 
-    def watched(function: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         async def call(*arguments: Any, **named: Any) -> Any:
             try:
-                found = function(*arguments, **named)
-                return await found if inspect.isawaitable(found) else found
+                result = function(*arguments, **named)
+                return await result if inspect.isawaitable(result) else result
             except Exception as error:
                 _raised.get([]).append(error)
                 raise
 
         return call
 
-    for one in getattr(rubric, "rubrics", ()):
-        _watch(one)
-    rubric.funcs[:] = [watched(function) for function in rubric.funcs]
+    for part in getattr(rubric, "rubrics", ()):
+        _record_errors(part)
+    rubric.funcs[:] = [recorded(function) for function in rubric.funcs]
 
 
 def _read(rows: Any, name: str) -> list[Task]:
@@ -136,11 +140,11 @@ def _read(rows: Any, name: str) -> list[Task]:
 
 
 def _messages(prompt: Any) -> list[Message]:
-    said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if any(not isinstance(one.get("content"), str) for one in said):
-        raise DataError("a prompt of the environment holds more than text")
-    return [{"role": one["role"], "content": one["content"]} for one in said]
+    conversation = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if any(not isinstance(message.get("content"), str) for message in conversation):
+        raise DataError("a prompt of the environment has contents other than text, which are not supported")
+    return [{"role": message["role"], "content": message["content"]} for message in conversation]
 
 
 def _ignore(*_: Any) -> None:
-    """Whoever opens environments closes them."""
+    """Install no handler: the run closes the environments."""

@@ -1,9 +1,9 @@
-"""Tasks that are solved by calling tools: one kind of episode for all of them, and what a seeded set of them needs.
+"""Tasks that are solved by calling tools: their base classes, and their episode.
 
-    reply with calls ──► Toolbox.answer ──► results, and the episode goes on
-    reply without    ──► ToolTasks.score of the final answer and of the state that the tools have left
+    reply with calls ──► Toolbox.answer ──► results, and the episode continues
+    reply without    ──► ToolTasks.score of the final answer and of the final state
 
-What a tool does wrong is told to the model; see ``whet/tools/toolbox.py``.
+The errors of tools are results for the model; see ``whet/tools/toolbox.py``.
 """
 
 import random
@@ -29,22 +29,22 @@ from whet.tools.toolbox import Toolbox, ToolLimits
 
 class ToolTasks(TaskSet, ABC):
     """Base of task sets whose episodes call tools. Subclasses define ``tasks``, ``state`` and ``score``, and ``gold``
-    where they know how a task is solved."""
+    if they know a solution."""
 
     system: str | None = None
-    """What the system message says."""
+    """The system message."""
     limits: ToolLimits = ToolLimits()
     tools: tuple[Annotated[ToolSource, Component(TOOL_SOURCES)], ...] = ()
     """Further tools: ``{type: functions, path: my_tools:lookup}``, ``{type: mcp, command: [my-server]}``."""
 
     @abstractmethod
     def state(self, task: Task) -> object:
-        """Return what a fresh episode calls: functions, or an object whose public methods are the tools."""
+        """Return the tools of a fresh episode: functions, or an object whose public methods are the tools."""
 
     @abstractmethod
     def score(self, task: Task, state: Any, answer: str) -> dict[str, float]:
-        """Return the scores of an episode, ``"reward"`` among them. ``answer`` is the reply that called no tool, and
-        ``state`` what ``self.state`` returned, as the calls have left it."""
+        """Return the scores of an episode, with ``"reward"`` among them. ``answer`` is the text of the last reply,
+        which called no tool; ``state`` is the object from ``self.state`` after all calls."""
 
     def make(self, task: Task) -> Environment:
         return ToolEpisode(self, task)
@@ -56,17 +56,18 @@ class ToolTasks(TaskSet, ABC):
     def cases(self) -> Sequence[Case]:
         tasks = self.tasks("train")[:8]
         nothing = [Case("says nothing and does nothing", task, "", 0.0, "bad") for task in tasks]
-        said = [reply for task in tasks[1:4] if (reply := self._said(task)) and reply != self._said(tasks[0])]
-        return [*nothing, *unearned(tasks[0], self.gold(tasks[0]), said)]
+        first = self._final_text(tasks[0])
+        others = [text for task in tasks[1:4] if (text := self._final_text(task)) and text != first]
+        return [*nothing, *unearned(tasks[0], self.gold(tasks[0]), others)]
 
-    def _said(self, task: Task) -> str:
-        """What the right answer to a task says in the end."""
+    def _final_text(self, task: Task) -> str:
+        """Return the text of the last reply of the right answer; empty without one."""
         gold = self.gold(task)
         return gold if isinstance(gold, str) else text_of(gold[-1]["content"]) if gold else ""
 
 
 class ToolEnvironments(Environments):
-    """A task set with the servers of its further tools, which start with the first episode."""
+    """A task set with further tools, whose servers start with the first episode."""
 
     def __init__(self, tasks: ToolTasks) -> None:
         self.tasks, self.servers = tasks, [source.open() for source in tasks.tools]
@@ -84,7 +85,7 @@ class ToolEpisode(Environment):
 
     def __init__(self, tasks: ToolTasks, task: Task, servers: Sequence[ToolServer] = ()) -> None:
         self.tasks, self.task, self.servers = tasks, task, servers
-        self.malformed = 0  # replies
+        self.malformed = 0  # replies with a call that can't be parsed
 
     async def start(self) -> Observation:
         self.state = self.tasks.state(self.task)
@@ -98,15 +99,15 @@ class ToolEpisode(Environment):
         if self.malformed > self.tasks.limits.max_malformed:
             return Step(0.0, scores={"correct": 0.0} | self._counts())
         if not calls and not wrong:
-            found = self.tasks.score(self.task, self.state, text_of(reply["content"]))
-            scores = checked_scores(found, self.task, self.tasks)
+            grade = self.tasks.score(self.task, self.state, text_of(reply["content"]))
+            scores = checked_scores(grade, self.task, self.tasks)
             return Step(scores.pop("reward"), scores=scores | self._counts())
-        told = await self.toolbox.answer(calls)
-        told += [
+        results = await self.toolbox.answer(calls)
+        results += [
             {"role": "tool", "name": "unreadable", "tool_call_id": "", "content": f"Error: a call can't be read: {why}"}
             for why in wrong
         ]
-        return Step(done=False, messages=told, scores=self._counts())
+        return Step(done=False, messages=results, scores=self._counts())
 
     def _counts(self) -> dict[str, float]:
         counts = {f"tool_{name}": float(count) for name, count in self.toolbox.counts.items()}
@@ -117,14 +118,14 @@ class SeededToolTasks(DrawnTasks, ToolTasks, ABC):
     """Base of tool tasks that are drawn from a seed."""
 
     examples: tuple[Example, ...] = ()
-    """What the user or a tool says, and replies to it, shown before each task as earlier turns."""
+    """Messages of the user or a tool with replies to them, which come before each task as earlier turns."""
 
     @abstractmethod
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
-        """Return a question and what solving and grading it need (``Task.data``)."""
+        """Return a question, and the data for solving and grading it (``Task.data``)."""
 
     def splits(self) -> dict[Split, list[Task]]:
-        """Raises ``ConfigError`` when the settings allow too few different tasks."""
+        """Return the tasks of both splits. Raises ``ConfigError`` if the settings allow too few different tasks."""
         name = type(self).__name__.lower()
         drawn = draw_splits(name, self.seed, self.sizes, self.draw, _key, "variety")
         return {
@@ -142,7 +143,7 @@ def _key(drawn: tuple[str, dict[str, Any]]) -> int:
 
 
 def solution(*calls: tuple[str, dict[str, Any]], answer: str) -> Answer:
-    """Return the replies that make calls, one a reply, and then answer."""
+    """Return replies that each make one of the calls, and a last reply with the answer."""
     replies: list[Message] = [
         {"role": "assistant", "content": "", "tool_calls": [checked_call({"name": name, "arguments": arguments}, 0)]}
         for name, arguments in calls
@@ -156,8 +157,8 @@ def right_or_wrong(right: bool) -> dict[str, float]:
 
 
 def says(answer: str, expected: str) -> bool:
-    """Return whether the last line of an answer is the expected one, but for letter case, commas in numbers, bold and a
-    full stop. What else stands there is not searched: naming every possible answer is not an answer.
+    """Return whether the last line of an answer is the expected text, apart from letter case, commas in numbers, bold
+    type and a full stop. The line must hold nothing else, so that naming every possible answer earns nothing.
 
     >>> says("Let me see.\\n\\n**1,204.**", "1204"), says("1203 or 1204", "1204")
     (True, False)

@@ -1,4 +1,4 @@
-"""Terms too long for the head, and a calculator."""
+"""Arithmetic with a calculator: terms that are too long for mental arithmetic."""
 
 import ast
 import operator
@@ -26,7 +26,7 @@ class Calculator(SeededToolTasks):
     terms: int = Field(default=2, ge=2, le=10)
     """Numbers per problem."""
     digits: int = Field(default=4, ge=1, le=30)
-    """Digits of the longest number."""
+    """Most digits of a number."""
 
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
         numbers = [rng.randrange(10 ** rng.randint(1, self.digits)) for _ in range(self.terms)]

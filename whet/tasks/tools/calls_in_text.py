@@ -1,5 +1,5 @@
-"""Whether a reply invokes a tool, in whatever form: as parsed calls, as calls that can't be read, or in text that a
-parser for another model's form would take for a call. Thoughts don't count."""
+"""Detection of tool calls in any form: parsed calls, calls that can't be parsed, and text that a parser for another
+model's format would read as a call. Thoughts don't count."""
 
 import re
 from collections.abc import Collection
@@ -15,7 +15,7 @@ _TAGS = re.compile(
     r"|```(?:tool_code|tool_call|tool_outputs?)\b|^Action:.*\n+Action Input:|\bto=functions\.",
     re.IGNORECASE | re.MULTILINE,
 )
-# A line that is nothing but the call of a tool that models are often given. Code in a fence is an answer in text.
+# Names of common tools. A line that is only a call of one counts; code in a fence is part of an answer.
 _TOOLS = (
     r"python|run_python|execute_?\w*|run_code|code_interpreter|calculat(?:e|or)|calc"
     r"|wolfram\w*|browser?|fetch|\w*search"
@@ -24,11 +24,12 @@ _LINE = r"^[^\S\n]*\[?(?:print\()?(?:\w+\.){{0,4}}(?:{names})\([^\n]{{0,2000}}\)
 _NAMED = re.compile(
     r"\[?[A-Za-z_][\w.]{0,80}\(\s*[A-Za-z_]\w{0,80}\s*=[^\n]{0,2000}\)\]?"
 )  # name(key=value), and no more
-_BARE, _MOST = ReplyFormat(CallFormat("json")), 20_000  # characters that are searched
+_BARE = ReplyFormat(CallFormat("json"))
+_MOST = 20_000  # characters of a reply that are searched
 
 
 def invokes_tool(reply: Message, declared: Collection[str] = ()) -> bool:
-    """Return whether the reply calls a tool; ``declared`` are names whose calls are known in plain text too.
+    """Return whether the reply calls a tool. ``declared``: names of tools whose calls in plain text count, too.
 
     >>> invokes_tool({"role": "assistant", "content": 'search("weather in Oslo")'})
     True
@@ -42,8 +43,8 @@ def invokes_tool(reply: Message, declared: Collection[str] = ()) -> bool:
 
 def _in_text(content: str, declared: Collection[str]) -> bool:
     text = content[:_MOST]
-    found = _BARE.parse(text)
-    if _TAGS.search(text) or "tool_calls" in found or "malformed_calls" in found or _NAMED.fullmatch(text.strip()):
+    parsed = _BARE.parse(text)
+    if _TAGS.search(text) or "tool_calls" in parsed or "malformed_calls" in parsed or _NAMED.fullmatch(text.strip()):
         return True
     names = "|".join([_TOOLS, *(re.escape(name.rpartition(".")[2]) for name in declared)])
     prose = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Questions whose answers stand in a few texts among many, to be found by search (BM25)."""
+"""Search in a corpus (BM25): questions whose answers are in one or two of many texts."""
 
 import random
 from functools import cached_property
@@ -18,15 +18,15 @@ _SYLLABLES = ("ba", "dor", "el", "fin", "gra", "hul", "ka", "lor", "mi", "nau", 
 _RIVERS, _GOODS = ("Ard", "Belo", "Corin", "Dwell", "Esk"), ("salt", "glass", "wool", "copper", "paper", "honey")
 _ASKED = {"year": "In which year was {} founded?", "river": "On which river is {}?", "goods": "What is {} known for?"}
 _TEXT = "{name} is a town on the river {river}. It was founded in {year} and is known for its {goods}."
-_SHOWN = 3  # texts of a search
+_SHOWN = 3  # most results of a search
 
 
 class CorpusSearch(SeededToolTasks):
-    """Who founded the town where Kalor Vemi was born? Needs one search, or two in a row."""
+    """In which year was the town founded where Kalor Vemi was born? Needs one search, or two in sequence."""
 
     system: str | None = "Search, then give the answer alone."
     towns: int = Field(default=1000, ge=5, le=2000)
-    """Texts about towns; there are as many about people."""
+    """Number of texts about towns, and of texts about people."""
 
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
         person = rng.choice(self._people)
@@ -62,7 +62,7 @@ class CorpusSearch(SeededToolTasks):
     @cached_property
     def _index(self) -> "Index":
         texts = [_TEXT.format(**town) for town in self._towns]
-        texts += [f"{one['name']} was born in {self._towns[one['town']]['name']}." for one in self._people]
+        texts += [f"{person['name']} was born in {self._towns[person['town']]['name']}." for person in self._people]
         return Index(texts)
 
     def open(self) -> Environments:
@@ -76,7 +76,8 @@ class CorpusSearch(SeededToolTasks):
         return right_or_wrong(says(answer, task.data["answer"]))
 
     def gold(self, task: Task) -> Answer:
-        return solution(*(("search", {"query": one}) for one in task.data["searches"]), answer=task.data["answer"])
+        searches = (("search", {"query": query}) for query in task.data["searches"])
+        return solution(*searches, answer=task.data["answer"])
 
 
 class Index:
@@ -94,15 +95,16 @@ class Index:
         Args:
             query: A few words
         """
-        found, scores = self._index.retrieve(self._words([query]), k=min(_SHOWN, len(self._texts)), show_progress=False)
-        return [self._texts[number] for number, score in zip(found[0], scores[0], strict=True) if score > 0]
+        count = min(_SHOWN, len(self._texts))
+        numbers, scores = self._index.retrieve(self._words([query]), k=count, show_progress=False)
+        return [self._texts[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
 
     def _words(self, texts: list[str]) -> Any:
         return self._bm25s.tokenize(texts, stopwords="en", show_progress=False)
 
 
 def _names(rng: random.Random, count: int, syllables: int) -> list[str]:
-    """Return so many names, no two alike."""
+    """Return ``count`` different names."""
     names = dict[str, None]()
     while len(names) < count:
         names["".join(rng.choices(_SYLLABLES, k=syllables)).capitalize()] = None

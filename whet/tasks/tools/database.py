@@ -1,4 +1,4 @@
-"""Questions whose answers stand in an SQLite database, to be asked in SQL."""
+"""Questions about an SQLite database, which is queried in SQL."""
 
 import random
 import sqlite3
@@ -28,7 +28,7 @@ _QUESTIONS = {
     "For how much was {product} sold by people in {city}?": "SELECT IFNULL(SUM(amount), 0) FROM orders JOIN staff "
     "ON staff.id = seller WHERE product = '{product}' AND city = '{city}'",
 }
-_STEPS, _ROWS, _BYTES = 2_000_000, 20, 100_000  # of a query: of SQLite's machine, shown, of one value
+_STEPS, _ROWS, _BYTES = 2_000_000, 20, 100_000  # limits of a query: virtual machine steps, rows shown, bytes of a value
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 
 
@@ -37,9 +37,9 @@ class Database(SeededToolTasks):
 
     system: str | None = f"Answer with a query of this SQLite database. {'; '.join(_TABLES)}. Give the answer alone."
     databases: int = Field(default=20, ge=1, le=1000)
-    """With other rows each."""
+    """Number of databases, each with different rows."""
     staff: int = Field(default=60, ge=10, le=10_000)
-    """Rows of the table of people; that of their orders has three times as many."""
+    """Rows of the table ``staff``. The table ``orders`` has three times this number."""
 
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
         question, query = rng.choice(list(_QUESTIONS.items()))
@@ -47,16 +47,17 @@ class Database(SeededToolTasks):
         values["pay"] = str(rng.randrange(2_000, 9_000, 100))
         query = query.format(**values)
         number = rng.randrange(self.databases)
-        answer = self._filled[number].execute(query).fetchone() or ("nobody",)
+        answer = self._filled[number].execute(query).fetchone() or ("none",)
         return question.format(**values), {"database": number, "query": query, "answer": str(answer[0])}
 
     @cached_property
     def _filled(self) -> list[sqlite3.Connection]:
-        return [self._fill(random.Random(derive_seed(self.seed, "database", one))) for one in range(self.databases)]
+        seeds = (derive_seed(self.seed, "database", number) for number in range(self.databases))
+        return [self._fill(random.Random(seed)) for seed in seeds]
 
     def _fill(self, rng: random.Random) -> sqlite3.Connection:
         database = sqlite3.connect(":memory:", check_same_thread=False)
-        salaries = rng.sample(range(2_000, 9_000 + self.staff), self.staff)  # no two alike: one person earns most
+        salaries = rng.sample(range(2_000, 9_000 + self.staff), self.staff)  # all different: one person earns most
         database.executescript(";".join(_TABLES))
         for number, salary in enumerate(salaries):
             person = (number, f"{rng.choice(NAMES)}{number}", rng.choice(_DEPARTMENTS), rng.choice(_CITIES), salary)
@@ -78,12 +79,12 @@ class Database(SeededToolTasks):
 
 
 def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:
-    """Reading, but for two functions that take seconds for a wide field."""
+    """Allow reading, without two functions that take seconds for a wide field."""
     return sqlite3.SQLITE_OK if action in _READING and name not in ("printf", "format") else sqlite3.SQLITE_DENY
 
 
 class Queries:
-    """A copy of a database, to be read."""
+    """A read-only copy of a database."""
 
     def __init__(self, content: bytes) -> None:
         self._database = sqlite3.connect(":memory:", check_same_thread=False)  # one call at a time

@@ -1,5 +1,5 @@
-"""Prompts to be answered without a tool, because none is declared or none fits: BFCL's irrelevance rows, or made up.
-The share of replies that invoke one all the same is the rate of tool hallucination: 1 - accuracy."""
+"""Tool hallucination: prompts without a suitable tool, from BFCL's irrelevance rows or generated. The rate of tool
+hallucination, the share of replies that call a tool nevertheless, is 1 - accuracy."""
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,8 +18,8 @@ from whet.tasks.tools.calls_in_text import invokes_tool
 
 _TYPES = {"dict": "object", "float": "number", "double": "number", "tuple": "array", "list": "array", "any": None}
 _CITIES = ["Oslo", "Lima", "Cairo", "Quito", "Hanoi", "Dakar", "Perth", "Turin", "Kyoto", "Leeds", "Malmo", "Porto"]
-# What is asked, and a tool that would help: its name, what it does and its argument.
-_WISHES = (
+# A request, and a tool that would help: its name, description and argument.
+_REQUESTS = (
     ("What is the weather in {city} on day {n} of this month?", "get_weather", "Tell the weather of a place", "place"),
     ("What is {n} times {m}, plus the number of letters in {city}?", "calculator", "Work out a term", "term"),
     ("Search the web for {n} hotels in {city} below {m} dollars.", "web_search", "Search the web", "query"),
@@ -29,37 +29,37 @@ _WISHES = (
     ("What was the price of {city} Steel's share {n} days ago?", "stock_price", "Look up a share", "company"),
     ("Convert {m} crowns to dollars at the rate of {city}, for {n} people.", "convert", "Convert money", "amount"),
 )  # fmt: skip
-_NARROW = ("get_weather", "book_table", "send_mail", "stock_price")  # tools that help with nothing else
+_NARROW = ("get_weather", "book_table", "send_mail", "stock_price")  # tools that help with one request only
 
 
 class IrrelevantTools(Row):
-    """A row of BFCL: the turns of a conversation, and functions that don't help."""
+    """A row of BFCL: the turns of a conversation, and functions that don't help with it."""
 
     question: list[list[dict[str, str]]] = Field(min_length=1)
     function: list[dict[str, Any]]
 
 
 class ToolHallucination(SourcedTasks):
-    """An answer in words earns 1, an invocation of a tool in any form 0."""
+    """Requests without a suitable tool. An answer in words earns 1, a tool call in any form 0."""
 
     name: ClassVar[str] = "tool_hallucination"
 
     declare: Literal["none", "unfit"] = "none"
-    """The tools that the model is told of: none, or some that don't help with what is asked."""
+    """The tools that are declared to the model: none, or tools that don't help with the request."""
 
     def read(self, path: str) -> list[Task]:
         rows = read_rows(path, IrrelevantTools, self.columns)
-        return [self._task([self._message(said) for said in row.question[0]], map(_tool, row.function)) for row in rows]
+        return [self._task([_message(turn) for turn in row.question[0]], map(_tool, row.function)) for row in rows]
 
     def draw(self, rng: random.Random) -> Task:
-        wish = rng.choice(_WISHES)
-        other = rng.choice([one for one in _WISHES if one[1] in _NARROW and one != wish])
+        request = rng.choice(_REQUESTS)
+        other = rng.choice([other for other in _REQUESTS if other[1] in _NARROW and other != request])
         numbers = {"n": rng.randint(2, 60), "m": rng.randint(61, 999), "hour": rng.randint(1, 12)}
         _, name, description, argument = other
         properties = {argument: {"type": "string"}}
         schema = {"type": "object", "properties": properties, "required": [argument]}
         tool = {"name": name, "description": description, "parameters": schema}
-        return self._task(self.ask(wish[0].format(city=rng.choice(_CITIES), **numbers)), [_tool(tool)])
+        return self._task(self.ask(request[0].format(city=rng.choice(_CITIES), **numbers)), [_tool(tool)])
 
     def gold(self, task: Task) -> str:
         return "I can't do that: I have no tool for it."
@@ -82,7 +82,7 @@ class ToolHallucination(SourcedTasks):
         yield "adversarial", "the right answer and a call", "It is 25.\n<function=add>1</function>", 0.0
 
     def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
-        """None: any words are right here."""
+        """Return no cases, because any words are right."""
         return ()
 
     def cases(self) -> Sequence[Case]:
@@ -92,15 +92,12 @@ class ToolHallucination(SourcedTasks):
     def make(self, task: Task) -> Environment:
         return Unaided(task)
 
-    def _message(self, said: dict[str, str]) -> Message:
-        return {"role": said["role"], "content": said["content"]}
-
     def _task(self, prompt: list[Message], tools: Iterator[dict[str, Any]] | list[dict[str, Any]]) -> Task:
         return Task("", prompt, {"tools": list(tools) if self.declare == "unfit" else []})
 
 
 class Unaided(Environment):
-    """One reply, which is not to call anything."""
+    """An episode of one reply, which must not call a tool."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -115,8 +112,12 @@ class Unaided(Environment):
         return Step(float(answers), scores=scores)
 
 
+def _message(turn: dict[str, str]) -> Message:
+    return {"role": turn["role"], "content": turn["content"]}
+
+
 def _tool(function: dict[str, Any]) -> dict[str, Any]:
-    """Return a function of BFCL, whose types are Python's, as chat templates take it."""
+    """Return the JSON schema of a function of BFCL, which has Python's types."""
     return {"type": "function", "function": function | {"parameters": _schema(function.get("parameters", {}))}}
 
 
@@ -125,8 +126,8 @@ def _schema(given: Any) -> Any:
         return [_schema(part) for part in given]
     if not isinstance(given, dict):
         return given
-    found = {key: _schema(part) for key, part in given.items()}
-    kind = found.get("type")
+    schema = {key: _schema(part) for key, part in given.items()}
+    kind = schema.get("type")
     if isinstance(kind, str) and kind in _TYPES:
-        found |= {"type": _TYPES[kind]}
-    return {key: part for key, part in found.items() if key != "type" or part is not None}
+        schema |= {"type": _TYPES[kind]}
+    return {key: part for key, part in schema.items() if key != "type" or part is not None}

@@ -1,8 +1,9 @@
-"""Requests to an office: small seeded ones, or the files of WorkBench (arXiv 2405.00823, olly-styles/WorkBench).
+"""Office work: requests that are generated from a seed, or the files of WorkBench (arXiv 2405.00823,
+olly-styles/WorkBench).
 
-What counts is the state of all tables at the end, regardless of the order of calls and rows and of the ids of what is
-new: it has to be the one that the right calls leave. Where those change nothing, doing nothing is not enough: the
-policy has to have looked into a table that the request is about.
+An episode is right if its final tables equal the tables after the right calls, regardless of the order of calls and
+rows and of the ids of new rows. If the right calls change nothing, the policy must also have read a table that the
+request is about.
 """
 
 import ast
@@ -28,13 +29,13 @@ from whet.tools.toolbox import ToolLimits
 
 Calls = list[tuple[str, dict[str, Any]]]
 _FILES = ("emails", "calendar_events", "project_tasks", "customer_relationship_manager_data", "analytics_data")
-_LOOKS = ("search_emails", "search_events", "search_tasks", "search_customers", "total_visits_count")
+_SEARCHES = ("search_emails", "search_events", "search_tasks", "search_customers", "total_visits_count")
 _QUERIES = "_queries_and_answers.csv"
-_SHORT = {"crm": "customer_relationship_manager"}  # in the column domains
+_SHORT = {"crm": "customer_relationship_manager"}  # abbreviations in the column "domains"
 _PEOPLE = ("aisha.chen", "carlos.rodriguez", "dmitri.ivanov", "fatima.khan", "kofi.mensah", "nia.johnson")
 _TOPICS = ("budget", "launch", "hiring", "website", "training", "roadmap")
 _NAMES = ("Alex Brown", "Jordan Garcia", "Quinn Harris", "Riley Jackson", "Taylor White", "Casey Lopez")
-# Of each table: what is asked, which rows that is about, and the call for each of them.
+# For each table: the request, the fields of the rows it is about, and the call for each of these rows.
 _REQUESTS: dict[str, tuple[str, Row, str, Row]] = {
     "email": ("Delete all mails from {one}.", {"sender/recipient": "{one_at}"}, "delete_email", {"email_id": "{id}"}),
     "calendar": (
@@ -59,25 +60,26 @@ _REQUESTS: dict[str, tuple[str, Row, str, Row]] = {
 
 
 class OfficeTasks(SeededToolTasks):
-    """Give all of kofi's tasks that are in progress to nia. Solved by a search, and the calls it leads to."""
+    """Give all of kofi's tasks that are in progress to nia. Solved by a search, and a call for each row it returns."""
 
     system: str | None = (
         f"You work in an office. It is Thursday, {NOW}. Do what is asked with the tools, and nothing else."
     )
     limits: ToolLimits = ToolLimits(max_calls=40)
     path: str | None = None
-    """A folder with WorkBench's files; None: small offices are made up."""
+    """A folder with WorkBench's files; None: small offices are generated."""
     offices: int = Field(default=60, ge=1, le=1000)
-    """That are made up, with other rows each."""
+    """Number of generated offices, each with different rows."""
     rows: int = Field(default=30, ge=1, le=1000)
-    """Of each table of an office that is made up."""
+    """Rows of each table of a generated office."""
 
     @cached_property
     def _offices(self) -> list[Tables]:
         if self.path is not None:
             names = zip(TABLES, _FILES, strict=True)
             return [{table: _read(Path(self.path) / f"{name}.csv") for table, name in names}]
-        return [made_up(random.Random(derive_seed(self.seed, "office", one)), self.rows) for one in range(self.offices)]
+        seeds = (derive_seed(self.seed, "office", number) for number in range(self.offices))
+        return [generated(random.Random(seed), self.rows) for seed in seeds]
 
     def splits(self) -> dict[Split, list[Task]]:
         return super().splits() if self.path is None else self._published(Path(self.path))
@@ -87,32 +89,34 @@ class OfficeTasks(SeededToolTasks):
             row.get("query", ""): (file, row) for file in sorted(folder.glob(f"*{_QUERIES}")) for row in _read(file)
         }
         if not rows:
-            raise DataError(f"{folder} holds no file *{_QUERIES}")
+            raise DataError(f"data.path: {folder} has no file *{_QUERIES}")
         tasks = []
         for query in sorted(rows, key=question_key):
             file, row = rows[query]
             where = f"{file}: {query!r}"
             calls = _parsed(row.get("answer", ""), where)
-            _made(Office(self._offices[0]), calls, where)
+            _make_calls(Office(self._offices[0]), calls, where)
             data = {"office": 0, "tables": _tables(row, file, where), "calls": calls}
             tasks.append(Task(f"office/{query}", messages(self.system, query), data))
         return {"train": tasks[self.test_size :][: self.train_size], "test": tasks[: self.test_size]}
 
     def draw(self, rng: random.Random) -> tuple[str, dict[str, Any]]:
-        office, table, (one, two) = rng.randrange(self.offices), rng.choice(TABLES), rng.sample(_PEOPLE, 2)
+        office, table, (owner, other) = rng.randrange(self.offices), rng.choice(TABLES), rng.sample(_PEOPLE, 2)
         if table == "analytics":
             day = _day(-rng.randint(1, 60))
             plot = {"time_min": day, "time_max": NOW[:10], "value_to_plot": "total_visits", "plot_type": "bar"}
             data = {"office": office, "tables": [table], "calls": [("analytics_create_plot", plot)]}
             return f"Make a bar chart of total visits from {day} to today.", data
         request, about, tool, arguments = _REQUESTS[table]
-        values = {"one": one.split(".")[0], "two": two.split(".")[0], "one_at": _address(one), "two_at": _address(two)}
+        values = {
+            "one": owner.split(".")[0], "two": other.split(".")[0], "one_at": _address(owner), "two_at": _address(other)
+        }  # fmt: skip
         calls = []
         for row in self._offices[office][table]:
-            if all(row[field] == wanted.format(**values) for field, wanted in about.items()):
-                own = next(iter(row.values()))
+            if all(row[field] == value.format(**values) for field, value in about.items()):
+                row_id = next(iter(row.values()))
                 calls.append(
-                    (f"{table}_{tool}", {key: part.format(id=own, **values) for key, part in arguments.items()})
+                    (f"{table}_{tool}", {key: part.format(id=row_id, **values) for key, part in arguments.items()})
                 )
         return request.format(**values), {"office": office, "tables": [table], "calls": calls}
 
@@ -122,47 +126,43 @@ class OfficeTasks(SeededToolTasks):
     def score(self, task: Task, state: Office, answer: str) -> dict[str, float]:
         expected = self.state(task)
         before = expected._content()
-        _made(expected, task.data["calls"], task.uid)
+        _make_calls(expected, task.data["calls"], task.uid)
         changed = expected._content() != before
-        looked = not state._looked.isdisjoint(task.data["tables"])
-        return right_or_wrong(state._content() == expected._content() and (changed or looked))
+        read = not state._tables_read.isdisjoint(task.data["tables"])
+        return right_or_wrong(state._content() == expected._content() and (changed or read))
 
     def gold(self, task: Task) -> Answer:
-        looks = [(f"{table}_{_LOOKS[TABLES.index(table)]}", dict[str, Any]()) for table in task.data["tables"]]
-        return solution(*looks, *map(tuple, task.data["calls"]), answer="Done.")
+        searches = [(f"{table}_{_SEARCHES[TABLES.index(table)]}", dict[str, Any]()) for table in task.data["tables"]]
+        return solution(*searches, *map(tuple, task.data["calls"]), answer="Done.")
 
 
-def made_up(rng: random.Random, rows: int) -> Tables:
-    """Return the tables of a small office."""
+def generated(rng: random.Random, rows: int) -> Tables:
+    """Return the tables of a small office, drawn from ``rng``."""
     tables: Tables = {table: [] for table in TABLES}
     for number in range(rows):
-        own, person, topic, other = (
-            f"{number:08}",
-            _address(rng.choice(_PEOPLE)),
-            rng.choice(_TOPICS),
-            rng.choice(_NAMES),
-        )
+        row_id, person = f"{number:08}", _address(rng.choice(_PEOPLE))
+        topic, customer = rng.choice(_TOPICS), rng.choice(_NAMES)
         past, later = _day(-rng.randint(0, 60)), _day(rng.randint(1, 30))
         clock = f"{rng.randint(9, 17):02}:{rng.choice((0, 30)):02}:00"
         tables["email"].append(
-            {"email_id": own, "inbox/outbox": "inbox", "sender/recipient": person, "subject": f"Update on {topic}",
+            {"email_id": row_id, "inbox/outbox": "inbox", "sender/recipient": person, "subject": f"Update on {topic}",
              "sent_datetime": f"{past} {clock}", "body": f"There is news about the {topic}."}
         )  # fmt: skip
         tables["calendar"].append(
-            {"event_id": own, "event_name": f"{topic} meeting", "participant_email": person,
+            {"event_id": row_id, "event_name": f"{topic} meeting", "participant_email": person,
              "event_start": f"{later} {clock}", "duration": str(rng.choice((30, 60)))}
         )  # fmt: skip
         tables["project_management"].append(
-            {"task_id": own, "task_name": f"Plan the {topic}", "assigned_to_email": person,
+            {"task_id": row_id, "task_name": f"Plan the {topic}", "assigned_to_email": person,
              "list_name": rng.choice(get_args(TaskList)), "due_date": later, "board": "Design"}
         )  # fmt: skip
         tables["customer_relationship_manager"].append(
-            {"customer_id": own, "customer_name": other, "assigned_to_email": person, "customer_email": "",
+            {"customer_id": row_id, "customer_name": customer, "assigned_to_email": person, "customer_email": "",
              "customer_phone": "", "last_contact_date": past, "product_interest": "Software",
              "status": rng.choice(get_args(CustomerStatus)), "notes": "", "follow_up_by": later}
         )  # fmt: skip
         tables["analytics"].append(
-            {"visitor_id": own, "date_of_visit": past, "page_views": "3", "session_duration_seconds": "20",
+            {"visitor_id": row_id, "date_of_visit": past, "page_views": "3", "session_duration_seconds": "20",
              "traffic_source": "direct", "user_engaged": "True"}
         )  # fmt: skip
     return tables
@@ -185,8 +185,8 @@ def _read(path: Path) -> list[Row]:
 
 
 def _tables(row: Row, file: Path, where: str) -> list[str]:
-    """Return the tables that a published request is about: those of its column ``domains``, else the one that its file
-    is called by."""
+    """Return the tables that a published request is about: the tables in its column ``domains``, else the table that
+    its file is named after."""
     given = row.get("domains") or repr([file.name.removesuffix(_QUERIES)])
     try:
         named = ast.literal_eval(given)
@@ -194,30 +194,30 @@ def _tables(row: Row, file: Path, where: str) -> list[str]:
     except (SyntaxError, ValueError, TypeError):
         tables = [given]
     if not tables or not set(tables) <= set(TABLES):
-        raise DataError(f"{where}: the request must be about some of {', '.join(TABLES)}, not {given}")
+        raise DataError(f"{where}: column 'domains' must name some of {', '.join(TABLES)}, not {given}")
     return tables
 
 
-def _made(office: Office, calls: Calls, where: str) -> None:
-    """Make the right calls. Raises ``DataError`` for one that can't be made."""
+def _make_calls(office: Office, calls: Calls, where: str) -> None:
+    """Make the right calls. Raises ``DataError`` for a call that fails."""
     for name, arguments in calls:
         try:
             getattr(office, "" if name.startswith("_") else name)(**arguments)
         except (AttributeError, TypeError, KeyError, ToolError) as problem:
-            raise DataError(f"{where}: the call of {name} in the answer can't be made: {problem}") from None
+            raise DataError(f"{where}: the call of {name} in column 'answer' fails: {problem}") from None
 
 
 def _parsed(answer: str, where: str) -> Calls:
-    """Return the calls that a list of texts spells, such as ``email.delete_email.func(email_id="00000479")``."""
+    """Return the calls in a list of texts such as ``email.delete_email.func(email_id="00000479")``."""
     try:
         calls = [ast.parse(text, mode="eval").body for text in ast.literal_eval(answer)]
         return [
             (
                 ast.unparse(call.func).removesuffix(".func").replace(".", "_"),
-                {str(one.arg): ast.literal_eval(one.value) for one in call.keywords},
+                {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords},
             )
             for call in calls
             if isinstance(call, ast.Call)
         ]
     except (SyntaxError, ValueError, TypeError) as problem:
-        raise DataError(f"{where}: the answer is not a list of calls: {problem}") from None
+        raise DataError(f"{where}: column 'answer' is not a list of calls: {problem}") from None

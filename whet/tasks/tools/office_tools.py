@@ -1,5 +1,5 @@
-"""An office in the manner of WorkBench (arXiv 2405.00823): mails, meetings, tasks, customers and the visits of a
-website, in tables that 27 tools read and change. Knows no task."""
+"""An office like WorkBench's (arXiv 2405.00823): tables of mails, meetings, tasks, customers and visits of a website,
+and the 27 tools that read and change them."""
 
 import statistics
 from collections import Counter
@@ -13,7 +13,7 @@ Tables = dict[str, list[Row]]
 NOW = "2023-11-30 00:00:00"
 TABLES = ("email", "calendar", "project_management", "customer_relationship_manager", "analytics")
 _IDS = dict(zip(TABLES, ("email_id", "event_id", "task_id", "customer_id", "visitor_id"), strict=True))
-_SHOWN = 5  # rows of a search
+_SHOWN = 5  # most rows of a search
 
 EmailField = Literal["subject", "sender/recipient", "sent_datetime", "body", "inbox/outbox"]
 EventField = Literal["event_name", "participant_email", "event_start", "duration"]
@@ -44,57 +44,57 @@ class Office:
     def __init__(self, tables: Tables) -> None:
         changed = {name: [dict(row) for row in rows] for name, rows in tables.items() if name != "analytics"}
         self._tables: Tables = {**tables, **changed, "plots": []}
-        self._known = {name: {row[_IDS[name]] for row in rows} for name, rows in changed.items()}
-        self._looked = set[str]()  # tables of which something was read
+        self._first_ids = {name: {row[_IDS[name]] for row in rows} for name, rows in changed.items()}
+        self._tables_read = set[str]()
         people = (
             row.get("participant_email") or row.get("assigned_to_email") for rows in tables.values() for row in rows
         )
         self._people = sorted({person for person in people if person})
 
     def _content(self) -> Counter[tuple[tuple[str, str], ...]]:
-        """Return all that can be changed, regardless of letter case and order, and of the ids of what is new."""
+        """Return all that tools can change, regardless of letter case, order, and the ids of new rows."""
         rows = Counter[tuple[tuple[str, str], ...]]()
-        for name in (*self._known, "plots"):
+        for name in (*self._first_ids, "plots"):
             for row in self._tables[name]:
-                new = name == "plots" or row[_IDS[name]] not in self._known[name]
+                new = name == "plots" or row[_IDS[name]] not in self._first_ids[name]
                 kept = {
                     key: value.strip().casefold() for key, value in row.items() if not (new and key == _IDS.get(name))
                 }
                 rows[("table", name), *sorted(kept.items())] += 1
         return rows
 
-    def _row(self, table: str, own: str) -> Row:
+    def _row(self, table: str, row_id: str) -> Row:
         for row in self._tables[table]:
-            if row[_IDS[table]] == own:
+            if row[_IDS[table]] == row_id:
                 return row
-        raise ToolError(f"there is no {_IDS[table]} {own!r}")
+        raise ToolError(f"there is no {_IDS[table]} {row_id!r}")
 
-    def _read(self, table: str, own: str, field: str) -> Row:
-        row = {field: self._row(table, own)[field]}
-        self._looked.add(table)
+    def _read(self, table: str, row_id: str, field: str) -> Row:
+        row = {field: self._row(table, row_id)[field]}
+        self._tables_read.add(table)
         return row
 
     def _search(self, table: str, keep: Callable[[Row], bool]) -> list[Row]:
-        self._looked.add(table)
+        self._tables_read.add(table)
         return [row for row in self._tables[table] if keep(row)]
 
     def _add(self, table: str, **values: str) -> str:
-        own = f"{max((int(row[_IDS[table]]) for row in self._tables[table]), default=0) + 1:08}"
-        self._tables[table].append({_IDS[table]: own, **self._checked(values)})
-        return own
+        row_id = f"{max((int(row[_IDS[table]]) for row in self._tables[table]), default=0) + 1:08}"
+        self._tables[table].append({_IDS[table]: row_id, **self._checked(values)})
+        return row_id
 
-    def _update(self, table: str, own: str, field: str, value: str) -> None:
-        self._row(table, own).update(self._checked({field: value}))
+    def _update(self, table: str, row_id: str, field: str, value: str) -> None:
+        self._row(table, row_id).update(self._checked({field: value}))
 
-    def _delete(self, table: str, own: str) -> None:
-        self._tables[table].remove(self._row(table, own))
+    def _delete(self, table: str, row_id: str) -> None:
+        self._tables[table].remove(self._row(table, row_id))
 
     def _checked(self, values: dict[str, str]) -> dict[str, str]:
         for field, value in values.items():
             if field in _ALLOWED and value not in _ALLOWED[field]:
                 raise ToolError(f"{field} must be one of {', '.join(_ALLOWED[field])}")
             if field == "assigned_to_email" and value.lower() not in self._people:
-                raise ToolError(f"{value!r} is not the address of anybody here")
+                raise ToolError(f"{value!r} is not an address of the company directory")
         return values
 
     def company_directory_find_email_address(self, name: str) -> list[str]:
@@ -108,9 +108,9 @@ class Office:
     def email_search_emails(self, query: str = "", date_min: str = "", date_max: str = "9999") -> list[Row]:
         """Return the newest 5 mails with all words of the query, from one date (YYYY-MM-DD) to another."""
         words = query.lower().split()
-        found = self._search("email", lambda row: all(word in " ".join(row.values()).lower() for word in words))
-        found = [row for row in found if date_min[:10] <= row["sent_datetime"][:10] <= date_max[:10]]
-        return sorted(found, key=lambda row: row["sent_datetime"], reverse=True)[:_SHOWN]
+        rows = self._search("email", lambda row: all(word in " ".join(row.values()).lower() for word in words))
+        rows = [row for row in rows if date_min[:10] <= row["sent_datetime"][:10] <= date_max[:10]]
+        return sorted(rows, key=lambda row: row["sent_datetime"], reverse=True)[:_SHOWN]
 
     def email_send_email(self, recipient: str, subject: str, body: str) -> None:
         """Send a mail."""
@@ -141,14 +141,14 @@ class Office:
         """Return the first 5 meetings whose name or participant contains the query, from one time (YYYY-MM-DD HH:MM:SS)
         to another."""
         asked = query.lower()
-        found = self._search(
+        rows = self._search(
             "calendar", lambda row: asked in row["event_name"].lower() or asked in row["participant_email"].lower()
         )
-        found = [row for row in found if time_min <= row["event_start"] <= time_max]
-        return sorted(found, key=lambda row: row["event_start"])[:_SHOWN]
+        rows = [row for row in rows if time_min <= row["event_start"] <= time_max]
+        return sorted(rows, key=lambda row: row["event_start"])[:_SHOWN]
 
     def calendar_create_event(self, event_name: str, participant_email: str, event_start: str, duration: int) -> str:
-        """Create a meeting, of so many minutes. Returns its id."""
+        """Create a meeting, with its duration in minutes. Returns its id."""
         values = {"participant_email": participant_email.lower(), "event_start": event_start, "duration": str(duration)}
         return self._add("calendar", event_name=event_name, **values)
 
@@ -197,10 +197,10 @@ class Office:
     ) -> list[Row]:
         """Return the customers whose fields contain what is given, last spoken to up to a date (YYYY-MM-DD)."""
         asked = {"customer_name": customer_name, "customer_email": customer_email, "product_interest": product_interest}
-        found = self._matching(
+        rows = self._matching(
             "customer_relationship_manager", {**asked, "status": status, "assigned_to_email": assigned_to_email}
         )
-        return [row for row in found if row["last_contact_date"] <= last_contact_date_max]
+        return [row for row in rows if row["last_contact_date"] <= last_contact_date_max]
 
     def customer_relationship_manager_add_customer(
         self, customer_name: str, assigned_to_email: str, status: CustomerStatus, product_interest: str = ""
@@ -238,8 +238,8 @@ class Office:
         self, traffic_source: Source, time_min: str = "", time_max: str = "9999"
     ) -> dict[str, int]:
         """Return the number of visits of each day that came from a source."""
-        found = self._visits(time_min, time_max)
-        return Counter(row["date_of_visit"] for row in found if row["traffic_source"] == traffic_source)
+        visits = self._visits(time_min, time_max)
+        return Counter(row["date_of_visit"] for row in visits if row["traffic_source"] == traffic_source)
 
     def analytics_get_average_session_duration(self, time_min: str = "", time_max: str = "9999") -> dict[str, float]:
         """Return the average length of visits of each day, in seconds."""
