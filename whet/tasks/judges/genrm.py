@@ -1,5 +1,5 @@
 """The tasks of another task set, rewarded by a generative reward model that compares the answers of a group in pairs
-(Nemotron 3 Nano's RLHF). What pays is being better than the others; the scores keep the parts apart."""
+(Nemotron 3 Nano's RLHF). The reward is relative to the group; its parts are logged as scores."""
 
 import asyncio
 from typing import ClassVar
@@ -30,12 +30,12 @@ class GenRM(Rewarded):
     judge: Judge
     """The generative reward model."""
     pairs: Pairs = "circular"
-    """Each answer with the next one, or all with all."""
+    """The pairs: each answer with the next one, or all pairs."""
     principle: str = PRINCIPLE
-    """What makes an answer better."""
+    """The criterion by which the reward model compares answers."""
     roles: bool = False
-    """Send the answers as messages of the roles ``response_1`` and ``response_2``, and the principle as ``principle``,
-    as reward models with a chat template of their own read them; false: in one message, for any model."""
+    """Send the answers in messages of the roles ``response_1`` and ``response_2``, and the principle in one of the role
+    ``principle``, for reward models whose chat template has these roles. False: one user message, for any model."""
     length: LengthControl = LengthControl()
     """Terms for short answers."""
 
@@ -44,7 +44,7 @@ class GenRM(Rewarded):
 
 
 class ComparedEnvironments(JudgeEnvironments):
-    """The environments of the task set, with the comparison at the end of each group."""
+    """The environments of the task set, whose groups are rewarded by comparison."""
 
     def __init__(self, tasks: GenRM) -> None:
         super().__init__(tasks.taskset, tasks.judge)
@@ -54,7 +54,7 @@ class ComparedEnvironments(JudgeEnvironments):
         return self.inner.make(task) if self.tasks.taskset.grades else super().make(task)
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        return {"reward": 0.0}  # what it is worth, its group tells
+        return {"reward": 0.0}  # the group's comparison sets the reward
 
     async def score_group(self, task: Task, group: Group) -> None:
         tasks, episodes = self.tasks, group.episodes
@@ -65,30 +65,31 @@ class ComparedEnvironments(JudgeEnvironments):
         )
         base = base_rewards(len(answers), compared, verdicts)
         extra = length_rewards(base, answers, tasks.length)
-        for episode, worth, length in zip(episodes, base, extra, strict=True):
-            episode.scores |= {"genrm": worth, "genrm_length": length}
+        for episode, value, length in zip(episodes, base, extra, strict=True):
+            episode.scores |= {"genrm": value, "genrm_length": length}
             if tasks.taskset.grades:
                 episode.scores["grade"] = episode.reward
-            episode.reward = worth + length + tasks.grade_weight * episode.reward
+            episode.reward = value + length + tasks.grade_weight * episode.reward
 
     async def _compare(self, task: Task, first: Answer, second: Answer, name: str) -> Comparison:
-        """An empty answer loses without a question, and two of them are equal."""
+        """Return the verdict on two answers. The judge is not asked about an empty answer, which loses, or about two
+        empty answers, which are equal."""
         full = [bool(answer.text.strip()) for answer in (first, second)]
         if not all(full):
-            return _won(*full)
+            return _verdict(*full)
         try:
             return await self._ask(task, first.text, second.text, name)
         except AnswerRefusedError:
-            taken = [await self._takes(task, answer.text, name) for answer in (first, second)]
-            if all(taken):  # only together they are too long
-                taken = [len(first.text) <= len(second.text), len(second.text) <= len(first.text)]
-            return _won(*taken)
+            accepted = [await self._accepts(task, answer.text, name) for answer in (first, second)]
+            if all(accepted):  # they are too long together, so the shorter one wins
+                accepted = [len(first.text) <= len(second.text), len(second.text) <= len(first.text)]
+            return _verdict(*accepted)
 
     async def _ask(self, task: Task, first: str, second: str, name: str) -> Comparison:
         return await self.client.ask(self._question(task, first, second), read_comparison, name)
 
-    async def _takes(self, task: Task, text: str, name: str) -> bool:
-        """Return whether the judge can be shown an answer."""
+    async def _accepts(self, task: Task, text: str, name: str) -> bool:
+        """Return whether the judge accepts a request with the answer."""
         try:
             await self._ask(task, text, "-", name)
         except AnswerRefusedError:
@@ -97,9 +98,12 @@ class ComparedEnvironments(JudgeEnvironments):
 
     def _question(self, task: Task, first: str, second: str) -> list[Message]:
         if self.tasks.roles:
-            said: list[Message] = [{"role": "response_1", "content": first}, {"role": "response_2", "content": second}]
+            answers: list[Message] = [
+                {"role": "response_1", "content": first},
+                {"role": "response_2", "content": second},
+            ]
             principle: Message = {"role": "principle", "content": self.tasks.principle}
-            return [*task.prompt, *said, *([principle] if self.tasks.principle else [])]
+            return [*task.prompt, *answers, *([principle] if self.tasks.principle else [])]
         text = conversation(task.prompt)
         return asked(
             COMPARE.format(
@@ -109,12 +113,13 @@ class ComparedEnvironments(JudgeEnvironments):
         )  # fmt: skip
 
 
-def _won(first: bool, second: bool) -> Comparison:
-    """Return the verdict where the judge is not asked."""
+def _verdict(first: bool, second: bool) -> Comparison:
+    """Return the verdict on two answers by whether each is acceptable, without the judge."""
     return Comparison(1 + 2 * first, 1 + 2 * second, 3.5 - 2.5 * (first - second))
 
 
 def _answer(episode: Episode) -> Answer:
+    """Return the last reply of an episode."""
     last = next((m for m in reversed(episode.messages) if m["role"] == "assistant"), None)
     if last is None:
         return Answer("", finished=False)

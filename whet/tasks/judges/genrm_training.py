@@ -1,5 +1,5 @@
-"""What a generative reward model is trained on: comparisons that people made. The model reads a conversation and two
-responses and writes a verdict; the reward is how far that is from theirs (Nemotron 3 Nano's report).
+"""Tasks to train a generative reward model: it reads a conversation and two responses and writes a verdict, which is
+compared with a verdict by people (Nemotron 3 Nano's report).
 
     R = -10 [no verdict] - |score_1 - gold_1| - |score_2 - gold_2| - |ranking - gold ranking|
 """
@@ -19,7 +19,7 @@ from whet.tasks.task_source import SourcedTasks
 
 
 class JudgedPair(Row):
-    """A row: ``context`` (messages), ``response1``, ``response2``, and what people thought of them."""
+    """A row: ``context`` (messages), ``response1``, ``response2``, and the verdict of people on them."""
 
     context: list[dict[str, str]] = Field(min_length=1)
     response1: str
@@ -30,23 +30,23 @@ class JudgedPair(Row):
 
 
 class GenRMTraining(SourcedTasks):
-    """Verdicts to be learned: rows of judged pairs, or sums of which one is right and one is wrong."""
+    """Pairs of responses to judge: rows with verdicts, or generated pairs of a right and a wrong sum."""
 
     name: ClassVar[str] = "genrm_training"
     variety: ClassVar[str] = "digits"
 
     digits: int = Field(default=2, ge=1, le=9)
-    """Of the sums that are made up."""
+    """Digits of the numbers in generated sums."""
     swap: bool = True
-    """Pose each pair in both orders, one after the other, so that no place is better than the other."""
+    """Pose each pair of a row in both orders, so that neither position is better on average."""
     principle: str = PRINCIPLE
-    """What makes a response better."""
+    """The criterion by which responses are compared."""
     malformed: float = Field(default=10.0, ge=0)
-    """What no verdict costs."""
+    """Penalty of a reply without a valid verdict."""
     helpfulness: float = Field(default=1.0, ge=0)
-    """Weight of the distance of each score."""
+    """Weight of the error of each score."""
     rank: float = Field(default=1.0, ge=0)
-    """Weight of the distance of the ranking."""
+    """Weight of the error of the ranking."""
 
     def read(self, path: str) -> list[Task]:
         return [
@@ -80,12 +80,12 @@ class GenRMTraining(SourcedTasks):
         return Task("", asked(prompt), {"gold": gold})
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        said, gold = read_comparison(answer), Comparison(**task.data["gold"])
-        if said is None:
+        verdict, gold = read_comparison(answer), Comparison(**task.data["gold"])
+        if verdict is None:
             return {"reward": -self.malformed, "correct": 0.0, "malformed": 1.0}
-        apart = abs(said.score_1 - gold.score_1) + abs(said.score_2 - gold.score_2)
-        ranked = abs(said.ranking - gold.ranking)
-        right = (said.ranking < 3.5) == (gold.ranking < 3.5)
+        apart = abs(verdict.score_1 - gold.score_1) + abs(verdict.score_2 - gold.score_2)
+        ranked = abs(verdict.ranking - gold.ranking)
+        right = (verdict.ranking < 3.5) == (gold.ranking < 3.5)
         reward = -self.helpfulness * apart - self.rank * ranked
         return {"reward": reward, "correct": float(right), "malformed": 0.0, "apart": apart, "ranked": ranked}
 
@@ -94,7 +94,7 @@ class GenRMTraining(SourcedTasks):
         return '```json\n{{"score_1": {score_1:g}, "score_2": {score_2:g}, "ranking": {ranking:g}}}\n```'.format(**gold)
 
     def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
-        """None: words without a verdict have a reward of their own, which is among ``answers``."""
+        """Return no cases: ``answers`` has a reply without a verdict, whose reward is negative."""
         return ()
 
     def answers(self, task: Task) -> Iterator[tuple[Kind, str, str, float]]:

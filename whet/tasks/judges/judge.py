@@ -1,7 +1,7 @@
-"""A language model that is asked for a verdict, behind any URL that speaks OpenAI's chat API, as ``whet serve`` does.
+"""A judge: a language model behind an OpenAI-compatible chat API, such as ``whet serve``'s, that is asked for verdicts.
 
-A verdict that can't be read is asked for again, and a server that fails is tried again. A failure that persists is an
-infrastructure failure and raises; it is never a reward.
+A request is repeated if the server fails or the verdict can't be read. A failure that persists is an infrastructure
+failure and raises an error; it is never a reward.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_REPEAT = {408, 409, 425, 429, *range(500, 600)}  # statuses of a server that may succeed next time
-_ABOUT_THE_TEXT = {400, 413, 422}  # texts that are too long for the judge or that it can't read; or any bad request
+_REPEAT = {408, 409, 425, 429, *range(500, 600)}  # HTTP statuses after which a request is repeated
+_ABOUT_THE_TEXT = {400, 413, 422}  # HTTP statuses for a text that is too long or unreadable, or for any bad request
 _GREETING: list[Message] = [{"role": "user", "content": "Hello."}]
 _MAX_BYTES = 4_000_000
 
@@ -39,18 +39,18 @@ class Judge(Config):
     url: str = Field(pattern=r"^https?://")
     """The URL of its API, e.g. http://127.0.0.1:8000/v1."""
     model: str
-    """Its name there."""
+    """The name of the model in requests."""
     api_key_env: str | None = None
     """The environment variable that holds the key; None: no key."""
     temperature: float = Field(0.0, ge=0)
     max_tokens: int = Field(512, gt=0)
-    """Longest verdict."""
+    """Most tokens of a verdict."""
     deadline: float = Field(120.0, gt=0)
     """Seconds for one request."""
     retries: int = Field(3, ge=0)
     """Repeats of a request after a failure, or a verdict that can't be read."""
     concurrency: int = Field(16, gt=0)
-    """Requests at once."""
+    """Most requests in flight."""
 
 
 class JudgeError(Exception):
@@ -58,31 +58,33 @@ class JudgeError(Exception):
 
 
 class AnswerRefusedError(JudgeError):
-    """The judge accepts other requests, but not this one: its texts are too long, for example."""
+    """The judge refuses this request but accepts others: its texts are too long, for example."""
 
 
 class JudgeClient:
-    """Asks a judge. Created in the event loop that asks."""
+    """A client of a judge. It must be created in the event loop that uses it."""
 
     def __init__(self, judge: Judge, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
-        """Raises ``ConfigError`` where the key is not in the environment. ``transport`` replaces the network."""
+        """Raise ``ConfigError`` if the key is not in the environment. ``transport`` replaces the network in tests."""
         self.judge = judge
         headers = {}
         if judge.api_key_env is not None:
             if judge.api_key_env not in os.environ:
-                raise ConfigError(f"judge.api_key_env: the environment variable {judge.api_key_env} is not set")
+                raise ConfigError(
+                    f"judge.api_key_env: the environment variable {judge.api_key_env} is not set; set it to the API key"
+                )
             headers["Authorization"] = f"Bearer {os.environ[judge.api_key_env]}"
         self._slots = asyncio.Semaphore(judge.concurrency)
-        self._works = False  # it has answered a request
+        self._works = False  # whether the judge has answered a request
         self._warned = False  # about refused answers
         self._http = HttpClient(judge.deadline, _MAX_BYTES, headers, transport)
 
     async def ask(self, messages: Sequence[Message], read: Callable[[str], T | None], name: str) -> T:
-        """Return the verdict that ``read`` finds in the reply; None from it asks again. ``name`` says what is judged;
-        seeds derive from it.
+        """Return the verdict that ``read`` extracts from the reply. If it returns None, the judge is asked again.
+        ``name`` names the judged answer and determines the seeds.
 
-        Raises ``JudgeError`` when no reply could be read, ``AnswerRefusedError`` where the server refuses these
-        messages, and ``ConfigError`` where it refuses all requests.
+        Raises ``JudgeError`` if no reply could be read, ``AnswerRefusedError`` if the server refuses these messages,
+        and ``ConfigError`` if it refuses all requests.
         """
 
         async def attempt(number: int) -> T:
@@ -101,7 +103,7 @@ class JudgeClient:
             raise JudgeError(why) from None
 
     async def _reply(self, messages: Sequence[Message], seed: int) -> str:
-        """Return the text of the judge's reply. Raises ``UnansweredError``."""
+        """Return the text of the judge's reply. Raises ``UnansweredError`` if the answer has none."""
         judge = self.judge
         body: dict[str, Any] = {
             "model": judge.model, "messages": list(messages), "temperature": judge.temperature,
@@ -113,7 +115,7 @@ class JudgeClient:
         except (ValueError, LookupError, TypeError) as error:
             raise UnansweredError(f"{type(error).__name__}: {error}") from None
         if not isinstance(text, str):
-            raise UnansweredError("its answer holds no text")
+            raise UnansweredError("its answer has no text")
         return text
 
     async def _post(self, body: dict[str, Any]) -> Answer:
@@ -129,10 +131,10 @@ class JudgeClient:
         why = f"the judge at {url} refuses the request with HTTP {answer.status}: {answer.text[:300]}"
         if answer.status not in _ABOUT_THE_TEXT or body["messages"] == _GREETING:
             raise ConfigError(why)
-        if not self._works:  # raises where it refuses a short and plain request as well
+        if not self._works:  # raises ConfigError if it refuses a short and plain request, too
             await self._post(body | {"messages": _GREETING})
         if not self._warned:
-            log.warning("%s. It accepts others, so this answer and others like it get the worst grade", why)
+            log.warning("%s. It accepts other requests, so refused answers get the worst grade", why)
         self._warned = True
         raise AnswerRefusedError(why)
 

@@ -1,5 +1,5 @@
-"""The tasks of another task set, graded by a judge: by a rubric, or by whether the answer says what the gold answer
-says. The rubric's grade becomes a reward from 0 to 1."""
+"""The tasks of another task set, graded by a judge: by a rubric, whose grade is scaled to a reward from 0 to 1, or by
+equivalence to the gold answer."""
 
 import re
 from typing import Literal
@@ -14,31 +14,29 @@ from whet.tasks.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
 from whet.tasks.single_turn import graded
 from whet.tasks.wrapped import WrappedTaskSet
 
-_MARKS = r"[\s*_`\"'()\[\]<>]*"  # of Markdown and the like; never a sign or a point, which belong to the number
+_MARKS = r"[\s*_`\"'()\[\]<>]*"  # Markdown and brackets; not a sign or a point, which belong to the number
 _GRADE = re.compile(
     rf"^[^\w\n]*Grade:{_MARKS}([-+−]?\d+(?:\.\d+)?)(?:\.?{_MARKS}|{_MARKS}\.)$", re.MULTILINE | re.IGNORECASE
 )
 _EQUAL = re.compile(r"\[\[A(!?)=B\]\]")
-
-
-_EPISODES = "{} has episodes of several turns or with tools, of which a judge would see one answer"
+_EPISODES = "{} has episodes of several turns or with tools, but a judge only grades single answers"
 
 
 class Judged(WrappedTaskSet):
     """Tasks of ``taskset``, graded by ``judge``."""
 
     judge: Judge
-    """Who grades."""
+    """The judge that grades."""
     by: Literal["rubric", "reference"] = "rubric"
-    """``reference``: right is what says the same as the gold answer, in both orders."""
+    """The criterion. ``reference``: the judge must find the answer equivalent to the gold answer, in both orders."""
     rubric: str = "Is it correct, complete and clear?"
-    """What a good answer is."""
+    """The description of a good answer."""
     low: int = 1
     """The worst grade."""
     high: int = 5
     """The best grade."""
     only_if_wrong: bool = False
-    """Ask only where the task set's own grader says that an answer is wrong (answers it can't read, say)."""
+    """Ask the judge only about answers that the task set's own grader calls wrong, for example for their format."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Judged":
@@ -47,7 +45,8 @@ class Judged(WrappedTaskSet):
         if type(self.taskset).make is not Environments.make:
             raise ValueError(_EPISODES.format(type(self.taskset).__name__))
         if self.only_if_wrong and not self.taskset.grades:
-            raise ValueError(f"only_if_wrong asks {type(self.taskset).__name__} first, which grades nothing")
+            name = type(self.taskset).__name__
+            raise ValueError(f"only_if_wrong needs a task set that grades answers, which {name} does not")
         return self
 
     def open(self) -> "JudgedEnvironments":
@@ -58,23 +57,23 @@ class JudgedEnvironments(JudgeEnvironments):
     """Grades answers by asking the judge."""
 
     def __init__(self, tasks: Judged) -> None:
-        """Raises ``ConfigError`` for a task set whose episodes are its own: a judge grades single answers."""
+        """Raise ``ConfigError`` for a task set that makes its own episodes, because a judge grades single answers."""
         super().__init__(tasks.taskset, tasks.judge)
         self.tasks = tasks
         if type(self.inner).make is not Environments.make:
             raise ConfigError(f"data.taskset: {_EPISODES.format(type(tasks.taskset).__name__)}")
 
     async def grade(self, task: Task, answer: str) -> dict[str, float]:
-        own = await graded(self.inner, task, answer) if self.tasks.only_if_wrong else {}
-        if own.get("reward", 0.0) > 0:
-            return own | {"judged": 0.0}
+        scores = await graded(self.inner, task, answer) if self.tasks.only_if_wrong else {}
+        if scores.get("reward", 0.0) > 0:
+            return scores | {"judged": 0.0}
         if not answer.strip():
-            return own | {"reward": 0.0, "correct": 0.0, "judged": 0.0}
+            return scores | {"reward": 0.0, "correct": 0.0, "judged": 0.0}
         try:
             value = await (self._equal(task, answer) if self.tasks.by == "reference" else self._rubric(task, answer))
         except AnswerRefusedError:
-            return own | {"reward": 0.0, "correct": 0.0, "judged": 1.0, "judge_refused": 1.0}
-        return own | {"reward": value, "correct": float(value >= 1.0), "judged": 1.0}
+            return scores | {"reward": 0.0, "correct": 0.0, "judged": 1.0, "judge_refused": 1.0}
+        return scores | {"reward": value, "correct": float(value >= 1.0), "judged": 1.0}
 
     async def _rubric(self, task: Task, answer: str) -> float:
         tasks, question, gold = self.tasks, conversation(task.prompt), self.tasks.gold(task)
@@ -84,9 +83,9 @@ class JudgedEnvironments(JudgeEnvironments):
             low=tasks.low, high=tasks.high,
         )  # fmt: skip
 
-        def read(said: str) -> float | None:
-            found = _GRADE.findall(said)
-            grade = float(found[-1].replace("−", "-")) if found else None
+        def read(reply: str) -> float | None:
+            grades = _GRADE.findall(reply)
+            grade = float(grades[-1].replace("−", "-")) if grades else None
             return grade if grade is not None and tasks.low <= grade <= tasks.high else None
 
         grade = await self.client.ask(asked(text), read, task.uid)
@@ -95,7 +94,7 @@ class JudgedEnvironments(JudgeEnvironments):
     async def _equal(self, task: Task, answer: str) -> float:
         gold = self.tasks.gold(task)
         if not isinstance(gold, str):
-            raise DataError(f"task {task.uid!r} has no gold answer to compare with; choose by=rubric")
+            raise DataError(f"task {task.uid!r} has no gold answer to compare with; set data.by=rubric")
         question = conversation(task.prompt)
         for first, second in ((answer, gold), (gold, answer)):
             key = mark(question, first, second)
@@ -105,6 +104,6 @@ class JudgedEnvironments(JudgeEnvironments):
         return 1.0
 
 
-def _same(said: str) -> bool | None:
-    found = _EQUAL.findall(said)
-    return found[-1] == "" if found else None
+def _same(reply: str) -> bool | None:
+    verdicts = _EQUAL.findall(reply)
+    return verdicts[-1] == "" if verdicts else None
