@@ -84,15 +84,18 @@ CLEAN = (
     "whet/run/train.py",
     "whet/run/unread.py",
     "whet/show/",
+    "whet/tasks/adapters/",
     "whet/tasks/choice/",
     "whet/tasks/code/",
     "whet/tasks/games/",
     "whet/tasks/gym/",
     "whet/tasks/instructions/",
+    "whet/tasks/judges/",
     "whet/tasks/long_context/",
     "whet/tasks/math/",
     "whet/tasks/preference/",
     "whet/tasks/structured/",
+    "whet/tasks/tools/",
     "whet/weights/",
 )
 
