@@ -1,6 +1,7 @@
 """The rooms of the house: imports point down only, and heavy packages stay where they belong."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,13 @@ ONLY_IN = {
     "ray": ("cluster/",),
     "vllm": ("engines/vllm/",),
     "torch.distributed": ("parallel/", "learner/", "weights/", "checkpoint/", "diagnose/layout"),
+}
+
+DOTTED_PATH = re.compile(r"whet(\.\w+)+(:\w+)?")
+# Files below whet/ that may name modules of higher floors (a regular expression of them), and why.
+UPWARD_PATHS = {
+    "config/moved.py": ".*",  # a table of renames: nothing is imported by it
+    "tasks/preference/reward_model_process.py": r"whet\.models\.reward_model",  # loaded by its process, for torch
 }
 
 
@@ -70,6 +78,25 @@ def test_imports_point_down_only(path: Path) -> None:
         f"line {line}: {name}"
         for line, name in imports(path)
         if name.startswith("whet.") and FLOOR.get(name.split(".")[1], 0) > own
+    ]
+    assert not upward
+
+
+def dotted_paths(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, path) of every text that is nothing but the path of a module of whet, or of something in one."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and DOTTED_PATH.fullmatch(node.value):
+            yield node.lineno, node.value
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_dotted_paths_in_texts_point_down_only(path: Path) -> None:
+    """What registries and worker processes import by name. Classes of higher floors are found by entry points."""
+    floor, exceptions = FLOOR[room(path)], UPWARD_PATHS.get(path.relative_to(PACKAGE).as_posix(), "")
+    upward = [
+        f"line {line}: {name}"
+        for line, name in dotted_paths(path)
+        if FLOOR.get(name.split(":")[0].split(".")[1], 0) > floor and not re.fullmatch(exceptions, name)
     ]
     assert not upward
 

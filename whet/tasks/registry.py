@@ -1,31 +1,5 @@
-"""The built-in task sets: the name in a recipe, and the class it stands for."""
+"""The task sets that a recipe can name: those of whet and of every installed distribution."""
 
-TASK_SETS = {
-    "agent": "whet.tasks.program:AgentTasks",
-    "arithmetic": "whet.tasks.math.arithmetic:Arithmetic",
-    "calculator": "whet.tasks.tools.calculator:Calculator",
-    "corpus_search": "whet.tasks.tools.corpus_search:CorpusSearch",
-    "database": "whet.tasks.tools.database:Database",
-    "gsm8k": "whet.tasks.math.gsm8k:GSM8K",
-    "guessing": "whet.tasks.games.guessing:Guessing",
-    "math": "whet.tasks.math.dataset:Math",
-    "instruction_following": "whet.tasks.instructions.task_set:InstructionFollowing",
-    "long_context": "whet.tasks.long_context.task_set:LongContext",
-    "multiple_choice": "whet.tasks.choice.task_set:MultipleChoice",
-    "sliding_puzzle": "whet.tasks.games.sliding_puzzle:SlidingPuzzle",
-    "code": "whet.tasks.code.task_set:Code",
-    "structured_output": "whet.tasks.structured.task_set:StructuredOutput",
-    "blend": "whet.rollouts.blend:Blend",
-    "judge": "whet.tasks.judges.rubric:Judged",
-    "genrm": "whet.tasks.judges.genrm:GenRM",
-    "genrm_training": "whet.tasks.judges.genrm_training:GenRMTraining",
-    "nemo_gym": "whet.tasks.gym.tasks:NemoGym",
-    "office": "whet.tasks.tools.office:OfficeTasks",
-    "tool_hallucination": "whet.tasks.tools.hallucination:ToolHallucination",
-    "reward_model": "whet.tasks.preference.reward_model:RewardModelTasks",
-    "openenv": "whet.tasks.adapters.openenv:OpenEnv",
-    "verifiers": "whet.tasks.adapters.verifiers:Verifiers",
-    "function": "whet.tasks.functions:FunctionTasks",
-    "prompts": "whet.tasks.prompts:Prompts",
-    "reasoning_gym": "whet.tasks.adapters.reasoning_gym:ReasoningGym",
-}
+from whet.config.entry_points import EntryPoints
+
+TASK_SETS = EntryPoints("whet.task_sets")

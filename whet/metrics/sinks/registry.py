@@ -1,8 +1,5 @@
-"""The sinks that a recipe can name. Paths ("module:Class"), not classes: naming one imports nothing."""
+"""The sinks that a recipe can name: those of whet and of every installed distribution."""
 
-SINKS: dict[str, str] = {
-    "console": "whet.show.console:ConsoleSink",
-    "jsonl": "whet.metrics.sinks.jsonl:JSONLSink",
-    "tensorboard": "whet.metrics.sinks.tensorboard:TensorBoardSink",
-    "wandb": "whet.metrics.sinks.wandb:WandbSink",
-}
+from whet.config.entry_points import EntryPoints
+
+SINKS = EntryPoints("whet.sinks")
