@@ -198,6 +198,22 @@ def test_python_examples_run(page: Path) -> None:
         exec(compile(ast.Module(kept, []), "documented", "exec"), {"__name__": "documented"})
 
 
+def test_the_page_on_python_runs(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block, as a script, on a tiny model."""
+    from tests.toy import toy_recipe, write_recipe
+
+    recipe = write_recipe(tmp_path / "toy.yaml", toy_recipe(tiny_model, steps=1))
+    small = "steps=1, group_size=2, prompts_per_step=2, max_new_tokens=4, evaluation={'limit': 2}"
+    for code in blocks(ROOT / "docs/python.md", "python"):
+        code = code.replace('"smollm2-135m-instruct"', f"{str(tiny_model)!r}, {small}").replace("steps=5", "steps=1")
+        code = (
+            code.replace('"quickstart"', repr(str(recipe))).replace("steps=10", "steps=2").replace("(1, 4)", "(1, 2)")
+        )
+        monkeypatch.chdir(tmp_path)
+        exec(compile(code, "documented", "exec"), {"__name__": "__main__"})
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
 _DEFINITIONS = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 

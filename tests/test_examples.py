@@ -1,6 +1,9 @@
 """The scripts in examples/: every row that goes in comes out or is counted, and no problem is in both splits."""
 
+import ast
+import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +137,61 @@ def test_a_call_of_a_tool_that_nobody_declared_is_rejected_and_declared_tools_st
     assert (alone["chosen"], alone["rejected"]) == ("2", "search('1 + 1')\n2")
     assert "tools" not in alone
     assert (told["prompt"], told["tools"], told["chosen"], told["rejected"]) == ([asked], tools, used[1:], "3")
+
+
+SMALL = (
+    "steps=1",
+    "sampling.max_new_tokens=8",
+    "sampling.max_prompt_tokens=1024",
+    "evaluation.limit=2",
+    "rollouts.prompts_per_step=2",
+    "checkpoints.every=0",
+    "learner.precision=float32",
+    "generator.dtype=float32",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "printed"),
+    [("grpo_loop.py", "accuracy "), ("own_loss.py", "best answers "), ("best_of_n.py", "of the best of 4 ")],
+)
+def test_a_loop_of_ones_own_runs(name: str, printed: str, tiny_model: Path, tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "examples" / name), f"model={tiny_model}", *SMALL]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert printed in done.stdout
+    (run,) = (tmp_path / "runs").iterdir()
+    if name == "best_of_n.py":
+        assert [set(row) for row in read(tmp_path / "best.jsonl")] == [{"prompt", "completion"}] * 2
+    else:
+        assert [line["step"] for line in read(run / "metrics.jsonl") if "loss" in line] == [1]
+        assert (run / "report.html").exists()
+
+
+def test_the_notebook_runs(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cell by cell, as a kernel does: inside of a running event loop, in one namespace."""
+    notebook = json.loads((ROOT / "examples" / "quickstart.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert not any(cell.get("outputs") for cell in notebook["cells"]), "it is kept without outputs"
+    settings = ", ".join(f"{word!r}" for word in SMALL)
+    cells[0] = cells[0].replace('"smollm2-135m-instruct"', repr(str(tiny_model))).replace("steps=5, ", "")
+    cells[0] = cells[0].replace(", max_new_tokens=24", "").replace("whet.train(", f"whet.train({settings}, ")
+    cells[-1] = cells[-1].replace('"evaluation.limit=20"', f"'model={tiny_model}', {settings}")
+    cells[-1] = cells[-1].replace("(1, 4)", "(1, 2)")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "notebook"}
+
+    async def kernel() -> list[Any]:
+        values = []
+        for cell in cells:
+            *before, last = ast.parse(cell).body
+            ends_in_value = isinstance(last, ast.Expr)
+            exec(compile(ast.Module(before if ends_in_value else [*before, last], []), "cell", "exec"), names)
+            values.append(eval(compile(ast.unparse(last), "cell", "eval"), names) if ends_in_value else None)
+        return values
+
+    values = asyncio.run(kernel())
+    assert len(values[1]) == 1, "a mean reward for each step"
+    assert "<iframe" in values[2]._repr_html_()
+    assert len(list((tmp_path / "runs").iterdir())) == 2

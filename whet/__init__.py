@@ -4,10 +4,10 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from whet.api import open, read, resume, start, train
+    from whet.api import open, read, result, resume, start, train
 
 __version__ = "0.1.0"
-__all__ = ["open", "read", "resume", "start", "train"]
+__all__ = ["open", "read", "result", "resume", "start", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,15 +2,14 @@
 
 import whet
 
-folder = whet.start("quickstart", "steps=5", data=MyTasks())
+result = whet.train(model="smollm2-135m-instruct", data=rows, reward=function)  # your rows, your function
+result = whet.start("quickstart", "steps=5", data=MyTasks())                    # a recipe, with parts of yours
 """
 
-import asyncio
 import json
-import shutil
+import os
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,71 +20,73 @@ from whet.config import ConfigIssue, RecipeError, load
 from whet.config.component import importing
 from whet.config.tree import DEFAULT
 from whet.models.config import check_models
+from whet.processes.user_code import user_traceback
 from whet.run.folder import check_free, new_folder
+from whet.run.interrupts import without_loop
 from whet.run.log import readers_may_go
 from whet.run.recipe import Recipe
-from whet.run.signals import Stopped, StopRequest
+from whet.run.signals import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
+    from whet.run.from_rows import RowData
     from whet.run.open import Opening
-    from whet.run.result import Result
+    from whet.run.run import OnStep
+    from whet.show.result import Result
 
 
 def read(recipe: str | Path = "quickstart", *overrides: str, **sections: Any) -> Recipe:
     """Return a recipe by name or path, with ``overrides`` as on the command line (``"optimizer.lr=1e-6"``) and whole
-    ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raise ``RecipeError`` naming all that is wrong."""
+    ``sections`` as values (``data=MyTasks()``, ``steps=5``). Raises ``RecipeError`` naming all that is wrong."""
     loaded = load(Recipe, recipe, overrides)
+    for number, override in enumerate(overrides, 1):
+        section = override.partition("=")[0].partition(".")[0]
+        if section in sections:
+            why = f"{section} is given as a value, which replaces the section: set this in the value"
+            raise RecipeError([ConfigIssue(section, f"override {number} ({override})", why)])
     try:
         inherited = {key: part for key, part in loaded.value if key not in Recipe.replaced_by(sections)}
         value = Recipe.model_validate({**inherited, **sections})
     except ValidationError as error:
-        found = error.errors(include_url=False)
-        raise RecipeError([ConfigIssue(".".join(map(str, one["loc"])), "given", one["msg"]) for one in found]) from None
+        details = error.errors(include_url=False)
+        issues = [ConfigIssue(".".join(map(str, each["loc"])), "given", each["msg"]) for each in details]
+        raise RecipeError(issues) from None
     value, _ = value.with_implied(lambda key: "algorithm" in sections or loaded.origins.get(key, DEFAULT) != DEFAULT)
-    unread = {key: why for key, why in value.unused().items() if key.partition(".")[0] in sections}
-    if unread:
-        raise RecipeError([ConfigIssue(key, "given", why) for key, why in unread.items()])
+    unused = {key: why for key, why in value.unused().items() if key.partition(".")[0] in sections}
+    if unused:
+        raise RecipeError([ConfigIssue(key, "given", why) for key, why in unused.items()])
     return value
 
 
 def start(
-    recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
+    recipe: str | Path | Recipe = "quickstart",
+    *overrides: str,
+    folder: str | Path | None = None,
+    on_step: "OnStep | None" = None,
+    **sections: Any,
 ) -> "Result":
-    """Train from the beginning and return the run, with its report. ``recipe``, ``overrides`` and
-    ``sections`` are those of ``read``; ``folder`` must be new, by default it is one under ``runs/``."""
-    _check_importing()
-    value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
-    check_models(value)
-    if folder is not None:
-        check_free(Path(folder))
-
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    chosen = new_folder(name=name) if folder is None else Path(folder)
+    """Train from the beginning and return the run, with its report. ``recipe``, ``overrides`` and ``sections`` are the
+    arguments of ``read``; ``folder`` must be new, and is by default one under ``runs/``. ``on_step``: a function, sync
+    or async, that is called after each step with its number and a dict of its metrics; an exception in it ends the
+    run."""
+    value, chosen, name = _planned(recipe, overrides, folder, sections)
 
     def train(stop: StopRequest) -> Path:
         from whet.run import run  # takes seconds
 
-        return run.start(value, chosen, stop)
+        return run.start(value, chosen, stop, on_step)
 
-    return _told(f"{name}, {value.duration}, into {chosen}", chosen, train)
+    return _run(f"{name}, {value.duration}, into {chosen}", chosen, train)
 
 
 def open(
     recipe: str | Path | Recipe = "quickstart", *overrides: str, folder: str | Path | None = None, **sections: Any
 ) -> "Opening":
-    """Open a run whose loop is yours; the arguments are the same as for ``start``. Nothing is trained by itself.
+    """Open a run whose loop is yours; arguments as for ``start``. Nothing is trained by itself.
 
-    async with whet.open("quickstart") as run:  # or, in a notebook: with whet.open("quickstart") as run
+    async with whet.open("quickstart") as run:  # or plain `with`, where every method blocks
         groups = await run.policy.sample(run.tasks.next(8), n=8)
     """
-    value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
-    check_models(value)
-    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
-    if folder is not None:
-        check_free(Path(folder))
-    chosen = new_folder(name=name) if folder is None else Path(folder)
+    value, chosen, name = _planned(recipe, overrides, folder, sections)
     from whet.run.open import Opening  # takes seconds
     from whet.show.heartbeat import Heartbeat
     from whet.show.live_report import LiveReport
@@ -95,105 +96,98 @@ def open(
 
 def train(
     *overrides: str,
-    model: str,
-    data: "Iterable[Mapping[str, Any]] | str | Path",
-    reward: Callable[..., Any],
-    test: "Iterable[Mapping[str, Any]] | str | Path | None" = None,
+    model: str | os.PathLike[str],
+    data: "RowData",
+    reward: Callable[..., Any] | None = None,
+    test: "RowData | None" = None,
     steps: int = 20,
     folder: str | Path | None = None,
+    on_step: "OnStep | None" = None,
     **settings: Any,
 ) -> "Result":
-    """Train a model by reinforcement learning (GRPO) on rows of your own, rewarded by a function of your own.
+    """Train a model on your rows, and return the run.
 
-    whet.train(model="smollm2-135m-instruct", data=[{"prompt": "What is 2 + 2?", "answer": "4"}, ...],
-               reward=lambda text, answer: answer in text)
+    whet.train(model="smollm2-135m-instruct", data=[{"prompt": "What is 2 + 2?", "solution": "4"}, ...],
+               reward=lambda answer, solution: solution in answer)
 
-    ``model``: a folder, a Hub id or a built-in name. ``data``: rows with a ``prompt`` (a text or messages) and columns
-    for the reward: a list of dicts, a ``datasets.Dataset``, a DataFrame, or the path of a JSONL file. ``reward``: a
-    function, sync or async, of the model's text and, by their names, columns of the row; it returns a number, a bool
-    or a dict of scores with the key ``reward``. ``test``: rows to evaluate on; by default up to 100, and at most a
-    tenth, of ``data`` are held out. ``settings``: ``lr``, ``group_size``, ``max_new_tokens``, ``prompts_per_step``,
-    ``seed``, or whole sections as in ``start``; ``overrides`` are written as on the command line.
+    ``model``: a folder, a Hub id or a built-in name. ``data``: a list of dicts, a ``datasets.Dataset``, a DataFrame or
+    the path of a JSONL file; each row has a ``prompt``, a text or messages. ``reward``: a function, sync or async, of
+    the model's answer and, by their names, of columns of the row (or of all of them: ``row``); it returns a number, a
+    bool, or a dict of scores with the key ``reward``. The model then learns by GRPO. Without a reward, rows with
+    ``messages`` or ``prompt`` and ``completion`` are learned by SFT, ``chosen`` and ``rejected`` by DPO.
 
-    Raises ``DataError`` naming the row that has no prompt, ``RecipeError`` naming all settings that are wrong."""
-    from whet.tasks.functions import name_of, write_rows
+    ``test``: rows to evaluate on; by default a tenth of ``data``, at most 100 rows, is held out. No prompt is in both.
+    ``settings``: ``lr``, ``group_size``, ``prompts_per_step``, ``max_new_tokens``, ``temperature``, ``batch_size``, or
+    sections of the recipe (``algorithm="dapo"``, ``sampling={"top_p": 0.9}``); ``overrides`` as in ``read``.
+    ``folder`` and ``on_step`` as in ``start``.
+
+    Raises ``DataError`` naming the row and field that are wrong, ``RecipeError`` naming all wrong settings."""
+    from whet.run.from_rows import RowFiles
 
     _check_importing()
+    files = RowFiles(data, test, reward)
     chosen = new_folder(name="train") if folder is None else Path(folder)
     check_free(chosen)
-    name, found = name_of(reward)
-    if not found:
-        print(
-            f"note: {name} stands in a notebook or inside of a function, where `whet resume` can't find it", flush=True
-        )
-    tasks: dict[str, Any] = {"type": "function", "reward": name}
+    base = {"steps": steps, "model": {"path": os.fspath(model)}, "optimizer": {"lr": 1e-5}, **files.recipe(chosen)}
+    settings = {_SHORT.get(key, key): value for key, value in settings.items()}
+    sections = {key: value for key, value in settings.items() if not _is_plain(value)}
+    plain = [f"{key}={json.dumps(settings[key])}" for key in sorted(settings.keys() - sections)]
     with tempfile.TemporaryDirectory(prefix="whet-") as scratch:
-        for key, rows, file in (("path", data, "rows.jsonl"), ("test_path", test, "test.jsonl")):
-            if isinstance(rows, str | Path):
-                tasks[key] = str(rows)
-            elif rows is not None:
-                count = write_rows(Path(scratch) / file, rows)
-                tasks[key] = str((chosen / file).absolute())
-                if key == "path" and test is None:
-                    tasks["test_size"] = min(100, count // 10)
-        written = {
-            "steps": steps,
-            "model": {"path": model},
-            "data": tasks,
-            "algorithm": "grpo",
-            "optimizer": {"lr": 1e-5},
-        }
-        if tasks.get("test_size") == 0:
-            written["evaluation"] = {"enabled": False}
-        base = Path(scratch) / "train.yaml"
-        base.write_text(json.dumps(written), encoding="utf-8")  # JSON is YAML
-        short = [f"{_SHORT[key]}={settings.pop(key)}" for key in list(settings) if key in _SHORT]
-        value = read(base, *short, *overrides, **settings)
-        for file in ("rows.jsonl", "test.jsonl"):
-            if (Path(scratch) / file).exists():
-                chosen.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(Path(scratch) / file, chosen / file)
-    return start(value, folder=chosen)
-
-
-def _check_importing() -> None:
-    if importing():
-        raise ConfigError("this file starts a run while it is imported; put that under: if __name__ == '__main__':")
+        written = Path(scratch) / "train.yaml"
+        written.write_text(json.dumps(base), encoding="utf-8")  # JSON is YAML
+        value = read(written, *plain, *overrides, **sections)
+    check_models(value)
+    files.write(chosen)
+    return start(value, folder=chosen, on_step=on_step)
 
 
 _SHORT = {
     "lr": "optimizer.lr",
     "group_size": "algorithm.group_size",
-    "max_new_tokens": "sampling.max_new_tokens",
     "prompts_per_step": "rollouts.prompts_per_step",
-    "seed": "seed",
+    "max_new_tokens": "sampling.max_new_tokens",
+    "temperature": "sampling.temperature",
+    "batch_size": "data.batch_size",
 }
 
 
-def resume(folder: str | Path, *overrides: str) -> "Result":
+def _is_plain(value: object) -> bool:
+    """Return whether a setting can be written into a recipe: it is not a part such as a loss."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def resume(folder: str | os.PathLike[str], *overrides: str, on_step: "OnStep | None" = None) -> "Result":
     """Resume a run from its newest complete checkpoint and return it."""
+    path = Path(folder)
 
     def train(stop: StopRequest) -> Path:
         from whet.run import run  # takes seconds
 
-        return run.resume(Path(folder), overrides, stop)
+        return run.resume(path, overrides, stop, on_step)
 
-    return _told(f"resuming {folder}", Path(folder), train)
+    return _run(f"resuming {path}", path, train)
+
+
+def result(folder: str | os.PathLike[str]) -> "Result":
+    """Return a run by its folder: its metrics, report and model. Raises ``ConfigError`` if it is not a run folder."""
+    from whet.show.result import Result
+
+    if not (Path(folder) / "recipe.yaml").is_file():
+        raise ConfigError(f"{os.fspath(folder)} is not a run folder: it has no recipe.yaml")
+    return Result(folder)
 
 
 def finished(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Path:
-    """Train into the folder, showing how far it is, write the report, and print what the run amounts to."""
+    """Train into the folder while showing the progress, write the report, print a summary, and return the folder."""
     from whet.show.live_report import shown
 
-    stop = StopRequest()
     with readers_may_go():
         with shown(title, folder):
-            try:
-                asyncio.get_running_loop()
-            except RuntimeError:
-                folder = train(stop)
-            else:  # a notebook has a loop of its own
-                folder = _beside(train, stop)
+            folder = without_loop(train)
 
         from whet.metrics.sinks.jsonl import FILE
 
@@ -204,31 +198,29 @@ def finished(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> 
     return folder
 
 
-def _beside(train: Callable[[StopRequest], Path], stop: StopRequest) -> Path:
-    """Train on a thread. An interrupt, which only this thread gets, ends the run after its step, a second one at once;
-    raises ``KeyboardInterrupt`` then."""
-    thread = ThreadPoolExecutor(1)
-    running = thread.submit(train, stop)
-    interrupted = False
-    try:
-        while True:
-            try:
-                return running.result()
-            except KeyboardInterrupt:
-                interrupted = True
-                if stop.interrupt():
-                    print("interrupted: the run saves after this step and ends; interrupt again to end it at once")
-    except (Stopped, asyncio.CancelledError) as error:
-        if not interrupted:
-            raise
-        raise KeyboardInterrupt(str(error)) from None
-    finally:
-        thread.shutdown(wait=False)
+def _planned(
+    recipe: str | Path | Recipe, overrides: tuple[str, ...], folder: str | Path | None, sections: dict[str, Any]
+) -> tuple[Recipe, Path, str]:
+    """Return the recipe, a free folder and the run's name. Raises ``WhetError`` for everything that can be found wrong
+    before something heavy is loaded."""
+    _check_importing()
+    value = recipe if isinstance(recipe, Recipe) else read(recipe, *overrides, **sections)
+    check_models(value)
+    name = "run" if isinstance(recipe, Recipe) else Path(recipe).stem
+    if folder is None:
+        return value, new_folder(name=name), name
+    check_free(Path(folder))
+    return value, Path(folder), name
 
 
-def _told(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> "Result":
-    """Train; what goes wrong is raised without the lines of whet, and with how to go on."""
-    from whet.run.result import Result
+def _check_importing() -> None:
+    if importing():
+        raise ConfigError("this file starts a run while it is imported; put that under: if __name__ == '__main__':")
+
+
+def _run(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> "Result":
+    """Train. Errors are raised without the lines of whet: an exception of the user's code with the user's lines."""
+    from whet.show.result import Result
 
     try:
         return Result(finished(title, folder, train))
@@ -239,3 +231,6 @@ def _told(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> "Re
         raise KeyboardInterrupt(hint) from None
     except WhetError as error:
         raise error.with_traceback(None) from None
+    except Exception as error:
+        error.__traceback__ = user_traceback(error)
+        raise

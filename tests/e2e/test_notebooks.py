@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.test_stop_signals import recipe, steps_done
-from tests.toy import write_recipe
+from tests.toy import toy_recipe, write_recipe
 
 CELL = """
 import asyncio, sys, whet
@@ -61,3 +61,82 @@ def test_an_interrupted_cell_ends_within_a_step_and_says_how_to_go_on(
         assert steps_done(folder) <= done + 3
         assert list((folder / "checkpoints").glob("step-*"))
     assert "Traceback" not in printed
+
+
+OWN_LOOP = """
+import asyncio, signal, sys, threading, time, whet
+from tests.toy import Lowercase
+
+class Slow(Lowercase):
+    async def grade(self, task, answer):
+        if waits:
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()  # the main thread handles it
+            waits.clear()
+            await asyncio.sleep(60)
+        return await super().grade(task, answer)
+
+waits = [True]
+
+async def cell():
+    with whet.open(sys.argv[1], folder=sys.argv[2], data=Slow()) as run:
+        before = time.monotonic()
+        try:
+            run.policy.sample(run.tasks.next(1), n=2)
+        except KeyboardInterrupt:
+            print("interrupted after less than 30 s:", time.monotonic() - before < 30)
+        print("again:", len(run.policy.sample(run.tasks.next(2), n=2)), len(run.source.next_groups()))
+
+asyncio.run(cell())
+print("threads left:", [t.name for t in threading.enumerate() if t.name.startswith("whet-")])
+"""
+
+
+def test_a_loop_of_ones_own_in_a_cell_is_interrupted_and_continues(tiny_model: Path, tmp_path: Path) -> None:
+    settings = {"rollouts": {"prompts_per_step": 1}, "evaluation": {"enabled": False}}
+    file = write_recipe(tmp_path / "recipe.yaml", toy_recipe(tiny_model, steps=1, **settings))
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_LOOP, str(file), str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "interrupted after less than 30 s: True" in done.stdout
+    assert "again: 2 1" in done.stdout
+    assert "threads left: []" in done.stdout
+
+
+OPENING = """
+import asyncio, signal, sys, threading, time, whet
+import whet.run.build
+
+async def held(*_):
+    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    await asyncio.sleep(60)
+
+whet.run.build.build_learner = held  # loading that takes long
+
+async def cell():
+    try:
+        with whet.open(sys.argv[1], folder=sys.argv[2]):
+            print("it was opened")
+    except KeyboardInterrupt:
+        print("interrupted")
+
+asyncio.run(cell())
+print("threads left:", [t.name for t in threading.enumerate() if t.name.startswith("whet-")])
+"""
+
+
+def test_an_interrupt_while_a_run_is_opened_leaves_nothing_behind(tiny_model: Path, tmp_path: Path) -> None:
+    file = write_recipe(tmp_path / "recipe.yaml", toy_recipe(tiny_model, steps=1))
+    done = subprocess.run(
+        [sys.executable, "-c", OPENING, str(file), str(tmp_path / "run")],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["interrupted", "threads left: []"], done.stdout

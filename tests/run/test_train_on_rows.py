@@ -3,17 +3,20 @@
 import asyncio
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import whet
 from tests.toy import toy_recipe
-from whet.base.errors import ConfigError, DataError
+from whet.algorithms.grpo import GRPO
+from whet.base.errors import ConfigError, DataError, WhetError
 from whet.config import RecipeError
 from whet.core.types import Task
-from whet.run.result import Result
-from whet.tasks.functions import FunctionTasks, name_of, write_rows
+from whet.data.in_memory import as_rows, write_rows
+from whet.show.result import Result
+from whet.tasks.functions import FunctionTasks, name_of
 
 ROWS = [{"prompt": f"Write {n} letters.", "letters": n} for n in range(2, 22)]
 SMALL = {"group_size": 2, "prompts_per_step": 2, "max_new_tokens": 8}
@@ -29,9 +32,8 @@ async def scored(text: str, row: dict) -> dict[str, float]:
 
 
 def graded(function, said: str = "abc", **columns):
-    name, _ = name_of(function)
     task = Task("t", [{"role": "user", "content": "q"}], columns)
-    return asyncio.run(FunctionTasks(path="x", reward=name).grade(task, said))
+    return asyncio.run(FunctionTasks(path="x", reward=name_of(function)).grade(task, said))
 
 
 def test_rows_and_a_function_make_a_run(tiny_model: Path, tmp_path: Path) -> None:
@@ -44,7 +46,7 @@ def test_rows_and_a_function_make_a_run(tiny_model: Path, tmp_path: Path) -> Non
     assert os.fspath(result) == str(tmp_path / "run")
     assert list(result.table().index) == [1, 2]
     assert result.model().config.vocab_size >= len(result.tokenizer())
-    assert result.evaluate(limit=1).n == 1
+    assert result.evaluate(limit=1).n == 1  # type: ignore[union-attr]
     assert whet.resume(result, "steps=3").metrics[-1]["step"] == 3
 
 
@@ -63,47 +65,142 @@ def test_data_may_be_of_any_usual_kind(kind: str, tiny_model: Path, tmp_path: Pa
     assert result.metrics[0]["accuracy"] == 1
 
 
-def test_the_first_parameter_is_the_models_text_and_others_are_columns() -> None:
+def test_the_first_parameter_is_the_models_answer_and_others_are_columns() -> None:
     assert graded(lambda text: len(text)) == 3
     assert graded(lambda answer, row: row["n"] + len(answer), n=2) == 5
     assert graded(lambda said, n, scale=10: n * scale, n=2) == 20
+    assert graded(lambda said, scale=10: scale, scale=2) == 2, "a column with the name of a default wins"
     assert graded(lambda text, answer: text == answer, answer="abc") is True
     assert graded(lambda text, prompt: prompt[0]["content"]) == "q"
-    with pytest.raises(ConfigError, match="has the parameter 'level', which is neither 'row' nor a column"):
+    assert graded(lambda prompt, answer: answer + prompt, "abc", prompt="q") == "abcq"
+    assert graded(lambda row, answer: answer + row["answer"], answer="d") == "abcd"
+    assert graded(lambda *, n, answer: answer * n, n=2) == "abcabc"
+    assert graded(lambda answer, /, **row: sorted(row), n=2) == ["n", "prompt"]
+    assert graded(len) == 3
+    assert graded("abcabc".count) == 2
+    assert graded(partial(lowercase, letters=6)) == 0.5
+    with pytest.raises(ConfigError, match="has the parameter 'level', which is neither 'row' nor a column of t;"):
         graded(lambda text, level: 0)
-    with pytest.raises(ConfigError, match="has no parameter for the model's text"):
+    with pytest.raises(ConfigError, match="has no parameter for the model's answer"):
         graded(lambda: 0)
+    with pytest.raises(ConfigError, match="call one of its parameters 'answer'"):
+        graded(lambda text: 0, text="a column")
+
+
+def test_functions_are_found_by_name_where_they_can_be_imported() -> None:
+    assert name_of(lowercase) == "tests.run.test_train_on_rows:lowercase"
+    first, second = (lambda text: 1), (lambda text: 2)
+    assert name_of(first) == name_of(first) != name_of(second)
+    assert "can't find it" in FunctionTasks(path="x", reward=name_of(first)).warnings()[0]
+    assert not FunctionTasks(path="x", reward=name_of(lowercase)).warnings()
+    with pytest.raises(ConfigError, match="only the process that defined it can call it"):
+        asyncio.run(FunctionTasks(path="x", reward="__main__:elsewhere").grade(Task("t", []), "a"))
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     given = {"model": "smollm2-135m-instruct", "data": ROWS, "reward": lowercase, "folder": tmp_path / "run"}
-    with pytest.raises(DataError, match=r"row 1 of data has no 'prompt'; it has: question"):
+    with pytest.raises(DataError, match=r"row 1 of data: field 'prompt' is missing \(fields of this row: question"):
         whet.train(**given | {"data": [ROWS[0], {"question": "?"}]})
-    with pytest.raises(DataError, match="row 0 of data is str; it must be a dict"):
+    with pytest.raises(DataError, match="row 0 of test: field 'prompt' must be a text or a list of messages"):
+        whet.train(**given | {"test": [{"prompt": 3}]})
+    with pytest.raises(DataError, match="row 0 of data is a str; it must be a dict"):
         whet.train(**given | {"data": ["What is 2 + 2?"]})
+    with pytest.raises(DataError, match="data is a dict; it must be a list of dicts"):
+        whet.train(**given | {"data": {"prompt": ["What is 2 + 2?"]}})
     with pytest.raises(DataError, match="data has no rows"):
         whet.train(**given | {"data": []})
     with pytest.raises(ConfigError, match="reward is 3; it must be a function"):
         whet.train(**given | {"reward": 3})
+    with pytest.raises(ConfigError, match=r"whet\.train needs a reward"):
+        whet.train(**given | {"reward": None})
     with pytest.raises(RecipeError, match="group_sise"):
         whet.train("algorithm.group_sise=4", **given)
+    with pytest.raises(RecipeError, match=r"Did you mean 'optimizer\.lr'|optimizer\.lr"):
+        whet.train(**given, learning_rate=1e-5)
+    with pytest.raises(RecipeError, match="algorithm is given as a value, which replaces the section"):
+        whet.train(**given, algorithm=GRPO(), group_size=4)
     with pytest.raises(ConfigError, match="no module 'nowhere'"):
         asyncio.run(FunctionTasks(path="x", reward="nowhere:reward").grade(Task("t", []), "a"))
     assert not (tmp_path / "run").exists(), "nothing is left of what could not begin"
 
 
-def test_values_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
+def test_a_reward_that_raises_is_reported_once_with_its_line(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(answer: str) -> float:
+        return answer.nope  # type: ignore[attr-defined]
+
+    with pytest.raises(WhetError, match=r"(?s)test_train_on_rows\.py.*answer\.nope.*AttributeError"):
+        whet.train(model=tiny_model, data=ROWS, reward=broken, steps=1, folder=tmp_path / "run", **SMALL)
+    assert capsys.readouterr().err.count("AttributeError: 'str' object has no attribute 'nope'") == 1
+
+
+def test_rows_of_answers_need_no_reward(tiny_model: Path, tmp_path: Path) -> None:
+    said = [{"prompt": f"{n}?", "completion": "abc"} for n in range(12)]
+    result = whet.train(model=tiny_model, data=said, steps=1, batch_size=2, folder=tmp_path / "sft")
+    assert result.recipe.algorithm.__class__.__name__ == "SFT"
+    assert result.evaluate()["evaluation/n"] == 1  # type: ignore[index]
+    pairs = [{"prompt": f"{n}?", "chosen": "abc", "rejected": "ABC"} for n in range(4)]
+    result = whet.train(model=tiny_model, data=pairs, steps=1, batch_size=2, folder=tmp_path / "dpo")
+    assert result.recipe.algorithm.__class__.__name__ == "DPO"
+    with pytest.raises(ConfigError, match="evaluate\\(\\) has no setting 'samples' here; it has: limit, split"):
+        result.evaluate(samples=3)
+
+
+def test_a_callback_gets_each_step_and_its_exception_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:
+    steps = []
+
+    async def on_step(step: int, metrics: dict) -> None:
+        await asyncio.sleep(0)
+        steps.append((step, metrics["reward/mean"], "evaluation/accuracy" in metrics, "time/step" in metrics))
+
+    given = {"model": tiny_model, "data": ROWS, "reward": lowercase}
+    result = whet.train(**given, steps=2, folder=tmp_path / "run", on_step=on_step, **SMALL)
+    rewards = [line["reward/mean"] for line in result.metrics]
+    assert steps == [(1, rewards[0], False, True), (2, rewards[1], True, True)]
+    whet.resume(result, "steps=3", on_step=on_step)
+    assert [step for step, *_ in steps] == [1, 2, 3]
+
+    def failing(step: int, metrics: dict) -> None:
+        raise LookupError(f"nothing at {step}")
+
+    with pytest.raises(LookupError, match="nothing at 1") as caught:
+        whet.train(**given, steps=2, folder=tmp_path / "other", on_step=failing, **SMALL)
+    assert "on_step raised this after step 1" in caught.value.__notes__[0]
+    files = [entry.path.name for entry in caught.traceback]
+    assert files[-1] == "test_train_on_rows.py"
+    assert set(files) == {"test_train_on_rows.py", "api.py"}, "the lines between are left out"
+
+
+def test_a_run_is_evaluated_in_a_notebook(tiny_model: Path, tmp_path: Path) -> None:
+    result = whet.start(toy_recipe(tiny_model, steps=1, evaluation={"limit": 2}), folder=tmp_path / "run")
+
+    async def cell() -> int:
+        return result.evaluate(samples=2).samples  # type: ignore[union-attr]
+
+    assert asyncio.run(cell()) == 2
+
+
+def test_values_of_numpy_and_missing_cells_are_written(tmp_path: Path) -> None:
     numpy = pytest.importorskip("numpy")
-    assert write_rows(tmp_path / "rows.jsonl", [{"prompt": "p", "n": numpy.int64(3), "v": numpy.ones(2)}]) == 1
-    assert json.loads((tmp_path / "rows.jsonl").read_text()) == {"prompt": "p", "n": 3, "v": [1.0, 1.0]}
+    path = tmp_path / "rows.jsonl"
+    write_rows(path, as_rows([{"prompt": "p", "n": numpy.int64(3), "v": numpy.ones(2)}]))
+    assert json.loads(path.read_text()) == {"prompt": "p", "n": 3, "v": [1.0, 1.0]}
+    frame = pytest.importorskip("pandas", reason="not a dependency").DataFrame({"prompt": ["p", "q"], "n": [1.5, None]})
+    assert [row["n"] for _, row in as_rows(frame)] == [1.5, None]
     with pytest.raises(DataError, match=r"row 0 of data: .* is not a value of JSON"):
-        write_rows(tmp_path / "rows.jsonl", [{"prompt": "p", "n": object()}])
+        write_rows(path, as_rows([{"prompt": "p", "n": object()}]))
+    with pytest.raises(DataError, match="row 0 of data: Out of range float"):
+        write_rows(path, as_rows([{"prompt": "p", "n": float("nan")}]))
 
 
 def test_an_earlier_run_is_seen_by_its_folder(tiny_model: Path, tmp_path: Path) -> None:
     result = whet.start(toy_recipe(tiny_model, steps=1), folder=tmp_path / "run")
-    again = Result(tmp_path / "run")
+    again = whet.result(tmp_path / "run")
     assert again == result
     assert again.metrics == result.metrics
     assert again.recipe.steps == 1
+    assert Path(again) == tmp_path / "run"
     assert "has no report" in Result(tmp_path / "nowhere")._repr_html_()
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        whet.result(tmp_path)

@@ -10,3 +10,7 @@ class Data(Config):
     def groups_per_step(self) -> int | None:
         """Groups that one step learns from; None where ``rollouts.prompts_per_step`` decides."""
         return None
+
+    def warnings(self) -> list[str]:
+        """Return what is allowed but rarely meant, for people to see when a run begins. By default nothing."""
+        return []

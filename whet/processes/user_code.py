@@ -3,6 +3,7 @@
 import sysconfig
 import traceback
 from pathlib import Path
+from types import TracebackType
 
 import whet
 
@@ -27,3 +28,17 @@ def user_lines(error: BaseException) -> str:
     """Return the user's last lines and the exception, in the format of a traceback."""
     shown = traceback.format_list(user_frames(error)[-3:])
     return "".join([*shown, *traceback.format_exception_only(error)]).rstrip()
+
+
+def user_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback of an exception with the user's lines alone; without any, the whole traceback."""
+    frames = list[TracebackType]()
+    traced = error.__traceback__
+    while traced is not None:
+        if is_user_file(traced.tb_frame.f_code.co_filename):
+            frames.append(traced)
+        traced = traced.tb_next
+    shown = None
+    for each in reversed(frames):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown or error.__traceback__

@@ -264,7 +264,12 @@ def held_out(taskset: TaskSet, split: str, limit: int | None) -> list[Task]:
     return tasks
 
 
-def evaluate(
+def evaluate(recipe: "Recipe", **options: Any) -> Report:
+    """Return ``await evaluate_model(...)``."""
+    return run_computing(evaluate_model(recipe, **options))
+
+
+async def evaluate_model(
     recipe: "Recipe",
     *,
     model: str | None = None,
@@ -274,7 +279,8 @@ def evaluate(
     samples: int | None = None,
     temperature: float | None = None,
 ) -> Report:
-    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``."""
+    """Evaluate the recipe's model, another ``model`` (name, folder or Hub id), or the best checkpoint of a ``run``.
+    Needs a compute thread: see ``run_computing``."""
     from whet.endpoint.server import Endpoint
     from whet.run.build import open_generator
 
@@ -283,15 +289,11 @@ def evaluate(
     config = recipe.evaluation.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
     settings = recipe.model_copy(update={"evaluation": config})
-
-    async def go() -> Report:
-        async with Closing() as closing:
-            environments = IsolatedEnvironments(taskset.open())
-            closing.closes("the environments", environments.close)
-            generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
-            endpoint = Endpoint(renderer)
-            closing.closes("the endpoint", endpoint.close)
-            PROGRESS.begin("evaluating")
-            return await evaluate_all(settings, environments, generator, renderer, endpoint)
-
-    return run_computing(go())
+    async with Closing() as closing:
+        environments = IsolatedEnvironments(taskset.open())
+        closing.closes("the environments", environments.close)
+        generator, renderer = await closing.enter_async_context(open_generator(settings, run, model))
+        endpoint = Endpoint(renderer)
+        closing.closes("the endpoint", endpoint.close)
+        PROGRESS.begin("evaluating")
+        return await evaluate_all(settings, environments, generator, renderer, endpoint)

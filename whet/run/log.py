@@ -3,9 +3,11 @@ without ending the run."""
 
 import io
 import logging
+import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -60,6 +62,19 @@ def logging_to(folder: Path) -> Iterator[None]:
         for handler in (file, screen):
             logger.removeHandler(handler)
         file.close()
+
+
+def versions() -> str:
+    """Return the versions that a run may depend on."""
+    names = ("whet", "torch", "transformers")
+    return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
+
+
+def seconds_by_phase(times: Mapping[str, float]) -> str:
+    """Return the time of a step and of its phases, the longest first."""
+    phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items() if name != "time/step"), reverse=True)
+    shown = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in phases if seconds >= 0.05)
+    return f"{times['time/step']:.1f} s: {shown}"
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from whet.learner.base import Update
 from whet.metrics import Metrics
 from whet.processes.compute import compute, computing
 from whet.run.folder import create
+from whet.run.interrupts import wait_for
 from whet.run.log import logging_to
 from whet.run.machine import decide_run
 from whet.run.policy import Policy
@@ -78,16 +79,16 @@ class OpenRun:
         return values
 
     def log(self, step: int, *stats: Update | Metrics | Mapping[str, float]) -> dict[str, Any]:
-        """Write the metrics of a step, counted from 1: what the policy counted since the last call, the results of
-        updates, and numbers of your own by name. Return them. The report has them at once."""
+        """Write the metrics of a step, counted from 1: the policy's since the last call, the results of updates, and
+        further numbers by name. Return them. The report shows them from its next refresh on."""
         metrics, self.policy.metrics = self.policy.metrics, Metrics()
-        own: dict[str, float] = {}
-        for one in stats:
-            if isinstance(one, Mapping):
-                own.update(one)
+        numbers: dict[str, float] = {}
+        for each in stats:
+            if isinstance(each, Mapping):
+                numbers.update(each)
             else:
-                metrics.merge(one.metrics if isinstance(one, Update) else one)
-        values = metrics.result() | own | self._run.clock.lap()
+                metrics.merge(each.metrics if isinstance(each, Update) else each)
+        values = metrics.result() | numbers | self._run.clock.lap()
         self._run.sinks.write(step, values)
         return values
 
@@ -134,27 +135,24 @@ class Opening:
         await self._stack.__aexit__(*error)
 
     def __enter__(self) -> Any:
-        """Return an ``OpenRun`` whose methods block until they are done: its loop runs on a thread."""
+        """Return an ``OpenRun`` whose methods block until they are done: its event loop runs on a thread, so that this
+        works in a notebook, too. An interrupt ends the method that runs; the run stays open until the block ends."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="whet-open", daemon=True)
         self._thread.start()
         try:
-            return Blocking(_wait(self.__aenter__(), self._loop), self._loop)
-        except BaseException:
-            self._end_loop()
+            return Blocking(wait_for(self.__aenter__(), self._loop), self._loop)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
             raise
 
     def __exit__(self, *error: Any) -> None:
         assert self._loop is not None
         try:
-            _wait(self.__aexit__(*error), self._loop)
+            wait_for(self.__aexit__(*error), self._loop)
         finally:
-            self._end_loop()
-
-    def _end_loop(self) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=10)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(timeout=10)
 
 
 class Blocking:
@@ -166,18 +164,14 @@ class Blocking:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._target, name)
         if inspect.iscoroutinefunction(value):
-            return lambda *args, **named: _wait(value(*args, **named), self._loop)
-        return Blocking(value, self._loop) if isinstance(value, Policy) else value
+            return lambda *args, **named: wait_for(value(*args, **named), self._loop)
+        return Blocking(value, self._loop) if name in ("policy", "source") else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("_target", "_loop"):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._target, name, value)
 
     def __dir__(self) -> list[str]:
         return dir(self._target)
-
-
-def _wait(work: Any, loop: asyncio.AbstractEventLoop) -> Any:
-    """Return the result of a coroutine that runs on the loop. An interrupt cancels it."""
-    future = asyncio.run_coroutine_threadsafe(work, loop)
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        raise

@@ -3,13 +3,11 @@
 
 import asyncio
 import logging
-import platform
 import shlex
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +40,12 @@ from whet.rollouts.ledger import FILE as LEDGER
 from whet.rollouts.replay import drop_groups_after
 from whet.run.feed import Feed, build_feed
 from whet.run.folder import Place, create
-from whet.run.log import logging_to
+from whet.run.log import logging_to, seconds_by_phase, versions
 from whet.run.machine import decide_run, read
 from whet.run.policy import Policy
 from whet.run.recipe import Recipe
 from whet.run.signals import Stopped, StopRequest, stop_signals
+from whet.tasks.base import called
 
 log = logging.getLogger(__name__)
 
@@ -60,22 +59,28 @@ _ACTIVITIES = {  # phases, in the words of messages
 }
 
 
-def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None) -> Path:
-    """Train from the beginning into a new ``folder``. Returns it. ``stop`` lets the caller end the run."""
+OnStep = Callable[[int, dict[str, Any]], object]
+"""A user's function, sync or async, that is called after each step with its number and its metrics."""
+
+
+def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None, on_step: OnStep | None = None) -> Path:
+    """Train from the beginning into a new ``folder``, and return it. ``stop`` lets the caller end the run."""
     create(folder)
     folder = folder.absolute()  # workers may have other working folders, and this process's may change
     write_atomically(folder / "recipe.yaml", dump_yaml(recipe))
-    return _train(recipe, folder, resuming=False, asked=stop)
+    return _train(recipe, folder, resuming=False, asked=stop, on_step=on_step)
 
 
-def resume(folder: Path, overrides: Sequence[str] = (), stop: StopRequest | None = None) -> Path:
+def resume(
+    folder: Path, overrides: Sequence[str] = (), stop: StopRequest | None = None, on_step: OnStep | None = None
+) -> Path:
     """Resume from the newest intact checkpoint or, with a warning, from the beginning if there is none yet."""
     folder = folder.absolute()
     recipe = load(Recipe, folder / "recipe.yaml", list(overrides)).value
-    return _train(recipe, folder, resuming=True, asked=stop)
+    return _train(recipe, folder, resuming=True, asked=stop, on_step=on_step)
 
 
-def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | None) -> Path:
+def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | None, on_step: OnStep | None) -> Path:
     from whet.run.train import train
 
     async def go() -> None:
@@ -89,6 +94,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
                 try:
                     again = resuming or restarts.begun
                     async with open_run(decided, folder, resuming=again, stop=stop, restarts=restarts) as run:
+                        run.on_step = on_step
                         _check_steps(run)
                         write_atomically(folder / "recipe.yaml", dump_yaml(decided))  # overrides included
                         await train(run)
@@ -101,7 +107,7 @@ def _train(recipe: Recipe, folder: Path, resuming: bool, asked: StopRequest | No
                     log.warning(text, restarts.count, recipe.cluster.restarts, error)
 
     with run_lock(folder), logging_to(folder):
-        log.info("%s into %s: %s, %s", "resuming" if resuming else "training", folder, recipe.duration, _versions())
+        log.info("%s into %s: %s, %s", "resuming" if resuming else "training", folder, recipe.duration, versions())
         for warning in recipe.warnings():
             log.warning(warning)
         run_computing(go(), after=f"Resume with: whet resume {shlex.quote(str(folder))}")
@@ -147,6 +153,7 @@ class Run:
     saving: BackgroundSave = field(default_factory=BackgroundSave)  # the checkpoint that is being written
     stop: StopRequest = field(default_factory=StopRequest)  # a signal's, looked at after each step
     restarts: Restarts = field(default_factory=Restarts)
+    on_step: OnStep | None = None
     warned_of_best: bool = False
 
     @property
@@ -219,17 +226,18 @@ class Run:
         crash_point("step.published")
 
     async def housekeeping(self, step: int, groups: list[Group], batch: Batch) -> None:
-        """Log, evaluate and save, in this order, so that a step's metrics are on disk before its checkpoint. Raises
-        ``Stopped`` afterwards if a signal asked for it."""
+        """Log, evaluate and save, in this order, so that a step's metrics are on disk before its checkpoint. Then call
+        ``on_step``. Raises ``Stopped`` afterwards if a signal asked for it."""
         self.saving.check()
         self.place.check()
-        times = self._log(step, batch)
+        values, times = self._log(step, batch)
         await compute(self.feed.record, self.folder, step, groups, batch)
         crash_point("step.logged")
         steps, every = self.recipe.steps, self.recipe.evaluation.every
         stopping = self.stop.by if step < steps else None
         measured = step == steps or (every and step % every == 0 and not stopping)  # there may be no time left
-        metric = await self._evaluate(step) if measured else None
+        measures = await self._evaluate(step) if measured else {}
+        metric = measures.get(self.recipe.checkpoints.best_metric)
         if stopping or self.recipe.checkpoints.due(step, steps):
             async with self.phase("checkpoint", "learning"):
                 await self.save(step, metric)
@@ -239,12 +247,22 @@ class Run:
         for name, seconds in self.clock.lap().items():  # the time since then belongs to this step, not to the next
             times[name] = times.get(name, 0.0) + seconds
         self.sinks.write(step, times)
-        log.info("step %d of %d took %s", step, steps, _in_seconds(times))
+        log.info("step %d of %d took %s", step, steps, seconds_by_phase(times))
+        if self.on_step is not None:
+            await self._call_on_step(self.on_step, step, values | measures | times)
         PROGRESS.where = self._step(step + 1)
         crash_point("step.done")
         if stopping:
             text = f"step {step} of {steps} is saved. Resume with: whet resume {shlex.quote(str(self.folder))}"
             raise Stopped(stopping, self.stop.why, text)
+
+    async def _call_on_step(self, on_step: OnStep, step: int, values: dict[str, Any]) -> None:
+        """Call the user's function. Its exception, with a note, ends the run."""
+        try:
+            await called(on_step, step, values)
+        except Exception as error:
+            error.add_note(f"on_step raised this after step {step}. Resume with: whet.resume({str(self.folder)!r})")
+            raise
 
     async def save(self, step: int, metric: float | None) -> None:
         """Write a checkpoint of the trained roles and of the source; with asynchronous checkpoints, return when a copy
@@ -277,8 +295,8 @@ class Run:
                     "folder must be one that all nodes see"
                 )
 
-    def _log(self, step: int, batch: Batch) -> dict[str, float]:
-        """Write the metrics of the step. Return its seconds by phase so far."""
+    def _log(self, step: int, batch: Batch) -> tuple[dict[str, Any], dict[str, float]]:
+        """Write the metrics of the step. Return them, and its seconds by phase so far."""
         tally, timing = self.source.tally()
         values: dict[str, Any] = tally.merge(self.metrics).result()
         self.metrics = Metrics()
@@ -300,15 +318,15 @@ class Run:
         values["time/eta"] = self.pace.eta(self.recipe.steps - step) or 0.0
         self.sinks.write(step, values | lap)
         self.feed.check(step, values)
-        return lap
+        return values, lap
 
-    async def _evaluate(self, step: int) -> float | None:
+    async def _evaluate(self, step: int) -> dict[str, float]:
         if not self.recipe.evaluation.enabled:
-            return None
+            return {}
         async with self.phase("evaluate"):
             values = await self.feed.evaluate(self.scorers)
         if not values:
-            return None
+            return {}
         self.sinks.write(step, values, kind="evaluation")
         log.info("evaluation at step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
         best = self.recipe.checkpoints.best_metric
@@ -317,7 +335,7 @@ class Run:
             instead = "checkpoints.best_metric=evaluation/loss checkpoints.mode=min"
             advice = f"set {instead}" if "evaluation/loss" in values else f"measured are: {', '.join(values)}"
             log.warning("checkpoints.best_metric=%s is not measured, so no checkpoint is the best; %s", best, advice)
-        return values.get(best)
+        return values
 
 
 @asynccontextmanager
@@ -328,7 +346,9 @@ async def open_run(
     from whet.run.build import build_renderer, check_experts, open_learners
 
     async with Closing() as closing:
-        shared = recipe.devices.placement == "colocated" or _take_turns(recipe)
+        in_turns = recipe.in_turns and choose_device().type == "cpu"  # on the CPU of this process, so that the
+        # generator need not keep its weights while the learner makes new ones
+        shared = recipe.devices.placement == "colocated" or in_turns
         devices = Devices({}, shared=shared, deadline=recipe.devices.deadline)
         check_experts(recipe)
         renderer = build_renderer(recipe)
@@ -380,22 +400,3 @@ async def open_run(
         if recipe.epochs is not None:
             run.sinks.write(run.start, {"run/steps": recipe.steps})
         yield run
-
-
-def _take_turns(recipe: Recipe) -> bool:
-    """Return whether learner and generator compute in turns on the CPU of this process anyway, so that the generator
-    need not keep its weights while the learner makes new ones."""
-    return recipe.in_turns and choose_device().type == "cpu"
-
-
-def _versions() -> str:
-    """Return the versions that a run may depend on."""
-    names = ("whet", "torch", "transformers")
-    return ", ".join([*(f"{name} {version(name)}" for name in names), f"Python {platform.python_version()}"])
-
-
-def _in_seconds(times: Mapping[str, float]) -> str:
-    """Return the time of a step and of its phases, the longest first."""
-    phases = sorted(((s, name.removeprefix("time/")) for name, s in times.items() if name != "time/step"), reverse=True)
-    shown = ", ".join(f"{name} {seconds:.1f} s" for seconds, name in phases if seconds >= 0.05)
-    return f"{times['time/step']:.1f} s: {shown}"

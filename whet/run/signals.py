@@ -42,6 +42,13 @@ class StopRequest:
     at_once: bool = False  # it is not worth a save
     cancel: Callable[[], object] = lambda: None  # ends the run at once; may be called from any thread
 
+    def cancels_this_task(self) -> None:
+        """Have ``cancel`` cancel the calling task."""
+        if (task := asyncio.current_task()) is not None:
+            self.cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel)
+        if self.at_once:
+            self.cancel()
+
     def interrupt(self) -> bool:
         """End the run after its step. Return False if it ends at once: on a second request or before the first step."""
         if self.by is None and self.begun:
@@ -75,10 +82,7 @@ def stop_signals(before: float | None = None, request: StopRequest | None = None
     """Inside, turn the signals into a request, if the event loop runs in the main thread. A signal that is ignored
     (``nohup``) stays ignored. The request also comes when ``before`` seconds are left of a Slurm job."""
     request, loop = request or StopRequest(), asyncio.get_running_loop()
-    if (task := asyncio.current_task()) is not None:
-        request.cancel = partial(loop.call_soon_threadsafe, task.cancel)
-    if request.at_once:
-        request.cancel()
+    request.cancels_this_task()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
     if threading.current_thread() is not threading.main_thread():

@@ -1,41 +1,62 @@
-"""Rows whose answers a function rewards: the shortest way from data and an idea of what is good to a run.
+"""Rows whose answers a function rewards: the shortest way from data to a run.
 
-def right(text: str, answer: str) -> bool:  # what the model says, and a column of the row
+def right(text: str, answer: str) -> bool:  # the model's answer, and a column of the row
     return text.strip().endswith(answer)
 """
 
 import inspect
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
-from whet.base.errors import ConfigError, DataError
-from whet.base.files import write_atomically
+from whet.base.errors import ConfigError
 from whet.config.component import ComponentError, component_path, import_path
 from whet.core.types import Task
 from whet.tasks.base import Grade, called
-from whet.tasks.prompts import Prompts
+from whet.tasks.prompts import Posed, Prompts
+from whet.tasks.splits import Split
 
-_IN_PROCESS: dict[str, Callable[..., Any]] = {}  # functions that cannot be imported: lambdas, those of a notebook
+_IN_PROCESS: dict[str, Callable[..., Any]] = {}  # functions that cannot be imported, such as lambdas
+_NAMED = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.KEYWORD_ONLY,
+)
 
 
 class FunctionTasks(Prompts):
     """The rows of a file as tasks. ``prompt`` is a text or messages; the other columns are for the reward."""
 
     reward: str
-    """The function, as in ``my_rewards:right`` or ``rewards.py:right``. Its first parameter is the model's text; each
-    further one without a default names a column, or is ``row`` for all of them as a dict. It may be ``async``, and
-    returns a number, a bool, or a dict of scores with the key ``reward``."""
+    """The function, as in ``my_rewards:right`` or ``rewards.py:right``. Its first parameter gets the model's answer,
+    the other ones the columns that they name, or ``row``, a dict of all columns. If the first parameter names one of
+    these, the parameter called ``answer`` gets the model's answer. The function may be ``async``, and returns a number,
+    a bool, or a dict of scores with the key ``reward``."""
+
+    def splits(self) -> dict[Split, list[Task]]:
+        """Raises ``ConfigError`` naming a parameter of the function that is not a column of every row."""
+        splits = super().splits()
+        for task in (task for tasks in splits.values() for task in tasks):
+            arguments(self._function, task, "")
+        return splits
+
+    @staticmethod
+    def data_of(row: Posed) -> dict[str, Any]:
+        return row.given
 
     async def grade(self, task: Task, answer: str) -> Grade:
-        return await called(partial(self._function, *self._arguments(task, answer)))
+        positional, named = arguments(self._function, task, answer)
+        return await called(partial(self._function, *positional, **named))
 
     @cached_property
     def _function(self) -> Callable[..., Any]:
         if self.reward in _IN_PROCESS:
             return _IN_PROCESS[self.reward]
+        if self.reward.startswith("__main__:") or "<" in self.reward:
+            raise ConfigError(
+                f"data.reward: {self.reward} was defined in a notebook or inside of a function, so only the process "
+                "that defined it can call it; put the function into a file and set data.reward=FILE.py:NAME"
+            )
         try:
             function = import_path(self.reward)
         except ComponentError as error:
@@ -44,63 +65,68 @@ class FunctionTasks(Prompts):
             raise ConfigError(f"data.reward: {self.reward} is not a function")
         return function
 
-    @cached_property
-    def _parameters(self) -> list[str]:
-        kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        given = inspect.signature(self._function).parameters.values()
-        return [one.name for one in given if one.kind in kinds and one.default is inspect.Parameter.empty]
+    def warnings(self) -> list[str]:
+        if self.reward not in _IN_PROCESS:
+            return []
+        return [
+            f"the reward function {self.reward} stands in a notebook or inside of a function, where `whet eval` and "
+            "`whet resume` can't find it; put it into a file and import it"
+        ]
 
-    def _arguments(self, task: Task, answer: str) -> list[Any]:
-        row = {"prompt": task.prompt, **task.data}
-        columns = {"row": row, **row}
-        if not self._parameters:
-            raise ConfigError(f"the reward function {self.reward} has no parameter for the model's text")
-        if missing := [name for name in self._parameters[1:] if name not in columns]:
+
+def arguments(function: Callable[..., Any], task: Task, answer: str) -> tuple[list[Any], dict[str, Any]]:
+    """Return the positional and the named arguments of a reward function for an answer to a task. Raises
+    ``ConfigError`` naming the parameter that has no value."""
+    row = {"prompt": task.prompt, **task.data}
+    values = {**row, "row": row}
+    name = getattr(function, "__name__", type(function).__name__)
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a function in C without a signature
+        return [answer], {}
+    names = [key for key, parameter in parameters.items() if parameter.kind in _NAMED]
+    receiver = next((key for key in names[:1] if key not in values), "answer")
+    if receiver not in names:
+        raise ConfigError(
+            f"the reward function {name} has no parameter for the model's answer: its parameters are "
+            f"({', '.join(names)}), and the columns are {', '.join(row)}; call one of its parameters 'answer'"
+        )
+    values[receiver] = answer
+    positional, named = list[Any](), dict[str, Any]()
+    for parameter in parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= {key: value for key, value in row.items() if key not in parameters}
+        elif parameter.kind is parameter.VAR_POSITIONAL or (
+            parameter.name not in values and parameter.default is not parameter.empty
+        ):
+            continue
+        elif parameter.name not in values:
             raise ConfigError(
-                f"the reward function {self.reward} has the parameter {missing[0]!r}, which is neither 'row' nor a "
-                f"column; the columns are: {', '.join(row)}"
+                f"the reward function {name} has the parameter {parameter.name!r}, which is neither 'row' nor a column "
+                f"of {task.uid}; its columns are: {', '.join(row)}"
             )
-        return [answer, *(columns[name] for name in self._parameters[1:])]
+        elif parameter.kind is parameter.POSITIONAL_ONLY:
+            positional.append(values[parameter.name])
+        else:
+            named[parameter.name] = values[parameter.name]
+    return positional, named
 
 
-def name_of(function: Callable[..., Any]) -> tuple[str, bool]:
-    """Return the name that ``FunctionTasks.reward`` finds the function by, and whether other processes find it, too.
-    Raises ``ConfigError`` for what is not a function."""
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name by which ``FunctionTasks.reward`` finds the function: its path, or, if it can't be imported, a
+    name that is valid in this process only. Raises ``ConfigError`` if it can't be called."""
     if not callable(function):
-        raise ConfigError(f"reward is {function!r}; it must be a function of what the model says")
-    if not inspect.isroutine(function):  # an object that can be called
-        name, found = f"{type(function).__name__}:{id(function)}", False
+        raise ConfigError(f"reward is {function!r}; it must be a function of the model's answer")
+    path = component_path(function) if inspect.isroutine(function) else f"<{type(function).__name__}>"
+    try:
+        if not path.startswith("__main__:") and "<" not in path and import_path(path) is function:
+            return path
+    except ComponentError:
+        pass
+    if inspect.isfunction(function) and path == f"__main__:{function.__name__}" and "<" not in path:
+        name = path  # a cell that is run again replaces its function
     else:
-        name = component_path(function)
-        found = not name.startswith("__main__:") and "<" not in name
-    if not found:
-        _IN_PROCESS[name] = function
-    return name, found
-
-
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write rows (a list of dicts, a ``datasets.Dataset``, or a DataFrame) as JSONL and return their number. Raises
-    ``DataError`` naming the row."""
-    if hasattr(rows, "to_dict") and hasattr(rows, "columns"):  # a DataFrame, which iterates over its columns
-        rows = rows.to_dict("records")
-    lines = []
-    for number, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise DataError(f"row {number} of data is {type(row).__name__}; it must be a dict with a prompt")
-        if "prompt" not in row:
-            raise DataError(f"row {number} of data has no 'prompt'; it has: {', '.join(map(str, row)) or 'nothing'}")
-        try:
-            lines.append(json.dumps(dict(row), ensure_ascii=False, default=_plain))
-        except (TypeError, ValueError) as error:
-            raise DataError(f"row {number} of data: {error}") from None
-    if not lines:
-        raise DataError("data has no rows")
-    write_atomically(path, "\n".join(lines) + "\n")
-    return len(lines)
-
-
-def _plain(value: Any) -> Any:
-    """Return a numpy value as Python's."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"a value of type {type(value).__name__} is not a value of JSON")
+        taken = [key for key, other in _IN_PROCESS.items() if other == function]
+        name = taken[0] if taken else f"<{path.strip('<>')} {len(_IN_PROCESS) + 1}>"
+    _IN_PROCESS[name] = function
+    return name

@@ -1,6 +1,6 @@
 """Tasks of a file that are graded elsewhere: by a program, a reward model, or a class derived from this one."""
 
-from typing import cast
+from typing import Any, cast
 
 from pydantic import Field
 
@@ -30,9 +30,14 @@ class Prompts(FileTasks):
         rows = read_rows(path, Posed, self.columns)
         tally.rows += len(rows)
         return [
-            Task(f"prompts/{split}/{number}", cast(list[Message], row.prompt), dict(row.model_extra or {}))
+            Task(f"prompts/{split}/{number}", cast(list[Message], row.prompt), self.data_of(row))
             for number, row in enumerate(rows)
         ]
+
+    @staticmethod
+    def data_of(row: Posed) -> dict[str, Any]:
+        """Return the ``data`` of a row's task: by default all columns but ``prompt``."""
+        return dict(row.model_extra or {})
 
 
 def _key(task: Task) -> int:

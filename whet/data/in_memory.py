@@ -1,0 +1,52 @@
+"""Rows that a script or notebook holds in memory, as dicts, and their way into a JSONL file.
+
+Accepts what people have: a list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``. Imports neither library.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.base.errors import DataError
+from whet.base.files import write_atomically
+from whet.data.jsonl import Placed
+
+
+def as_rows(data: Iterable[Mapping[str, Any]], name: str = "data") -> list[Placed]:
+    """Return the rows of a list, data set or table, each with its place, as in "row 3 of data" (from 0); missing cells
+    of a table become None. ``name`` is the argument that holds them. Raises ``DataError`` naming the first row that is
+    not a dict."""
+    table: Any = data
+    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # iterating over a DataFrame yields its columns
+        data = table.astype(object).where(table.notna(), None).to_dict("records")
+    if isinstance(data, Mapping) or not isinstance(data, Iterable):
+        raise DataError(f"{name} is a {type(data).__name__}; it must be a list of dicts, a Dataset or a DataFrame")
+    rows = []
+    for number, row in enumerate(data):
+        where = f"row {number} of {name}"
+        if not isinstance(row, Mapping):
+            raise DataError(f"{where} is a {type(row).__name__}; it must be a dict of columns")
+        rows.append((where, dict(row)))
+    if not rows:
+        raise DataError(f"{name} has no rows")
+    return rows
+
+
+def write_rows(path: Path, rows: Sequence[Placed]) -> None:
+    """Write the rows as JSONL. Raises ``DataError`` naming the row with a value that JSON does not have."""
+    write_atomically(path, "".join(f"{_line(row, where)}\n" for where, row in rows))
+
+
+def _line(row: Mapping[str, Any], where: str) -> str:
+    try:
+        return json.dumps(row, allow_nan=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return a numpy value as Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a value of type {type(value).__name__} is not a value of JSON")

@@ -1,0 +1,103 @@
+"""The recipe of ``whet.train``: rows, and perhaps a function that rewards answers, become its data and algorithm."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.base.errors import ConfigError
+from whet.data.in_memory import as_rows, write_rows
+from whet.data.jsonl import Placed, read_jsonl
+from whet.data.row import Row
+from whet.data.row_kinds import Conversation, Preference
+from whet.tasks.functions import name_of
+from whet.tasks.prompts import Posed
+
+RowData = Iterable[Mapping[str, Any]] | str | Path
+"""A list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``, the path of a JSONL file, or ``hf:name``."""
+
+_KEYS = {"data": "path", "test": "test_path"}  # argument of whet.train -> key of a recipe's data
+_FILES = {"data": "rows.jsonl", "test": "test.jsonl"}  # in the run folder
+_MOST_HELD_OUT = 100  # each is answered before and after training
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """A kind of training that ``whet.train`` knows, by the columns of the rows."""
+
+    columns: frozenset[str]
+    row: type[Row]
+    data: str  # the type in recipes
+    algorithm: str
+
+
+_REWARDED = Training(frozenset({"prompt"}), Posed, "function", "grpo")
+_FROM_ROWS = (
+    Training(frozenset({"chosen", "rejected"}), Preference, "preference", "dpo"),
+    Training(frozenset({"messages"}), Conversation, "supervised", "sft"),
+    Training(frozenset({"prompt", "completion"}), Conversation, "supervised", "sft"),
+)
+
+
+class RowFiles:
+    """The data of ``whet.train``: checked at once, and written into the run's folder when the recipe is known to be
+    valid, so that the run can be resumed and evaluated."""
+
+    def __init__(self, data: RowData, test: RowData | None, reward: Callable[..., Any] | None) -> None:
+        self._sources = {"data": data} if test is None else {"data": data, "test": test}
+        self._rows = {name: _read(source, name) for name, source in self._sources.items()}
+        self._name = None if reward is None else name_of(reward)
+        self.training = _training_of(self._rows["data"]) if reward is None else _REWARDED
+        for where, row in (placed for rows in self._rows.values() for placed in rows or ()):
+            self.training.row.of(where, row)
+
+    def recipe(self, folder: Path) -> dict[str, Any]:
+        """Return the sections of a recipe, with the paths of the files that ``write`` writes."""
+        data: dict[str, Any] = {"type": self.training.data}
+        sections: dict[str, Any] = {"data": data, "algorithm": {"type": self.training.algorithm}}
+        for name, key in _KEYS.items():
+            if name in self._sources:
+                data[key] = _path(self._sources[name], folder / _FILES[name])
+        rows = self._rows["data"]
+        if "test" not in self._sources and rows is not None:
+            data["test_size"] = min(_MOST_HELD_OUT, len(rows) // 10)
+            if not data["test_size"]:
+                sections["evaluation"] = {"enabled": False}
+        if self._name is None:
+            sections["checkpoints"] = {"best_metric": "evaluation/loss", "mode": "min"}
+        else:
+            data["reward"] = self._name
+        return sections
+
+    def write(self, folder: Path) -> None:
+        """Write the rows that were given in memory. Raises ``DataError`` for a value that JSON does not have."""
+        for name, rows in self._rows.items():
+            if rows is not None and not isinstance(self._sources[name], str | Path):
+                folder.mkdir(parents=True, exist_ok=True)
+                write_rows(folder / _FILES[name], rows)
+
+
+def _read(data: RowData, name: str) -> list[Placed] | None:
+    """Return the rows, each with its place; None if they are on the web."""
+    if not isinstance(data, str | Path):
+        return as_rows(data, name)
+    return None if str(data).startswith(("hf:", "http:", "https:")) else read_jsonl(data)
+
+
+def _path(data: RowData, written: Path) -> str:
+    if not isinstance(data, str | Path):
+        return str(written.absolute())
+    return str(Path(data).absolute()) if Path(data).exists() else str(data)
+
+
+def _training_of(rows: list[Placed] | None) -> Training:
+    columns = set(rows[0][1]) if rows else set[str]()
+    for training in _FROM_ROWS:
+        if training.columns <= columns:
+            return training
+    raise ConfigError(
+        "whet.train needs a reward, a function of the model's answer; without one, rows with the columns 'messages' or "
+        "'prompt' and 'completion' (SFT), or 'chosen' and 'rejected' (DPO). These have: "
+        f"{', '.join(sorted(map(str, columns))) or 'unknown columns'}. For other data, start from a recipe: "
+        "whet.start('kto-gsm8k', ...); `whet recipes` lists them"
+    )

@@ -1,0 +1,63 @@
+"""Work that blocks its caller, which may be the cell of a notebook: such a cell runs in the main thread, inside of an
+event loop, and an interrupt must end the work within a step.
+
+Who waits for whom: the caller waits for a thread, and an interrupt, which only the main thread gets, is passed on to
+the work. A second interrupt is raised at once.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from whet.run.signals import Stopped, StopRequest
+
+T = TypeVar("T")
+
+
+def without_loop(work: Callable[[StopRequest], T]) -> T:
+    """Return the result of work that starts an event loop: in this thread or, inside of a running loop, on another one.
+    There an interrupt is a request to the work, which ends a run after its step; a second one ends it at once. Raises
+    ``KeyboardInterrupt`` after that."""
+    stop = StopRequest()
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work(stop)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="whet-run")
+    running = thread.submit(work, stop)
+    interrupted = False
+    try:
+        while True:
+            try:
+                return running.result()
+            except KeyboardInterrupt:
+                interrupted = True
+                if stop.interrupt():
+                    print("interrupted: the run saves after this step and ends; interrupt again to end it at once")
+    except (Stopped, asyncio.CancelledError) as error:
+        if not interrupted:
+            raise
+        raise KeyboardInterrupt(str(error)) from None
+    finally:
+        thread.shutdown(wait=False)
+
+
+def wait_for(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> T:
+    """Return the result of a coroutine that runs on the loop of another thread. An interrupt cancels it, and is raised
+    once the coroutine has ended."""
+    started: Future[asyncio.Task[Any]] = Future()
+
+    async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        started.set_result(task)
+        return await work
+
+    future = asyncio.run_coroutine_threadsafe(run(), loop)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        loop.call_soon_threadsafe(started.result().cancel)
+        wait([future])  # a second interrupt does not wait
+        raise
