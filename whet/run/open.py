@@ -115,7 +115,7 @@ async def opened(
 
 
 class Opening:
-    """What ``whet.open`` returns, for ``async with`` or, where nothing can be awaited, plain ``with``."""
+    """Result of ``whet.open``, for ``async with`` or, where nothing can be awaited, plain ``with``."""
 
     def __init__(
         self,
