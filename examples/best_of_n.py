@@ -1,46 +1,35 @@
-"""Best of n: sample n answers to each held-out task, keep the one that a scorer likes best, and write it as a row for
-SFT. The scorer is the mean log-prob of an answer; with data=reward_model, `batch.reward` is the reward model's score.
+"""Best of n: sample n answers to each held-out task, keep the one that a reward model likes best, and write it as a row
+for SFT. docs/rlhf.md shows how a reward model is trained and exported.
 
-python examples/best_of_n.py evaluation.limit=20
+python examples/best_of_n.py my-judge evaluation.limit=20
 """
 
-import asyncio
 import json
 import sys
 from pathlib import Path
 
-from torch import Tensor
-
 import whet
-from whet.core.batch import Batch
-from whet.losses.weighted import mean_per_sequence
-from whet.run.policy import Policy
 
-N = 4
+N = 8
 
 
-async def score(policy: Policy, batch: Batch) -> Tensor:
-    """Return a score for each answer, [S]: the mean log-prob of its tokens."""
-    scored = await policy.score(batch, {"logprobs"})
-    return mean_per_sequence(batch, scored["logprobs"])
-
-
-async def main(overrides: list[str]) -> None:
-    async with whet.open("quickstart", *overrides) as run:
+def main(reward_model: str, *overrides: str) -> None:
+    with whet.open("rlhf-quickstart", f"data.model={reward_model}", *overrides) as run:
         tasks = run.recipe.taskset.tasks("test")[: run.recipe.evaluation.limit]
-        groups = await run.policy.sample(tasks, n=N)
-        batch = run.policy.batch(groups)
-        scores = (await score(run.policy, batch)).reshape(len(groups), N)
-    best = [group.episodes[int(row.argmax())] for group, row in zip(groups, scores, strict=True)]
+        groups = run.policy.sample(tasks, n=N)
+    answers = [episode for group in groups for episode in group.episodes]
+    best = [max(group.episodes, key=lambda episode: episode.scores["reward_model"]) for group in groups]
 
     rows = [
         {"prompt": group.task.prompt, "completion": episode.messages[-1]["content"]}
         for group, episode in zip(groups, best, strict=True)
     ]
     Path("best.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    mean = sum(episode.reward for group in groups for episode in group.episodes) / (N * len(groups))
-    print(f"reward of a random answer {mean:.2f}, of the best of {N} {sum(e.reward for e in best) / len(best):.2f}")
+    print(f"{len(rows)} rows in best.jsonl")
+    for name, episodes in (("all answers", answers), (f"the best of {N}", best)):
+        right = sum(episode.scores["correct"] for episode in episodes) / len(episodes)
+        print(f"accuracy of {name}: {right:.1%}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.test_export_reward_model import make_run
 from tests.rows import rows_recipe
+from tests.tiny import tiny_llama
 from whet.chat.renderer import Renderer
+from whet.checkpoint.export import export
 from whet.metrics.rollout_file import RolloutRecord, write_rollouts
 
 ROOT = Path(__file__).parent.parent
@@ -151,22 +154,29 @@ SMALL = (
 )
 
 
-@pytest.mark.parametrize(
-    ("name", "printed"),
-    [("grpo_loop.py", "accuracy "), ("own_loss.py", "best answers "), ("best_of_n.py", "of the best of 4 ")],
-)
-def test_a_loop_of_ones_own_runs(name: str, printed: str, tiny_model: Path, tmp_path: Path) -> None:
-    words = [sys.executable, str(ROOT / "examples" / name), f"model={tiny_model}", *SMALL]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert printed in done.stdout
+@pytest.mark.parametrize(("name", "printed"), [("grpo_loop.py", "accuracy "), ("own_loss.py", "best answers ")])
+def test_a_custom_loop_runs(name: str, printed: str, tiny_model: Path, tmp_path: Path) -> None:
+    assert printed in loop(tmp_path, name, f"model={tiny_model}", *SMALL)
     (run,) = (tmp_path / "runs").iterdir()
-    if name == "best_of_n.py":
-        assert [set(row) for row in read(tmp_path / "best.jsonl")] == [{"prompt", "completion"}] * 2
-    else:
-        assert [line["step"] for line in read(run / "metrics.jsonl") if "loss" in line] == [1]
-        assert (run / "report.html").exists()
+    assert [line["step"] for line in read(run / "metrics.jsonl") if "loss" in line] == [1]
+    assert (run / "report.html").exists()
+
+
+def test_the_best_answers_by_a_reward_model_become_rows(tiny_model: Path, tmp_path: Path) -> None:
+    run, _ = make_run(tmp_path, tiny_llama(max_position_embeddings=1024))
+    export(run, tmp_path / "judge")
+    printed = loop(tmp_path, "best_of_n.py", tmp_path / "judge", f"model={tiny_model}", *SMALL)
+    assert "accuracy of the best of 8: 0.0%" in printed
+    assert [set(row) for row in read(tmp_path / "best.jsonl")] == [{"prompt", "completion"}] * 2
+
+
+def loop(folder: Path, name: str, *words: Any) -> str:
+    """Return what an example prints that ends well in the folder."""
+    command = [sys.executable, str(ROOT / "examples" / name), *map(str, words)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def test_the_notebook_runs(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

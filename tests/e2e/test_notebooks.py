@@ -64,13 +64,13 @@ def test_an_interrupted_cell_ends_within_a_step_and_says_how_to_go_on(
 
 
 OWN_LOOP = """
-import asyncio, signal, sys, threading, time, whet
+import asyncio, os, signal, sys, threading, time, whet
 from tests.toy import Lowercase
 
 class Slow(Lowercase):
     async def grade(self, task, answer):
         if waits:
-            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()  # the main thread handles it
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()  # the main thread handles it
             waits.clear()
             await asyncio.sleep(60)
         return await super().grade(task, answer)
@@ -86,7 +86,7 @@ async def cell():
             print("interrupted after less than 30 s:", time.monotonic() - before < 30)
         print("again:", len(run.policy.sample(run.tasks.next(2), n=2)), len(run.source.next_groups()))
 
-asyncio.run(cell())
+asyncio.new_event_loop().run_until_complete(cell())
 print("threads left:", [t.name for t in threading.enumerate() if t.name.startswith("whet-")])
 """
 
@@ -108,11 +108,11 @@ def test_a_loop_of_ones_own_in_a_cell_is_interrupted_and_continues(tiny_model: P
 
 
 OPENING = """
-import asyncio, signal, sys, threading, time, whet
+import asyncio, os, signal, sys, threading, time, whet
 import whet.run.build
 
 async def held(*_):
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
     await asyncio.sleep(60)
 
 whet.run.build.build_learner = held  # loading that takes long
@@ -124,7 +124,7 @@ async def cell():
     except KeyboardInterrupt:
         print("interrupted")
 
-asyncio.run(cell())
+asyncio.new_event_loop().run_until_complete(cell())
 print("threads left:", [t.name for t in threading.enumerate() if t.name.startswith("whet-")])
 """
 

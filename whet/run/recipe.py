@@ -306,7 +306,7 @@ class Recipe(Config):
                 f"data is {type(self.data).__name__}, which is defined in a notebook or inside a function, where `whet "
                 "eval`, `whet resume` and other processes can't find it; put the class into a file and import it"
             )
-        found += self.data.warnings()
+        texts += self.data.warnings()
         if unprotected(self.model_dump(mode="json")):
             texts.append(UNPROTECTED)
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:

@@ -49,6 +49,7 @@ from whet.tasks.base import called
 
 log = logging.getLogger(__name__)
 
+OnStep = Callable[[int, dict[str, Any]], object]  # a user's function of a step and its metrics, sync or async
 _ACTIVITIES = {  # phases, in the words of messages
     "prepare": "preparing",
     "generate": "sampling",
@@ -57,10 +58,6 @@ _ACTIVITIES = {  # phases, in the words of messages
     "evaluate": "evaluating",
     "checkpoint": "saving a checkpoint",
 }
-
-
-OnStep = Callable[[int, dict[str, Any]], object]
-"""A user's function, sync or async, that is called after each step with its number and its metrics."""
 
 
 def start(recipe: Recipe, folder: Path, stop: StopRequest | None = None, on_step: OnStep | None = None) -> Path:
@@ -346,8 +343,7 @@ async def open_run(
     from whet.run.build import build_renderer, check_experts, open_learners
 
     async with Closing() as closing:
-        in_turns = recipe.in_turns and choose_device().type == "cpu"  # on the CPU of this process, so that the
-        # generator need not keep its weights while the learner makes new ones
+        in_turns = recipe.in_turns and choose_device().type == "cpu"  # the generator need not keep its weights
         shared = recipe.devices.placement == "colocated" or in_turns
         devices = Devices({}, shared=shared, deadline=recipe.devices.deadline)
         check_experts(recipe)
