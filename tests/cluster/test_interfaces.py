@@ -1,4 +1,4 @@
-"""Ranks talk over the interface by which they reach the place where they meet."""
+"""Ranks communicate over the network interface that leads to their rendezvous."""
 
 import os
 

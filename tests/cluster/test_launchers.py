@@ -178,7 +178,9 @@ def test_ray_takes_the_options_of_the_slurm_script(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "['--num-gpus=7']\n"  # what is left is for `ray start`, and differs between head and workers
+    assert (
+        done.stdout == "['--num-gpus=7']\n"
+    )  # the other options are for `ray start`, and differ between head and workers
 
 
 @pytest.fixture

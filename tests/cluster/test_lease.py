@@ -1,4 +1,4 @@
-"""Devices that are shared have one tenant at a time, and moving costs only where somebody moves."""
+"""Shared devices have one tenant at a time, and leases cost nothing unless the tenant changes."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from whet.cluster.lease import Devices
 
 
 class Sleeper:
-    """A tenant that writes down what happens to it."""
+    """A tenant that records its calls."""
 
     def __init__(self, name: str, events: list[str]) -> None:
         self.name, self.events = name, events
@@ -41,7 +41,7 @@ def two(*, shared: bool = True, deadline: float = 5.0) -> tuple[Devices, list[st
 async def test_the_one_before_sleeps_before_the_next_wakes() -> None:
     devices, events, _ = two()
     for name in ("generation", "learning", "generation"):
-        async with devices.lent_to(name):
+        async with devices.acquire(name):
             events.append(f"{name} works")
     assert events == [
         "generation wakes",
@@ -59,7 +59,7 @@ async def test_the_one_before_sleeps_before_the_next_wakes() -> None:
 async def test_the_same_tenant_again_neither_sleeps_nor_wakes() -> None:
     devices, events, _ = two()
     for _ in range(3):
-        async with devices.lent_to("learning"):
+        async with devices.acquire("learning"):
             pass
     assert events == ["learning wakes"]
 
@@ -71,7 +71,7 @@ async def test_two_never_hold_shared_devices_at_once() -> None:
 
     async def use(name: str) -> None:
         for _ in range(5):
-            async with devices.lent_to(name):
+            async with devices.acquire(name):
                 inside.append(name)
                 await asyncio.sleep(0)
                 assert inside == [name]
@@ -81,9 +81,9 @@ async def test_two_never_hold_shared_devices_at_once() -> None:
 
 
 @in_event_loop
-async def test_where_each_has_its_own_devices_nobody_sleeps_or_waits() -> None:
+async def test_with_separate_devices_no_tenant_sleeps_or_waits() -> None:
     devices, events, _ = two(shared=False)
-    async with devices.lent_to("generation"), devices.lent_to("learning"):
+    async with devices.acquire("generation"), devices.acquire("learning"):
         pass
     assert events == []
 
@@ -91,44 +91,44 @@ async def test_where_each_has_its_own_devices_nobody_sleeps_or_waits() -> None:
 @in_event_loop
 async def test_waiting_has_a_deadline_that_names_the_holder() -> None:
     devices, _, _ = two(deadline=0.05)
-    async with devices.lent_to("generation"):
+    async with devices.acquire("generation"):
         with pytest.raises(DeadlineError, match=r"learning .* 0\.05 s: generation holds them"):
-            async with devices.lent_to("learning"):
+            async with devices.acquire("learning"):
                 pytest.fail("two at once")
-    async with devices.lent_to("learning"):
+    async with devices.acquire("learning"):
         assert devices.awake == "learning"
 
 
 @in_event_loop
 async def test_one_that_does_not_fall_asleep_is_an_error_and_keeps_the_devices() -> None:
     devices, _, tenants = two(deadline=0.05)
-    async with devices.lent_to("generation"):
+    async with devices.acquire("generation"):
         pass
     tenants["generation"].hangs = True
     with pytest.raises(DeadlineError, match="generation did not fall asleep"):
-        async with devices.lent_to("learning"):
+        async with devices.acquire("learning"):
             pytest.fail("not free")
     assert devices.awake == "generation"
 
 
 @in_event_loop
-async def test_after_a_failure_to_wake_the_devices_are_empty_and_can_be_lent_again() -> None:
+async def test_after_a_failure_to_wake_the_devices_are_empty_and_can_be_leased_again() -> None:
     devices, events, tenants = two()
     tenants["learning"].fails = True
-    async with devices.lent_to("generation"):
+    async with devices.acquire("generation"):
         pass
     with pytest.raises(RuntimeError, match="learning is broken"):
-        async with devices.lent_to("learning"):
+        async with devices.acquire("learning"):
             pytest.fail("it is not awake")
     assert devices.awake is None
-    async with devices.lent_to("generation"):
+    async with devices.acquire("generation"):
         pass
     assert events == ["generation wakes", "generation sleeps", "generation wakes"]
 
 
 @in_event_loop
-async def test_a_stranger_is_refused() -> None:
+async def test_an_unknown_tenant_is_refused() -> None:
     devices, _, _ = two()
     with pytest.raises(KeyError):
-        async with devices.lent_to("cooking"):
-            pytest.fail("nobody knows it")
+        async with devices.acquire("cooking"):
+            pytest.fail("an unknown tenant")

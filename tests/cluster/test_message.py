@@ -1,4 +1,4 @@
-"""What is asked of a worker in another process comes as it was, and no tensor is copied on the way."""
+"""Calls of workers in other processes arrive unchanged, without copies of tensors."""
 
 import pickle
 from dataclasses import fields

@@ -1,6 +1,5 @@
-"""A Ray cluster of several nodes that somebody else started. Its nodes are processes of this machine.
-
-The name sorts before test_ray.py: after a Ray of its own whose worker was killed, a process can't join another one."""
+"""A Ray cluster of several nodes that is already running. Its nodes are processes of this machine. The file is named
+to run before test_ray.py: after a private Ray cluster whose worker was killed, a process can't join another one."""
 
 import asyncio
 from collections import Counter as Tally

@@ -1,4 +1,4 @@
-"""Workers in processes keep the contract, and their faults have names and ends."""
+"""Workers in processes keep the contract, and their faults are named and handled."""
 
 import asyncio
 import gc
@@ -78,13 +78,15 @@ def test_a_group_closed_while_it_is_built_leaves_nothing() -> None:
 
 def test_more_processes_than_a_machine_can_have_are_refused_before_the_first() -> None:
     before = len(psutil.Process().children())
-    with pytest.raises(WhetError, match=r"100000 ranks of Counter need a process each, and this machine, .* at most"):
+    with pytest.raises(
+        WhetError, match=r"100000 ranks of Counter need one process each, but this machine .* limited to"
+    ):
         ProcessCluster().launch(Counter, CounterConfig(), Placement(ranks=100_000))
     assert len(psutil.Process().children()) == before
 
 
 class Listener:
-    """Meets the other ranks and tells at which ports its process listens."""
+    """Meets the other ranks and reports the ports at which its process listens."""
 
     def __init__(self, config: CounterConfig, info: RankInfo) -> None:
         self.store = info.store
@@ -94,7 +96,7 @@ class Listener:
         return float(self.ranks.sum(torch.ones(1))), self.store
 
     def close(self) -> None:
-        self.ranks.leave()
+        self.ranks.destroy()
 
 
 def test_ranks_of_a_machine_meet_in_a_file_that_only_this_user_can_open() -> None:

@@ -1,4 +1,4 @@
-"""A Ray that a run starts: who can reach it, and what is left of it."""
+"""A Ray cluster that a run starts: access to it, and its leftovers."""
 
 import json
 import os
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture
 def controller() -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
-    """A process that runs workers in a Ray of its own, after somebody imported Ray; and what it says of itself."""
+    """Yield a process that runs workers in a private Ray cluster, after Ray was imported; and its report."""
     script = """
         import asyncio, json, os, time
         import ray
@@ -38,9 +38,9 @@ def controller() -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
             pids = [pid for pid, _ in await group.call("thread")]
             context = ray.get_runtime_context()
             environment = [name for name in os.environ if name.startswith("RAY_AUTH")]
-            told = {"pids": pids, "address": context.gcs_address, "environment": environment}
-            told["folder"] = os.path.dirname(context.get_temp_dir())
-            print(json.dumps(told), flush=True)
+            report = {"pids": pids, "address": context.gcs_address, "environment": environment}
+            report["folder"] = os.path.dirname(context.get_temp_dir())
+            print(json.dumps(report), flush=True)
             input()
             await group.close()
             await cluster.close()
@@ -57,7 +57,7 @@ def controller() -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
 
 
 def family(pid: int) -> set[int]:
-    """The process and all that it started."""
+    """Return the process and all its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -73,7 +73,7 @@ def family(pid: int) -> set[int]:
 
 
 def listening(pids: set[int]) -> set[str]:
-    """The addresses at which the processes listen, as the kernel writes them."""
+    """Return the addresses at which the processes listen, in the kernel's format."""
     sockets = set()
     for pid in pids:
         for file in Path(f"/proc/{pid}/fd").iterdir():
@@ -90,19 +90,19 @@ def listening(pids: set[int]) -> set[str]:
 
 
 def test_it_listens_on_loopback_only_and_its_token_is_not_for_other_children(controller: Any) -> None:
-    process, told = controller
+    process, report = controller
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     addresses = listening(family(process.pid))
     assert addresses
     assert addresses <= loopback
-    assert told["environment"] == []
-    assert told["address"].startswith("127.0.0.1:")
+    assert report["environment"] == []
+    assert report["address"].startswith("127.0.0.1:")
 
 
 @pytest.mark.parametrize("mode", ["disabled", "token"])
-def test_nobody_without_the_token_can_connect(controller: Any, mode: str, tmp_path: Path) -> None:
-    _, told = controller
-    code = f"import ray; ray.init(address='{told['address']}'); print('connected')"
+def test_a_client_without_the_token_can_not_connect(controller: Any, mode: str, tmp_path: Path) -> None:
+    _, report = controller
+    code = f"import ray; ray.init(address='{report['address']}'); print('connected')"
     environment = os.environ | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "HOME": str(tmp_path)}
     environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray looks for it at the machine's outer address
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
@@ -112,27 +112,27 @@ def test_nobody_without_the_token_can_connect(controller: Any, mode: str, tmp_pa
 
 
 def test_its_sockets_and_logs_are_in_a_folder_that_only_this_user_can_enter(controller: Any) -> None:
-    _, told = controller
-    assert Path(told["folder"]).stat().st_mode & 0o777 == 0o700
-    assert list(Path(told["folder"]).glob("ray/session_*/sockets/*"))
+    _, report = controller
+    assert Path(report["folder"]).stat().st_mode & 0o777 == 0o700
+    assert list(Path(report["folder"]).glob("ray/session_*/sockets/*"))
 
 
 def test_nothing_is_left_after_close(controller: Any) -> None:
-    process, told = controller
+    process, report = controller
     started = family(process.pid) - {process.pid}
     assert len(started) > 4
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.stdout.readline() == "closed\n"
     assert eventually(lambda: not any(map(alive, started)))
-    assert not Path(told["folder"]).exists()
+    assert not Path(report["folder"]).exists()
 
 
 def test_nothing_is_left_when_the_run_is_killed_not_even_a_frozen_worker(controller: Any) -> None:
-    process, told = controller
+    process, report = controller
     started = family(process.pid)
-    os.kill(told["pids"][0], signal.SIGSTOP)
+    os.kill(report["pids"][0], signal.SIGSTOP)
     process.kill()
     process.wait()
-    assert eventually(lambda: not any(map(alive, told["pids"])), 20.0)
+    assert eventually(lambda: not any(map(alive, report["pids"])), 20.0)
     assert eventually(lambda: not any(map(alive, started)), 150.0)  # Ray's agents look for their parent now and then

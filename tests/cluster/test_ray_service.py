@@ -1,4 +1,4 @@
-"""An object in a Ray actor of its own, on a Ray that is started for it."""
+"""A service in a separate Ray actor, on a Ray cluster that is started for it."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ ray = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is no
 
 
 class Waiter:
-    """Counts who waits."""
+    """Counts waiting calls."""
 
     def __init__(self, config: Config, info: RankInfo) -> None:
         self.waiting = self.cancelled = 0

@@ -43,7 +43,7 @@ class Choir(Counter):
 
 
 class Talker(Counter):
-    """Says things about its process."""
+    """Reports on its process."""
 
     def warn(self) -> None:
         logging.getLogger("whet.somewhere").warning("%s is %d", "it", self.info.rank)
@@ -63,7 +63,7 @@ class Stubborn(Exception):
 
 
 def alive(pid: int) -> bool:
-    """Whether the process is there, and more than a zombie."""
+    """Return whether the process exists and is not a zombie."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] != "Z"

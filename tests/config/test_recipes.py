@@ -83,7 +83,7 @@ def test_a_runtime_environment_of_an_unknown_worker_is_refused():
     from whet.learner.worker import LearnerWorker
 
     said = complaint("cluster.type=ray", "cluster.runtime_env.LernerWorker={pip: [numpy]}")
-    assert "cluster.runtime_env names no worker with 'LernerWorker'. Did you mean 'LearnerWorker'?" in said
+    assert "cluster.runtime_env: 'LernerWorker' is not a worker. Did you mean 'LearnerWorker'?" in said
     assert (LearnerWorker.__name__, HostedEngine.__name__) == WORKERS
     known = load(Recipe, "quickstart", ["cluster.type=ray", "cluster.runtime_env.LearnerWorker={pip: [numpy]}"])
     assert known.value.cluster.runtime_env == {"LearnerWorker": {"pip": ["numpy"]}}

@@ -1,4 +1,4 @@
-"""What every cluster must do. Subclass ``ClusterContract`` in a test module and define the ``cluster`` fixture."""
+"""The contract of every cluster. Subclass ``ClusterContract`` in a test module and define the ``cluster`` fixture."""
 
 import asyncio
 import functools
@@ -16,7 +16,7 @@ from whet.config import Config
 
 
 def in_event_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """Run an async test in an event loop of its own."""
+    """Run an async test in a new event loop."""
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every cluster whose workers are processes must do about faults. Subclass ``FaultContract`` and define the
+"""The contract of clusters with worker processes about faults. Subclass ``FaultContract`` and define the
 ``cluster`` fixture."""
 
 import asyncio

@@ -1,4 +1,4 @@
-"""What every generator must do, whatever engine runs inside. A test class per generator inherits these tests.
+"""The contract of every generator. A test class per generator inherits these tests.
 
 The subclass gives the fixture ``generator`` (usable inside ``asyncio.run``, made for the byte tokenizer of
 ``tests.tiny``, context of at least 128 tokens). Tests that need more exactness than an engine promises are its own.

@@ -72,5 +72,5 @@ def test_a_run_on_ray_whose_learner_is_spread_over_ranks_learns_the_same(tiny_mo
 
 
 def test_many_ranks_without_processes_are_refused_before_anything_starts(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"parallel asks for 2 ranks.*cluster=processes"):
+    with pytest.raises(ConfigError, match=r"parallel needs 2 ranks.*cluster=processes"):
         toy_recipe(tiny_model, parallel={"fsdp": 2})

@@ -70,7 +70,7 @@ async def test_nothing_is_decoded_under_old_weights_between_waking_and_the_refit
     devices = Devices({"generation": sleeper}, shared=True)
     await sleeper.sleep()
     engine.events.clear()
-    async with devices.lent_to("generation", new_weights=True), sleeper.refit(1):
+    async with devices.acquire("generation", new_weights=True), sleeper.refit(1):
         engine.events.append("written")
     order = ["wake weights", "pause", "written", "forget", "version 1", "wake kv_cache", "decode"]
     assert engine.events[: len(order)] == order, "and there is room for what travels until keys and values come back"
@@ -102,11 +102,11 @@ async def test_weights_are_dropped_only_where_new_ones_come(sleeper: VllmGenerat
     learner = VllmGenerator(VllmGeneratorConfig(), tiny_llama().config)  # one that holds nothing
     devices = Devices({"generation": sleeper, "learning": learner}, shared=True)
     for makes, falls in ((False, "sleep"), (True, "forget weights")):
-        async with devices.lent_to("generation", new_weights=True), sleeper.refit(1):
+        async with devices.acquire("generation", new_weights=True), sleeper.refit(1):
             pass
         assert sleeper.weights_complete
         engine.events.clear()
-        async with devices.lent_to("learning", new_weights=makes):
+        async with devices.acquire("learning", new_weights=makes):
             assert engine.events == ["pause", falls]
 
 

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of this folder: a few steps of a learner in some layout, and everything that it says."""
+"""The training that ranks do in these tests: a few steps of a learner in some layout, with all its outputs."""
 
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -60,7 +60,7 @@ class Case:
 
 @dataclass
 class Said:
-    """What a learner said, on one rank: whole tensors, by name."""
+    """The outputs of a learner on one rank: full tensors, by name."""
 
     scored: dict[str, Tensor]  # [N] before the first step, by column; 0 but for this shard's trained tokens
     scored_after: dict[str, Tensor]  # the same after the last step, when the model is no longer its reference
@@ -117,7 +117,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
 
 
 def held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
-    """Numbers that this rank keeps of all parameters."""
+    """Return the number of parameters on this rank."""
     return [sum(local(p).numel() for p in build(case, rendezvous, rank).module.parameters()) for case in cases]
 
 

@@ -1,4 +1,4 @@
-"""What several ranks say, against what one process says."""
+"""Comparison of the outputs of several ranks with a single process."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -55,7 +55,7 @@ def differences(one: Said, many: list[Said], case: Case, tolerance: float) -> It
     assert losses == pytest.approx(one.losses, rel=tolerance)
     for said in many:
         assert said.norms == pytest.approx(one.norms, rel=tolerance)
-        assert said.norms == many[0].norms  # to the last bit: ranks must never decide differently
+        assert said.norms == many[0].norms  # bit for bit: ranks must never decide differently
         assert replace(said.described, ranks=1) == one.described
         yield from far("gradient", some(one.gradients, said.gradients), said.gradients, tolerance)
         yield from far("weight", some(one.weights, said.weights), said.weights, tolerance)
@@ -63,7 +63,7 @@ def differences(one: Said, many: list[Said], case: Case, tolerance: float) -> It
 
 
 def some(expected: dict[str, Tensor], of: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What is ``of`` one rank: of a pipeline's, not all layers."""
+    """The part of ``of`` that one rank has: in a pipeline, not all layers."""
     return {name: tensor for name, tensor in expected.items() if name in of}
 
 

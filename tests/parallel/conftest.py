@@ -1,4 +1,4 @@
-"""Tiny models whose heads and sizes can be spread over ranks."""
+"""Tiny models whose heads and sizes can be split over ranks."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def one_sided(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Llama with a head of its own; Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding
+    """Llama with an untied head; Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding
     windows and norms that compute in float32; mixtures of experts, of which DeepSeek's router computes in float32.
     Two layers, but where the name says more."""
     folder = tmp_path_factory.mktemp("models")

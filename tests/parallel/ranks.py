@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of its own, with a deadline and without orphans.
+"""Runs a function on several ranks, each a separate process, with a deadline and without orphans.
 
 Processes are forked from a server that has imported torch and transformers already, so that a group costs less than a
 second. What a function returns comes back by rank; what it raises fails the test with its rank's traceback.

@@ -1,4 +1,4 @@
-"""Learners that save and go on from what was saved, on one rank or on several, and what lies in their folders."""
+"""Learners that save and resume, on one rank or several, and the contents of their folders."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ def refuse(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, b
 
 
 def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile: Path) -> None:
-    """Once with training stopped, once while training goes on."""
+    """Save once with training stopped, and once during training."""
     worker = build(case, rendezvous, rank)
 
     def update(step: int) -> None:
@@ -98,7 +98,7 @@ def pieces(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def assert_same_files(one: Path, other: Path) -> None:
-    """What two folders hold is the same, to the last bit."""
+    """Assert that two folders have the same contents, bit for bit."""
     a, b = pieces(one), pieces(other)
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []

@@ -12,7 +12,7 @@ from whet.learner.worker import LearnerWorker
 
 
 def poisoned(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
-    """This shard's micro-batches; those of the last shard have weights that are not finite."""
+    """This shard's micro-batches; in the last shard they have weights that are not finite."""
     micro = micro_batches(case, worker, step)
     if worker.info.shard == worker.info.shards - 1:
         micro[0].batch.weight *= float("nan")
@@ -32,7 +32,7 @@ def skip(rendezvous: str, rank: int, case: Case, dumps: Path) -> Any:
 
 
 def assert_skipped(said: list[Any], case: Case) -> None:
-    """What ``skip`` returned on each rank: as if the bad step had never been."""
+    """Assert that ``skip`` returned on each rank the results of a run without the bad step."""
     alone = build(case.one_rank(), "", 0)
     for step in (0, 1):
         alone.update(micro_batches(case.one_rank(), alone, step), PolicyGradient())

@@ -1,5 +1,5 @@
-"""Mixtures of experts: wherever their experts are and wherever tokens are routed from, they learn what one process
-does. What is compared, and on what batches, is said in ``test_layouts.py``."""
+"""Mixtures of experts learn the same as in one process, for any layout of experts and tokens. ``test_layouts.py``
+describes the batches and the comparison."""
 
 import pytest
 import torch
@@ -188,7 +188,7 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
 
 
 def test_a_learner_goes_on_over_one_and_two_ranks_and_one(models, tmp_path):
-    """The weights come back to the last bit, and the steps are those of a learner that never stopped."""
+    """The weights come back bit for bit, and the steps equal the steps of a learner that never stopped."""
     first, second = folders(tmp_path, "1", "2")
     one, two = Case(models["moe"]), Case(models["moe"], EXPERT)
     _, straight, _ = go_on("", 0, one, None, None, range(3))
@@ -227,7 +227,7 @@ def test_what_cannot_be_spread_is_refused_on_every_rank(models):
         Case(models["moe"], {"tensor": 2, "sequence_parallel": False}),
     ]
     for messages in on_ranks(2, refused, cases):
-        assert "LlamaModel has no experts that could be spread; set parallel.expert to 1" in messages[0]
+        assert "LlamaModel has no experts to split; set parallel.expert to 1" in messages[0]
         assert "its plan of tensor parallelism does not name" in messages[1]
         assert "parallel.sequence_parallel must be true" in messages[2]
 

@@ -1,4 +1,4 @@
-"""However a model, its data and its tokens are spread over ranks, it learns the same as in one process.
+"""A model learns the same as in one process in any layout of the model, its data and its tokens over ranks.
 
 Everything is float64, with batches of shared prompts in several micro-batches, clipped gradients and AdamW. Norms
 inside transformers compute in float32 even then, token by token, so that this rounding is the same on both sides.

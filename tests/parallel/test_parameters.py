@@ -1,4 +1,4 @@
-"""Whole tensors out of their parts: whatever they are cut along, and where they don't divide evenly."""
+"""Full tensors are gathered from their shards, for any sharded dimension and for uneven shards."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Layers that are spread over ranks learn the same as in one process."""
+"""Layers that are split over ranks learn the same as in one process."""
 
 import asyncio
 import time
@@ -131,7 +131,7 @@ def test_a_pipeline_in_bfloat16_scores_the_same_and_is_as_exact_as_one_process(m
 
 
 def five(rendezvous: str, rank: int, case: Case) -> Any:
-    """What is said about five micro-batches, and their gradient: a number that two ranks of two stages can't divide."""
+    """Outputs for five micro-batches, and their gradient: a number that is not divisible by two ranks of two stages."""
     worker = build(case, rendezvous, rank)
     micro = [one for step in range(4) for one in micro_batches(case, worker, step)][:5]
     scored = worker.score(micro, LANGUAGE, Top(4, VOCABULARY - 3))

@@ -1,4 +1,4 @@
-"""What some ranks saved, others go on with, however the model was and is spread."""
+"""A checkpoint can be resumed on other ranks, in any layout of the model before and after."""
 
 import json
 import shutil
@@ -24,8 +24,8 @@ SLOW = pytest.mark.slow
 
 @pytest.mark.parametrize("lora", [False, pytest.param(True, marks=SLOW)], ids=["all", "lora"])
 def test_a_learner_goes_on_over_one_two_four_and_two_ranks(models, tmp_path, lora):
-    """Each loads what the one before saved. The weights come back to the last bit, and five steps are those of a
-    learner that never stopped."""
+    """Each loads the checkpoint of the one before. The weights come back bit for bit, and five steps equal the steps of
+    a learner that never stopped."""
     first, second, third, fourth = folders(tmp_path, "1", "2", "4", "2again")
     case = [Case(models["qwen"], layout, lora=lora) for layout in (ONE, TWO, BOTH, {"context": 2})]
     _, straight, _ = go_on("", 0, case[0], None, None, range(5))

@@ -1,4 +1,4 @@
-"""Ranks decide alike, fail together, and never wait without end."""
+"""Ranks decide alike, fail together, and never wait indefinitely."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_what_cannot_be_spread_is_refused_on_every_rank(models, tmp_path):
 def one_fails(rendezvous: str, rank: int) -> str:
     ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 30.0)
     try:
-        with ranks.together("counting"):
+        with ranks.fail_together("counting"):
             if rank == 1:
                 raise KeyError("seven")
     except (KeyError, WhetError) as error:
@@ -97,7 +97,7 @@ def listening(rendezvous: str, rank: int) -> list[str]:
     ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 30.0)
     ranks.sum(torch.ones(1))
     found = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    ranks.sum(torch.ones(1))  # nobody leaves before the other has looked
+    ranks.sum(torch.ones(1))  # no rank leaves before the other has looked
     return found
 
 
@@ -114,7 +114,7 @@ def test_two_ranks_with_one_gpu_are_refused():
 
 
 class FakeStore(dict):
-    """Where all ranks have said what they have."""
+    """A store with the devices of all ranks."""
 
     def set(self, name, value):
         self[name] = value.encode()
@@ -154,7 +154,7 @@ def one_leaves_a_mesh(rendezvous: str, rank: int, given_up: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_does_not_wait_for_ever_for_those_of_its_mesh(tmp_path):
+def test_a_rank_does_not_wait_indefinitely_for_the_ranks_of_its_mesh(tmp_path):
     on_ranks(4, one_leaves_a_mesh, tmp_path / "given up")
 
 
@@ -168,11 +168,11 @@ def one_leaves(rendezvous: str, rank: int, given_up: Path) -> None:
         assert eventually(given_up.exists, 200)  # alive, and elsewhere
 
 
-def test_a_rank_does_not_wait_for_ever_for_another(models, tmp_path):
+def test_a_rank_does_not_wait_indefinitely_for_another(models, tmp_path):
     on_ranks(2, one_leaves, tmp_path / "given up")
 
 
-def test_a_rank_that_nobody_meets_says_so():
+def test_a_rank_that_meets_no_other_rank_raises():
     with pytest.raises(WhetError, match=r"rank 0 did not meet the other 1 ranks at 127.0.0.1:\d+ within 1 s"):
         join(ParallelConfig(fsdp=2), info_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
 
@@ -193,10 +193,10 @@ def test_several_ranks_in_one_process_are_refused(models):
         asyncio.run(WorkerLearner.launch(LocalCluster(), config))
 
 
-def test_a_rank_speaks_for_its_shard_of_the_data():
+def test_one_rank_is_the_leader_of_its_shard():
     def ranks(rank: int) -> Ranks:
         made = object.__new__(Ranks)
         made.config, made.info = ParallelConfig(fsdp=2, tensor=2), info_of("", rank, 4, 2)
         return made
 
-    assert [ranks(rank).speaks_for_shard for rank in range(4)] == [True, False, True, False]
+    assert [ranks(rank).is_shard_leader for rank in range(4)] == [True, False, True, False]

@@ -1,4 +1,4 @@
-"""A vocabulary that is spread over ranks, in parts of unequal size, gives what the whole one gives."""
+"""A vocabulary that is split over ranks, in parts of unequal size, gives the same results as the whole one."""
 
 import pytest
 import torch

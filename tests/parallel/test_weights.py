@@ -1,4 +1,4 @@
-"""Weights that are spread over ranks leave the first one bucket by bucket: the whole model is never in one place."""
+"""Weights that are sharded over ranks are sent by rank 0 in buckets: the whole model is never in one place."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ BUCKET = 8 * 1024
 
 
 class Held:
-    """A model that holds what comes."""
+    """A model that keeps the received tensors."""
 
     rank = 0
     device = torch.device("cpu")
@@ -146,7 +146,7 @@ def test_stages_hand_out_what_is_to_arrive_narrower(models):
     "layout", [{"fsdp": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.slow)], ids=["fsdp", "tensor"]
 )
 def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
-    """While a matrix is merged, it and its sum are alive beside the bucket."""
+    """While a matrix is merged, it and its sum are alive in addition to the bucket."""
     first, second = on_ranks(2, send, Case(models["llama"], layout, lora=True), "shared_memory")
     most = max(BUCKET, first["largest"]) + 2 * first["largest"]
     assert first["model"] > 3 * most
@@ -155,7 +155,7 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
 
 
 def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, Tensor]]:
-    """What leaves the first rank, by what was asked for."""
+    """The tensors that rank 0 sends, by kind of request."""
     worker, found = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
     for content in ("merged", "base", "adapter"):
         worker.weights.begin(WeightRequest(torch.float64, BUCKET, content=content))

@@ -136,7 +136,7 @@ def begin(worker: LearnerWorker, engines: Engines | None, request: WeightRequest
 def _next(worker: LearnerWorker) -> Bucket | None:
     """All ranks are asked at once."""
     if worker.ranks is not None:
-        worker.ranks.all(None)
+        worker.ranks.all_gather(None)
     return worker.weights.next()
 
 

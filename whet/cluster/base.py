@@ -1,8 +1,8 @@
-"""Where workers run. A cluster launches a worker class on some ranks; a worker group calls its methods on all of them.
+"""The interfaces of clusters: a cluster launches a worker class on some ranks; a worker group calls its methods.
 
-Knows no model and no algorithm: what travels is a method's name, its arguments and its results. A worker is any class
-that is built as ``worker(config, info)`` and whose methods are plain functions (no coroutines); a ``close`` method, if
-it has one, is called at the end. One contract suite, tests/contracts/cluster_contract.py, runs on every cluster.
+Independent of models and algorithms: only method names, arguments and results are sent. A worker is any class that is
+constructed as ``worker(config, info)`` and whose methods are plain functions (not coroutines); a ``close`` method, if
+it has one, is called at the end. The contract suite tests/contracts/cluster_contract.py runs on every cluster.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Placement:
 
     ranks: int = 1
     ranks_per_shard: int = 1  # ranks that hold parts of one model replica: they get the same shard of the data
-    deadline: float = 1800.0  # seconds that a call may take, unless it says otherwise
-    devices: int = 1  # those that each rank takes, with as many shares of cores
+    deadline: float = 1800.0  # seconds that a call may take, by default
+    devices: int = 1  # devices per rank, with as many shares of cores
 
     def __post_init__(self) -> None:
         if self.ranks < 1 or self.ranks_per_shard < 1 or self.ranks % self.ranks_per_shard:
@@ -36,13 +36,13 @@ class Placement:
 
 @dataclass(slots=True, frozen=True)
 class RankInfo:
-    """The place of one worker among those of its group."""
+    """The rank of one worker in its group."""
 
     rank: int = 0
     ranks: int = 1
-    shard: int = 0  # its data-parallel rank
+    shard: int = 0  # the data-parallel rank
     shards: int = 1
-    rendezvous: str = ""  # host:port where the ranks of this group can meet: rank 0 may listen there, nobody else does
+    rendezvous: str = ""  # host:port where the ranks of this group can meet: reserved for rank 0 to listen on
     remote: bool = False  # in another process than its caller
     store: str = ""  # a file where the ranks of one machine meet instead, private to this user
 
@@ -50,57 +50,56 @@ class RankInfo:
 class WorkerGroup(Protocol):
     """Workers that are called together.
 
-    Every call has a deadline in seconds (the placement's unless given), counted from when it is made. A worker runs
-    one call at a time, in the order in which they were made. An exception of a worker reaches the caller as it is, as
-    soon as the first worker raises; a worker that died raises ``WorkerError``, which names it, and goes before what
-    the others raise because of it. A call that outlasts its deadline raises ``DeadlineError`` naming the method and
-    the ranks; what a worker has begun can't be stopped and may still end later, but not after ``close``.
+    Every call has a deadline in seconds (the placement's by default), counted from the call. A worker runs one call at
+    a time, in the order of the calls. The first exception of a worker is raised in the caller, unchanged; a worker that
+    died raises ``WorkerError`` with its rank, which takes precedence over errors of other ranks that it caused. A call
+    that exceeds its deadline raises ``DeadlineError`` with the method and the ranks; a method that has begun can't be
+    stopped and may still end later, but not after ``close``.
     """
 
     @property
     def placement(self) -> Placement: ...
 
     async def call(self, method: str, *args: Any, deadline: float | None = None) -> list[Any]:
-        """The same call on every rank; the results by rank."""
+        """Call the method on every rank; return the results by rank."""
         ...
 
     async def scatter(self, method: str, shards: list[Any], *args: Any, deadline: float | None = None) -> list[Any]:
-        """``method(shard, *args)`` with one shard for each data-parallel rank; one result for each, in order."""
+        """Call ``method(shard, *args)`` with one shard per data-parallel rank; return one result for each, in order."""
         ...
 
     async def close(self) -> None:
-        """Close the workers, and end what runs them, whatever state they are in. Calls after that are errors; closing
-        twice is not."""
+        """Close the workers and end their processes, in any state. Later calls raise; closing twice is allowed."""
         ...
 
 
 class Cluster(Protocol):
-    """Where workers can be launched."""
+    """Launches groups of workers."""
 
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
-        """Start building the workers and return at once. What building raises, the first call raises. The first launch
-        may take seconds, and raises ``WhetError`` where there is no such cluster."""
+        """Start building the workers and return at once. An error of building is raised by the first call. The first
+        launch may take seconds, and raises ``WhetError`` if the cluster can't be reached."""
         ...
 
     async def close(self) -> None:
-        """Let go of the cluster, after its groups were closed."""
+        """Release the cluster, after its groups were closed."""
         ...
 
 
 class Service(Protocol):
-    """An object on some node whose methods are coroutines; many calls run side by side. It is built as a worker is."""
+    """An object on some node whose methods are coroutines; many calls run concurrently. It is built like a worker."""
 
     @property
     def where(self) -> str:
-        """Its process and node, for messages."""
+        """The process and node, for messages."""
         ...
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Return what the method returns. Raises what it raises; ``WorkerError`` where the object is gone, and
-        ``DeadlineError`` where its process hangs. The first call waits for room and for its actor. A caller that is
-        cancelled cancels the method."""
+        """Return the method's result or raise its exception; ``WorkerError`` if the object's process died,
+        ``DeadlineError`` if it hangs. The first call waits for resources and for the actor. Cancelling the caller
+        cancels the method."""
         ...
 
     async def close(self) -> None:
-        """Call its ``close``, and end its process, whatever state it is in."""
+        """Call its ``close`` and end its process, in any state."""
         ...

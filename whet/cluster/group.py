@@ -1,7 +1,7 @@
-"""A group of workers, wherever they are: what is waited for, for how long, and what is said when it fails.
+"""A group of workers on any cluster: calls, deadlines and errors.
 
-Who waits for whom: each worker has a thread in this process, which hands it one call at a time and waits for the answer
-through a ``Link``; workers of this process share its compute thread. The event loop waits for those threads through
+Who waits for whom: each worker has a thread in this process, which sends it one call at a time and waits for the answer
+through a ``Link``; workers of this process share its compute thread. The event loop waits for these threads through
 futures and is never blocked by them.
 """
 
@@ -20,13 +20,13 @@ from whet.processes.threads import JobThread
 
 log = logging.getLogger(__name__)
 
-_CLOSING = 30.0  # seconds that a worker has for its close
-_GIVEN_UP = 3.0  # seconds that it has when it is still busy with a call that the caller gave up
-_AFTERMATH = 2.0  # seconds after a rank has failed in which the death of another explains it better
+_CLOSING = 30.0  # seconds for a worker's close
+_GIVEN_UP = 3.0  # the same for a worker that is still busy with an abandoned call
+_AFTERMATH = 2.0  # seconds after a rank's failure in which the death of another rank is taken as its cause
 
 
 class RemoteTraceback(Exception):
-    """The cause of an exception that was raised in another process: where, and the traceback there."""
+    """The cause of an exception from another process: the place and the traceback there."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class RemoteTraceback(Exception):
 
 
 class Call:
-    """A method's name and its arguments. What it takes to send them is done once for all ranks."""
+    """A method's name and its arguments, which are serialised once for all ranks."""
 
     def __init__(self, method: str, args: tuple[Any, ...]) -> None:
         self.method, self.args = method, args
@@ -45,7 +45,7 @@ class Call:
         self._packed: Any = None
 
     def packed(self, pack: Callable[[str, tuple[Any, ...]], Any]) -> Any:
-        """``pack(method, args)``, computed by whoever comes first."""
+        """Return ``pack(method, args)``, computed by the first caller."""
         with self._lock:
             if self._packed is None:
                 self._packed = pack(self.method, self.args)
@@ -53,33 +53,33 @@ class Call:
 
 
 class Link(Protocol):
-    """The way to one worker. One thread builds and calls; ``end`` may come from another at any time."""
+    """The connection to one worker. One thread builds and calls; any thread may call ``end`` at any time."""
 
     @property
     def thread(self) -> JobThread | None:
-        """The thread that builds and calls, where others use it, too; None: one of its own."""
+        """A shared thread that builds and calls; None: a separate thread."""
         ...
 
     @property
     def where(self) -> str:
-        """The worker's process, for messages; empty in this process."""
+        """The worker's process, for messages; empty for this process."""
         ...
 
     def build(self) -> None:
-        """Return when the worker is built. Raises what building it raises."""
+        """Return when the worker is built. Raises the error of its constructor."""
         ...
 
     def call(self, call: Call) -> Any:
-        """Raises what the worker raises, or ``WorkerError`` where it is gone."""
+        """Return the result. Raises the worker's exception, or ``WorkerError`` if it died."""
         ...
 
     def end(self) -> None:
-        """Return when nothing is left of the worker. Must come through while a call is under way."""
+        """Return when the worker has ended. Must work while a call is in progress."""
         ...
 
 
 class LinkedGroup:
-    """The ``WorkerGroup`` over one link for each rank."""
+    """A ``WorkerGroup`` with one link per rank."""
 
     def __init__(self, worker: type, placement: Placement, links: Sequence[Link]) -> None:
         self.placement = placement
@@ -94,7 +94,9 @@ class LinkedGroup:
     async def scatter(self, method: str, shards: list[Any], *args: Any, deadline: float | None = None) -> list[Any]:
         self._check_open(method)
         if len(shards) != self.placement.shards:
-            raise ValueError(f"{self._name}.{method}: {len(shards)} shards for {self.placement.shards} shards of ranks")
+            raise ValueError(
+                f"{self._name}.{method}: {len(shards)} shards for {self.placement.shards} data-parallel ranks"
+            )
         each = self.placement.ranks_per_shard
         calls = [Call(method, (shard, *args)) for shard in shards]
         results = await self._run([call for call in calls for _ in range(each)], deadline)
@@ -107,7 +109,7 @@ class LinkedGroup:
         seconds = _GIVEN_UP if any(rank.doing for rank in self._ranks) else _CLOSING
         try:
             await self._run([Call("close", ())] * self.placement.ranks, min(seconds, self.placement.deadline))
-        except (DeadlineError, WorkerError) as error:  # must not hide the error because of which the group is closed
+        except (DeadlineError, WorkerError) as error:  # must not hide the error that caused the closing
             log.warning("%s", error)
         finally:
             await asyncio.gather(*(asyncio.to_thread(rank.end) for rank in self._ranks))
@@ -134,8 +136,8 @@ class LinkedGroup:
             return [wait.result() for wait in waits]
         finally:
             for future, wait in zip(futures, waits, strict=True):
-                future.cancel()  # what has not begun must not run behind the back of a caller who gave up
-                wait.cancel()  # nor must anybody miss what it returns
+                future.cancel()  # calls that have not begun must not run after the caller gave up
+                wait.cancel()  # asyncio must not report results that were never retrieved
 
     def _raise(self, method: str, waits: "Sequence[asyncio.Future[Any]]", first: int) -> None:
         failures = {rank: _error(wait) for rank, wait in enumerate(waits) if wait.done()}
@@ -144,40 +146,41 @@ class LinkedGroup:
         assert error is not None
         if isinstance(error, WorkerError):
             raise WorkerError(
-                f"{self._name}.{method} failed because rank {self._called(rank)} is gone: {error}; look for what ended "
-                "it (memory, a signal, the node) and resume the run"
+                f"{self._name}.{method} failed because rank {self._describe(rank)} is gone: {error}; find out what "
+                "ended it (memory, a signal, the node) and resume the run"
             ) from error
         if isinstance(error.__cause__, RemoteTraceback):
-            error.__cause__.where = f"{self._name}.{method} on rank {self._called(rank)}"
+            error.__cause__.where = f"{self._name}.{method} on rank {self._describe(rank)}"
         raise error
 
     def _too_late(self, method: str, seconds: float, late: list[int], busy: list[str | None]) -> str:
-        ranks = " and rank ".join(self._called(rank) for rank in late[:3]) + (" and others" if len(late) > 3 else "")
+        ranks = " and rank ".join(self._describe(rank) for rank in late[:3]) + (" and others" if len(late) > 3 else "")
         where = f" on rank {ranks}" if len(self._ranks) > 1 or self._ranks[0].where else ""
         before = next((busy[rank] for rank in late if busy[rank]), None)
         behind = f" (it was still busy with {before} when the call was made)" if before else ""
         return (
             f"{self._name}.{method} did not finish within its deadline of {seconds:g} s{where}{behind}; "
-            "raise the deadline if the work is that long, else look for what hangs"
+            "raise the deadline if the work takes that long, otherwise find out what hangs"
         )
 
-    def _called(self, rank: int) -> str:
+    def _describe(self, rank: int) -> str:
         where = self._ranks[rank].where
         return f"{rank} of {len(self._ranks)}" + (f" ({where})" if where else "")
 
 
 def _error(wait: "asyncio.Future[Any]") -> BaseException | None:
-    """Return what a finished call raised; closing the group cancels those that wait for the worker to be built."""
+    """Return the exception of a finished call; closing the group cancels calls that wait for the worker's
+    construction."""
     return WorkerError("the group was closed while it was built") if wait.cancelled() else wait.exception()
 
 
 class _Rank:
-    """One worker, and the thread that its calls wait for."""
+    """One worker, and the thread that runs its calls."""
 
     def __init__(self, name: str, link: Link) -> None:
         self._link, self._thread = link, link.thread or JobThread(name)
-        self._failure: BaseException | None = None  # what building it raised, or what says that it is gone
-        self._unfinished: dict[Future[Any], str] = {}  # calls in their order, and their methods
+        self._failure: BaseException | None = None  # the error of its construction, or of its death
+        self._unfinished: dict[Future[Any], str] = {}  # calls in order, with their methods
         self._submit(self._build, "its construction")
 
     @property
@@ -186,19 +189,19 @@ class _Rank:
 
     @property
     def busy(self) -> str | None:
-        """What a call made now would wait for."""
+        """The job that a new call would wait for."""
         return self.doing or self._thread.doing
 
     @property
     def doing(self) -> str | None:
-        """The method that this worker runs now, or begins with."""
+        """The method that this worker runs now, or will run next."""
         return next(iter(self._unfinished.copy().values()), None)
 
     def submit(self, call: Call) -> Future[Any]:
         return self._submit(partial(self._call, call), call.method)
 
     def end(self) -> None:
-        """End the worker at once, whatever it is doing."""
+        """End the worker at once, in any state."""
         self._link.end()
         if self._link.thread is None:
             self._thread.end()
@@ -230,8 +233,8 @@ class _Rank:
 
 
 def call_method(worker: Any, method: str, args: tuple[Any, ...]) -> Any:
-    """The result of a method of the worker, or of one of its parts (``state.save``); None for a ``close`` that it
-    doesn't have."""
+    """Return the result of a method of the worker or of one of its attributes (``state.save``); None for a ``close``
+    that it doesn't have."""
     if method == "close" and not hasattr(worker, "close"):
         return None
     return attrgetter(method)(worker)(*args)

@@ -1,5 +1,5 @@
-"""The far side of a call: builds a worker in a process of its own, runs its methods, and puts what they return, raise
-and log into plain data. Does not know who asks."""
+"""The remote side of calls: builds a worker in a separate process, runs its methods, and returns their results,
+exceptions and logs as plain data. Independent of the cluster."""
 
 import logging
 import os
@@ -15,14 +15,14 @@ from typing import Any
 from whet.cluster.base import RankInfo
 from whet.cluster.group import RemoteTraceback, call_method
 from whet.cluster.message import unpacked
-from whet.cluster.rendezvous import LOOPBACK, own_address
+from whet.cluster.rendezvous import LOOPBACK, local_address
 from whet.config import Config
 from whet.processes.machine import keep_freed_memory
 
 
 @dataclass(slots=True)
 class Reply:
-    """What a call came to."""
+    """The outcome of a call."""
 
     log: list[logging.LogRecord]
     value: Any = None
@@ -30,8 +30,8 @@ class Reply:
     traceback: str = ""
 
     def result(self, rank: int) -> Any:
-        """The value, or the exception is raised as what it was where its class is known here. What the worker logged
-        is logged here first."""
+        """Return the value or raise the exception, with its class if that can be imported here. First emits the
+        worker's log records."""
         for record in self.log:
             logger = logging.getLogger(record.name)
             if logger.isEnabledFor(record.levelno):
@@ -49,8 +49,8 @@ class Reply:
 
 
 class Host:
-    """One worker and its process. As the answering part of a ``Child`` it takes packed requests: the first builds the
-    worker, the others call it."""
+    """One worker and its process. As the request handler of a ``Child`` it takes packed requests: the first one builds
+    the worker, later ones call it."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -60,7 +60,7 @@ class Host:
         answer, self._answer = self._answer, self.call
         try:
             reply = answer(*unpacked(request))
-        except Exception as error:  # the request holds what can't be imported here
+        except Exception as error:  # the request refers to classes that can't be imported here
             reply = failed(error, [])
         try:
             return pickle.dumps(reply)
@@ -68,9 +68,9 @@ class Host:
             return pickle.dumps(failed(error, reply.log))
 
     def build(self, worker: type, config: Config, info: RankInfo) -> Reply:
-        """Make the worker."""
+        """Build the worker."""
         keep_freed_memory()
-        if name := interface_to(info.rendezvous.rpartition(":")[0]):  # gloo would ask the machine's name for an address
+        if name := interface_to(info.rendezvous.rpartition(":")[0]):  # gloo would resolve the machine's host name
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")  # exactly this one
 
@@ -93,7 +93,7 @@ def _answer(run: Callable[[], Any]) -> Reply:
 
 
 def failed(error: BaseException, log: list[logging.LogRecord]) -> Reply:
-    """A reply that raises. An exception that doesn't survive pickling becomes a ``RuntimeError`` with its text."""
+    """Return a reply that raises. An exception that can't be pickled becomes a ``RuntimeError`` with its text."""
     text = "".join(traceback.format_exception(error)).rstrip()
     try:
         pickled = pickle.dumps(error)
@@ -109,7 +109,7 @@ def _as_text(text: str) -> RuntimeError:
 
 @contextmanager
 def _records() -> Iterator[list[logging.LogRecord]]:
-    """What ``whet`` logs meanwhile, as plain data."""
+    """Collect the log records of ``whet`` inside the block, as plain data."""
     records: list[logging.LogRecord] = []
     handler = collect(records)
     try:
@@ -119,7 +119,7 @@ def _records() -> Iterator[list[logging.LogRecord]]:
 
 
 def collect(records: list[logging.LogRecord]) -> logging.Handler:
-    """Have all that ``whet`` logs added to ``records``, by a handler that is returned."""
+    """Add a handler, which is returned, that appends the log records of ``whet`` to ``records``."""
     handler = _Collecting(records)  # type: ignore[arg-type]
     logger = logging.getLogger("whet")
     logger.setLevel(logging.INFO)
@@ -128,20 +128,21 @@ def collect(records: list[logging.LogRecord]) -> logging.Handler:
 
 
 class _Collecting(QueueHandler):
-    """Makes records plain; the queue is a list."""
+    """Makes records picklable; the queue is a list."""
 
     def enqueue(self, record: logging.LogRecord) -> None:
         self.queue.append(record)  # type: ignore[attr-defined]
 
 
 def interface_to(host: str) -> str | None:
-    """The network interface by which this machine reaches ``host``; None where there is none."""
+    """Return the network interface by which this machine reaches ``host``, or None."""
     if not host or host == LOOPBACK:
         return ("lo0" if sys.platform == "darwin" else "lo") if host else None
     import psutil
 
     try:
-        own = own_address(host)
+        address = local_address(host)
     except OSError:
         return None
-    return next((name for name, found in psutil.net_if_addrs().items() if own in [one.address for one in found]), None)
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, entries in interfaces if address in [entry.address for entry in entries]), None)

@@ -1,7 +1,7 @@
-"""Who holds the devices that parts of a run share. The one that held them last is put to sleep when, and only when,
-another asks: what happens in a row costs nothing. Knows devices only through the sleep and wake of their tenants.
+"""Leases of the devices that parts of a run share. The last tenant is put to sleep only when another one needs the
+devices, so consecutive leases of one tenant cost nothing. Controls devices only through their tenants' sleep and wake.
 
-Who waits for whom: a tenant waits for the one that holds the devices to let go of them, up to the deadline.
+Who waits for whom: a tenant waits, up to the deadline, until the current holder releases the devices.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ from whet.base.errors import DeadlineError
 
 
 class Tenant(Protocol):
-    """A part of a run that can make room on its devices and come back: a generator, a learner."""
+    """A part of a run that can free its devices and take them again: a generator, a learner."""
 
     async def sleep(self, new_weights: bool = False) -> None:
-        """Return when what it held on the devices is free. ``new_weights``: they will come before anything else, so
-        that old ones need not be kept."""
+        """Free the memory on the devices. ``new_weights``: new weights will come before any other call, so the old ones
+        need not be kept."""
         ...
 
     async def wake(self, new_weights: bool = False) -> None:
-        """Return when it can work again, as it was. ``new_weights``: when it can take them, which come first."""
+        """Return when it can work again. ``new_weights``: when it can receive new weights, which come first."""
         ...
 
 
-class Several:
-    """Tenants that come and go together."""
+class TenantGroup:
+    """Tenants that sleep and wake together."""
 
     def __init__(self, tenants: Iterable[Tenant]) -> None:
         self._tenants = tuple(tenants)
@@ -42,26 +42,27 @@ class Several:
 
 
 class Devices:
-    """The devices of a run. Where they are not ``shared``, everybody has its own, nobody waits and nobody sleeps.
+    """The devices of a run. If they are not ``shared``, each tenant has separate devices and leases do nothing.
 
-    >>> async with devices.lent_to("learning"):
+    >>> async with devices.acquire("learning"):
     ...     await learner.update(batch, loss)
     """
 
     def __init__(self, tenants: Mapping[str, Tenant], *, shared: bool, deadline: float = 600.0) -> None:
-        """All tenants are asleep, or share the devices peacefully until the first lease. ``deadline``: seconds that
-        one may wait for another, and that falling asleep and waking may take."""
+        """Until the first lease all tenants are asleep, or fit on the devices together. ``deadline``: seconds that one
+        tenant may wait for another, and for falling asleep and waking."""
         self.tenants, self.shared, self.deadline = dict(tenants), shared, deadline
-        self.awake: str | None = None  # whose data is on the devices
+        self.awake: str | None = None  # the tenant whose data is on the devices
         self._using: str | None = None
         self._lock = asyncio.Lock()
-        self._within = ContextVar[str | None]("within", default=None)  # the tenant whose lease the caller is inside of
+        self._within = ContextVar[str | None]("within", default=None)  # the tenant whose lease encloses the caller
 
     @asynccontextmanager
-    async def lent_to(self, name: str, new_weights: bool = False) -> AsyncIterator[None]:
-        """The devices belong to ``name`` inside, where a learner makes ``new_weights`` and a generator gets them before
-        anything else. Raises ``KeyError`` for an unknown tenant, ``DeadlineError`` when the other one does not let go
-        of them, fall asleep or wake in time. A lease inside of one of the same tenant costs nothing."""
+    async def acquire(self, name: str, new_weights: bool = False) -> AsyncIterator[None]:
+        """Lease the devices to ``name`` inside the block. ``new_weights``: inside, a learner makes new weights, or a
+        generator receives them before any other call. Raises ``KeyError`` for an unknown tenant, ``DeadlineError`` if
+        the other tenant does not release the devices, fall asleep or wake in time. Nested leases of one tenant are
+        free."""
         if not self.shared or self._within.get() == name:
             yield
             return
@@ -71,7 +72,7 @@ class Devices:
                 await self._lock.acquire()
         except TimeoutError:
             raise DeadlineError(
-                f"{name} did not get the devices within {self.deadline:g} s: {self._using} holds them; look for what "
+                f"{name} did not get the devices within {self.deadline:g} s: {self._using} holds them; find out what "
                 "hangs there"
             ) from None
         try:

@@ -1,5 +1,5 @@
-"""The cluster without a cluster: workers are objects of this process, which work on its compute thread. Arguments and
-results are passed, not copied."""
+"""The cluster in this process: workers are objects that run on its compute thread. Arguments and results are passed
+without copies."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,11 +21,11 @@ class LocalCluster:
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Nothing to close."""
 
 
 class _Object:
-    """The link to a worker in this process."""
+    """A link to a worker in this process."""
 
     where = ""
     thread = COMPUTE

@@ -1,5 +1,5 @@
-"""What a worker in another process is asked, as bytes. Tensors are sent from where they lie, and lie in the message
-that came: neither side has a copy of a batch beside the batch."""
+"""Serialisation of calls for workers in other processes. Tensors are sent from their memory and are views of the
+received message, so neither side copies a batch."""
 
 import io
 import os
@@ -18,12 +18,12 @@ _ALIGNED = 64  # bytes; each part begins at a multiple of it
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, type) and (value.__module__ == "__main__" or os.sep in value.__module__):
-            return import_path, (component_path(value),)  # of a script, which other processes know by its path
+            return import_path, (component_path(value),)  # of a script, which other processes import by its path
         if type(value) is not torch.Tensor:
             return NotImplemented
         try:
             return _tensor, (value.numpy(),)
-        except (TypeError, RuntimeError):  # of a type that numpy has not, or with a gradient: in torch's own way
+        except (TypeError, RuntimeError):  # a dtype that numpy lacks, or a gradient: torch pickles it
             return NotImplemented
 
 
@@ -32,7 +32,7 @@ def _tensor(values: np.ndarray[Any, Any]) -> "Tensor":
 
 
 def packed(value: Any) -> list[memoryview]:
-    """Pickle ``value``. The parts hold on to its tensors' memory, which must not change until they are sent."""
+    """Pickle ``value``. The parts refer to its tensors' memory, which must not change until they are sent."""
     file, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
     _Pickler(file, 5, buffer_callback=buffers.append).dump(value)
     parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
@@ -43,7 +43,7 @@ def packed(value: Any) -> list[memoryview]:
 
 
 def unpacked(message: bytearray) -> Any:
-    """Return the value. Its tensors lie in ``message``."""
+    """Return the value. Its tensors are views of ``message``."""
     whole = memoryview(message)
     (count,) = struct.unpack_from("<Q", whole)
     sizes = struct.unpack_from(f"<{count}Q", whole, 8)

@@ -1,5 +1,5 @@
 """The cluster of one machine without Ray: each worker is a child process. A rank's thread waits for its replies; the
-deadline of a call is kept by the group, which leaves that thread behind."""
+group enforces the deadline of a call by abandoning that thread."""
 
 import os
 import pickle
@@ -16,11 +16,11 @@ from whet.config import Config
 from whet.processes.child import Child, ChildDied, Message
 from whet.processes.machine import cores, slice_for_rank, threads_per_rank
 
-_FEWEST, _PER_CORE = 64, 8  # processes that any machine may start, and for each of its cores
+_FEWEST, _PER_CORE = 64, 8  # limit of processes: this number per core, but at least the first on any machine
 
 
 class ProcessCluster:
-    """Launches each worker in a process of this machine. ``cores``: those that the workers of a group divide."""
+    """Launches each worker in a process of this machine. ``cores``: divided among the workers of a group."""
 
     def __init__(self, cores: Sequence[int] | None = None) -> None:
         self.cores = cores
@@ -28,36 +28,35 @@ class ProcessCluster:
     def launch(self, worker: type, config: Config, placement: Placement) -> WorkerGroup:
         if worker.__module__ == "__main__" or "<" in worker.__qualname__:
             raise WhetError(
-                f"another process can't import {worker.__qualname__}: it must be a top-level class of a module, not "
-                "one of a function or of the script that was started"
+                f"another process can't import {worker.__qualname__}: it must be a top-level class of a module, not a "
+                "class in a function or in the started script"
             )
         most = max(_FEWEST, _PER_CORE * cores())
         if placement.ranks > most:
             raise WhetError(
-                f"{placement.ranks} ranks of {worker.__name__} need a process each, and this machine, with "
-                f"{cores()} cores, gets at most {most}; lower the sizes of parallel, or use cluster=ray over "
-                "more machines"
+                f"{placement.ranks} ranks of {worker.__name__} need one process each, but this machine with {cores()} "
+                f"cores is limited to {most}; lower the sizes of parallel, or use cluster=ray with more machines"
             )
         meeting, file = Reservation(LOOPBACK), PrivateFile()
         links = []
         for info in rank_infos(placement, meeting.address, file.path):
-            own = None if self.cores is None else slice_for_rank(self.cores, info.rank, placement.ranks)
-            child = Child(f"{Host.__module__}:Host", environment=_threads(own, placement.ranks), cores=own)
+            bound = None if self.cores is None else slice_for_rank(self.cores, info.rank, placement.ranks)
+            child = Child(f"{Host.__module__}:Host", environment=_threads(bound, placement.ranks), cores=bound)
             links.append(_Process(child, (worker, config, info), (meeting, file)))
         return LinkedGroup(worker, placement, links)
 
     async def close(self) -> None:
-        """There is nothing to close: groups end their processes."""
+        """Nothing to close: groups end their processes."""
 
 
 class _Process:
-    """The link to a worker in a process."""
+    """A link to a worker in a process."""
 
     thread = None
 
     def __init__(self, child: Child, start: tuple[type, Config, RankInfo], meeting: object) -> None:
         self._child, self._start, self._rank = child, packed(start), start[2].rank
-        self._meeting = meeting  # kept while the worker lives
+        self._meeting = meeting  # keeps the rendezvous reserved while the worker lives
         self.where = f"pid {child.process.pid} on this machine"
 
     def build(self) -> None:
@@ -67,7 +66,7 @@ class _Process:
         return self._exchange(call.packed(lambda *request: packed(request)))
 
     def end(self) -> None:
-        self._child.kill()  # what it wanted to do at the end, it has done in its close
+        self._child.kill()  # its close has already run
 
     def _exchange(self, request: Message) -> Any:
         try:
@@ -77,9 +76,9 @@ class _Process:
         return reply.result(self._rank)
 
 
-def _threads(own: Sequence[int] | None, ranks: int) -> dict[str, str]:
-    """What a worker is told. What the user has set goes before, but for a worker that is bound to some cores: more
-    threads than cores would wait for each other."""
-    if own is not None:
-        return {"OMP_NUM_THREADS": str(len(own))}
+def _threads(cores: Sequence[int] | None, ranks: int) -> dict[str, str]:
+    """Return the environment variable for a worker's number of threads. The user's setting takes precedence, except for
+    a worker that is bound to cores: more threads than cores would wait for each other."""
+    if cores is not None:
+        return {"OMP_NUM_THREADS": str(len(cores))}
     return {} if ranks == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(threads_per_rank(ranks))}

@@ -1,4 +1,4 @@
-"""What runs inside a Ray actor: a host for one worker, which says first where it is. Imports Ray only in an actor."""
+"""The code inside a Ray actor: a host for one worker that reports its location first. Imports Ray only in an actor."""
 
 import os
 import pickle
@@ -15,19 +15,19 @@ from whet.processes.machine import bind, cores
 
 @dataclass(slots=True, frozen=True)
 class Location:
-    """Where an actor runs."""
+    """The location of an actor."""
 
     node: str  # Ray's id of the node
-    address: str  # of the node, for its neighbours
+    address: str  # of the node, for other nodes
     pid: int
     cores: int  # of the node
 
 
 class RayHost(Host):
-    """Methods for the far side of ``RayCluster``."""
+    """The actor class of ``RayCluster``."""
 
     concurrency = 1
-    """Calls that run side by side; more wait."""
+    """Calls that run concurrently; further calls wait."""
 
     def home(self) -> Location:
         import ray
@@ -36,17 +36,17 @@ class RayHost(Host):
         return Location(node, ray.util.get_node_ip_address(), os.getpid(), cores())
 
     def reserve(self) -> str:
-        """``host:port`` on this node, kept free while this actor lives."""
+        """Return a ``host:port`` on this node that stays reserved while this actor lives."""
         import ray
 
         self._meeting = Reservation(ray.util.get_node_ip_address())
         return self._meeting.address
 
     def start(self, pickled: bytes, threads: str | None, cores: list[int] | None = None) -> Reply:
-        """Build the worker, bound to ``cores`` if there are any.
+        """Build the worker, bound to ``cores`` if given.
 
-        It is pickled, because OpenMP reads its setting once, when torch is imported; Ray has set it to the actor's
-        share of cores, which is not what None means.
+        The arguments are pickled, so that torch is imported after OMP_NUM_THREADS is set, which OpenMP reads only once.
+        Ray has set it to the actor's share of cores; ``threads=None`` removes that.
         """
         kill_on_parent_exit(os.getppid())  # a killed Ray node can't end a frozen worker
         os.environ.pop("OMP_NUM_THREADS", None)
@@ -62,17 +62,17 @@ class RayHost(Host):
 
 
 class RayAsyncHost(RayHost):
-    """The same for an object whose methods are coroutines, or plain functions that take no time."""
+    """The same for an object whose methods are coroutines or fast plain functions."""
 
     concurrency = 100_000  # a refit must not wait for samples, which wait for it
 
     def __init__(self) -> None:
         super().__init__()
-        self._log: list[LogRecord] = []  # goes with the next answer
+        self._log: list[LogRecord] = []  # sent with the next answer
         collect(self._log)
 
     async def ask(self, method: str, args: tuple[object, ...]) -> Reply:
-        """Run one method beside others."""
+        """Run one method concurrently with others."""
         try:
             value = call_method(self._worker, method, args)
             reply = Reply([], await value if isawaitable(value) else value)

@@ -1,8 +1,8 @@
-"""Workers in Ray actors, on one machine or many: one actor for each rank, in a placement group.
+"""Workers in Ray actors, on one machine or many: one actor per rank, in a placement group.
 
-Who waits for whom: the thread of the rank that comes first makes the placement group and all actors, the others wait
-for it; after that each waits for its own actor. Ray is connected to in the thread of the first launch, because the
-processes that it starts end with the thread that started them.
+Who waits for whom: the first rank's thread creates the placement group and all actors while the other threads wait;
+after that each thread waits for its actor. The thread of the first launch connects to Ray, because the processes that
+Ray starts end with the thread that started them.
 """
 
 import asyncio
@@ -37,8 +37,7 @@ class RayCluster:
     """Launches workers in Ray actors."""
 
     def __init__(self, config: "RayClusterConfig", cores: Sequence[int] | None = None, models: int = 1) -> None:
-        """``cores``: those of this machine that the workers here divide. ``models``: the groups that will be
-        launched."""
+        """``cores``: divided among the workers on this machine. ``models``: number of groups that will be launched."""
         self.config, self.cores = config, cores
         self._connected = False
         self._shared = Room(models) if config.models == "together" else None
@@ -52,47 +51,48 @@ class RayCluster:
         return LinkedGroup(worker, placement, [_Actor(group, rank) for rank in range(placement.ranks)])
 
     async def close(self) -> None:
-        """Leave the Ray cluster; one that was started here ends."""
+        """Disconnect from the Ray cluster; a cluster that was started here ends."""
         if self._connected:
             self._connected = False
             await asyncio.to_thread(leave)
 
 
 class Claims:
-    """What the groups of this process hold of its cluster. One that waits for another would wait forever."""
+    """The resources of the cluster that this process's groups hold. It detects groups that would wait for each other
+    without end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: dict[object, tuple[str, dict[str, float]]] = {}
+        self._claims: dict[object, tuple[str, dict[str, float]]] = {}
 
-    def claim(self, holder: object, name: str, wanted: Mapping[str, float], there: Mapping[str, float]) -> str | None:
-        """Set ``wanted`` (by kind of resource) aside for a holder called ``name``. Returns what is in the way where
-        all that is held would be more than what is ``there``."""
+    def claim(self, holder: object, name: str, needs: Mapping[str, float], total: Mapping[str, float]) -> str | None:
+        """Claim ``needs`` (by kind of resource) for a holder called ``name``. If all claims exceed the cluster's
+        ``total``, return a description of the conflict."""
         with self._lock:
-            others = list(self._held.values())
-            self._held[holder] = name, dict(wanted)
-        needed = {kind: number + sum(held.get(kind, 0.0) for _, held in others) for kind, number in wanted.items()}
-        if all(number <= there.get(kind, 0.0) + 1e-6 for kind, number in needed.items()):
+            others = list(self._claims.values())
+            self._claims[holder] = name, dict(needs)
+        sums = {kind: number + sum(claim.get(kind, 0.0) for _, claim in others) for kind, number in needs.items()}
+        if all(number <= total.get(kind, 0.0) + 1e-6 for kind, number in sums.items()):
             return None
-        has = f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in wanted})}"
-        holders = ", ".join(f"{name} hold {_listed(held)}" for name, held in others)
+        has = f"the cluster has {_listed({kind: total.get(kind, 0.0) for kind in needs})}"
+        holders = ", ".join(f"{name} hold {_listed(claim)}" for name, claim in others)
         return f"{has}, of which {holders}" if holders else has
 
     def release(self, holder: object) -> None:
-        """Its resources are free, or about to be."""
+        """Remove a claim when its resources are free, or about to be."""
         with self._lock:
-            self._held.pop(holder, None)
+            self._claims.pop(holder, None)
 
 
 CLAIMS = Claims()
 
 
 class Room:
-    """A placement group for as many groups of actors as ``share`` it. The actors of one rank then share a bundle."""
+    """A placement group that ``share`` groups of actors share. The actors of one rank then share a bundle."""
 
     def __init__(self, share: int = 1) -> None:
         self.share = share
-        self.lock = threading.Lock()  # held while it is made
+        self.lock = threading.Lock()  # for its creation
         self.group: Any = None  # Ray's
         self.bundles = 0
         self._users: set[object] = set()
@@ -101,7 +101,7 @@ class Room:
         self._users.add(user)
 
     def leave(self, user: object) -> bool:
-        """Give it back where nobody else is in it. Returns whether it was."""
+        """Remove the placement group if no other user is left; return whether it was removed."""
         from ray.util.placement_group import remove_placement_group
 
         self._users.discard(user)
@@ -113,7 +113,7 @@ class Room:
         return True
 
     def part(self, resources: Mapping[str, float]) -> dict[str, float]:
-        """Return each group's part of what one rank takes, in Ray's ten-thousandths."""
+        """Return each group's part of one rank's resources, rounded down to Ray's ten-thousandths."""
         return {kind: math.floor(number / self.share * 1e4) / 1e4 for kind, number in resources.items()}
 
 
@@ -122,7 +122,7 @@ def _listed(resources: Mapping[str, float]) -> str:
 
 
 class ActorGroup:
-    """The actors of one group. ``host``: the class of those actors."""
+    """The actors of one group. ``host``: the actor class."""
 
     def __init__(
         self,
@@ -139,10 +139,10 @@ class ActorGroup:
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._ended = False
-        self.actors: list[tuple[Any, Location, RankInfo]] = []  # by rank, once they are known
+        self.actors: list[tuple[Any, Location, RankInfo]] = []  # by rank, once started
 
     def placed(self, rank: int) -> tuple[Any, Location, RankInfo]:
-        """The actor of a rank, where it runs, and its rank's info. Its worker is still to be built."""
+        """Return the actor of a rank, its location, and its rank info. Its worker is not built yet."""
         with self._lock:
             if not self.actors and self._failure is None:
                 try:
@@ -154,7 +154,7 @@ class ActorGroup:
             return self.actors[rank]
 
     def build(self, rank: int) -> Any:
-        """A promise of the reply to building the worker of a rank."""
+        """Start building the worker of a rank; return Ray's reference to the reply."""
         import ray
 
         actor, home, info = self.placed(rank)
@@ -162,12 +162,12 @@ class ActorGroup:
         divided = str(max(1, home.cores // len(neighbours))) if len(neighbours) > 1 else None
         worker = ray.cloudpickle.dumps((self._worker, self._config, info))
         if self._cores is not None and home.node == ray.get_runtime_context().get_node_id():
-            own = slice_for_rank(self._cores, neighbours.index(home), len(neighbours))
-            return actor.start.remote(worker, str(len(own)), own)
+            cores = slice_for_rank(self._cores, neighbours.index(home), len(neighbours))
+            return actor.start.remote(worker, str(len(cores)), cores)
         return actor.start.remote(worker, os.environ.get("OMP_NUM_THREADS", divided))
 
     def end(self) -> None:
-        """End all actors; those that are frozen take Ray a few seconds more."""
+        """End all actors; for frozen ones Ray takes a few seconds longer."""
         import ray
 
         if self._ended:
@@ -184,13 +184,13 @@ class ActorGroup:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         end = time.monotonic() + self._settings.start_deadline
-        there = ray.cluster_resources()
-        whole = self._resources(there)
+        total = ray.cluster_resources()
+        whole = self._resources(total)
         each, room = self._room.part(whole), self._room
         with room.lock:
             room.enter(self)
             if room.group is None:
-                self._make_room(whole, there, end)
+                self._make_room(whole, total, end)
         environment = self._settings.runtime_env.get(self._worker.__name__)
         actors = [
             ray.remote(self._host)
@@ -208,38 +208,38 @@ class ActorGroup:
         ]
         try:
             homes = ray.get([actor.home.remote() for actor in actors], timeout=max(1.0, end - time.monotonic()))
-            # Neighbours in rank share a node, and so do the ranks of a shard, which stay together.
+            # Contiguous ranks share a node, so the ranks of one model replica stay together.
             order = sorted(range(len(actors)), key=lambda index: homes[index].node)
             meeting = ray.get(actors[order[0]].reserve.remote(), timeout=max(1.0, end - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
             raise DeadlineError(
-                f"the actors of {self._worker.__name__} were not up within cluster.start_deadline="
-                f"{self._settings.start_deadline:g} s; see Ray's logs, or raise it where a runtime_env takes long"
+                f"the actors of {self._worker.__name__} did not start within cluster.start_deadline="
+                f"{self._settings.start_deadline:g} s; see Ray's logs, or raise it if a runtime_env takes long"
             ) from None
         infos = rank_infos(self._placement, meeting)
         return [(actors[index], homes[index], info) for index, info in zip(order, infos, strict=True)]
 
-    def _make_room(self, each: dict[str, float], there: dict[str, float], end: float) -> None:
+    def _make_room(self, each: dict[str, float], total: dict[str, float], end: float) -> None:
         import ray
         from ray.util.placement_group import placement_group
 
-        problem = self._claim(each, there)
+        problem = self._claim(each, total)
         bundles = self._bundles(each, ray.nodes())
         self._room.bundles = len(bundles)
         self._room.group = placement_group(bundles, strategy=self._settings.strategy.upper())
         self._wait_for_room(self._room.group, problem, end)
 
-    def _resources(self, there: dict[str, float]) -> dict[str, float]:
-        """What one rank takes."""
+    def _resources(self, total: dict[str, float]) -> dict[str, float]:
+        """Return the resources of one rank."""
         gpus = self._settings.gpus_per_rank
         if gpus is None:
-            gpus = float(there.get("GPU", 0) > 0)
+            gpus = float(total.get("GPU", 0) > 0)
         devices = self._placement.devices
         return {"CPU": self._settings.cpus_per_rank * devices} | ({"GPU": gpus * devices} if gpus else {})
 
     def _bundles(self, each: dict[str, float], nodes: list[dict[str, Any]]) -> list[dict[str, float]]:
-        """One for each shard, because a bundle is never divided between nodes; one for each rank where no node is
-        large enough for that, or where groups share: within a bundle Ray fills one GPU after the other."""
+        """Return one bundle per model replica, because a bundle is never split over nodes; one per rank if no node is
+        large enough, or if groups share the bundles: within a bundle Ray fills one GPU after the other."""
         if self._room.share > 1:
             return [each] * self._placement.ranks
         together = {name: number * self._placement.ranks_per_shard for name, number in each.items()}
@@ -247,33 +247,33 @@ class ActorGroup:
             return [together] * self._placement.shards
         return [each] * self._placement.ranks
 
-    def _claim(self, each: dict[str, float], there: dict[str, float]) -> str:
-        """What to say while there is no room. Raises ``WhetError`` where there never will be."""
+    def _claim(self, each: dict[str, float], total: dict[str, float]) -> str:
+        """Return the message for waiting. Raises ``WhetError`` if the resources can never become free."""
         ranks = self._placement.ranks
         name = f"{ranks} ranks of {self._worker.__name__}"
-        in_the_way = CLAIMS.claim(self._room, name, {kind: ranks * number for kind, number in each.items()}, there)
-        has = in_the_way or f"the cluster has {_listed({kind: there.get(kind, 0.0) for kind in each})}"
+        conflict = CLAIMS.claim(self._room, name, {kind: ranks * number for kind, number in each.items()}, total)
+        has = conflict or f"the cluster has {_listed({kind: total.get(kind, 0.0) for kind in each})}"
         problem = f"{name} need {_listed(each)} each, but {has}"
-        if in_the_way and self._settings.address is None:  # one that others made may grow
+        if conflict and self._settings.address is None:  # a cluster that was joined may grow
             CLAIMS.release(self._room)
             raise WhetError(f"{problem}; {_HINT}")
         return problem
 
     def _wait_for_room(self, group: Any, problem: str, end: float) -> None:
-        told = False
+        warned = False
         while not group.wait(1.0):
             if time.monotonic() > end:
                 raise DeadlineError(
-                    f"{problem}, and there was no room within cluster.start_deadline="
+                    f"{problem}, and these were not free within cluster.start_deadline="
                     f"{self._settings.start_deadline:g} s; {_HINT}"
                 )
-            if not told:
-                log.warning("waiting for room on the Ray cluster: %s, some of it taken", problem)
-                told = True
+            if not warned:
+                log.warning("waiting for resources of the Ray cluster: %s, some of them in use", problem)
+                warned = True
 
 
 class _Actor:
-    """The link to a worker in an actor."""
+    """A link to a worker in an actor."""
 
     thread = None
 
@@ -309,12 +309,12 @@ class _Actor:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Ray's errors inside become ``WorkerError`` where an actor is gone, else ``RuntimeError``."""
+    """Convert Ray's errors: ``WorkerError`` if an actor died, else ``RuntimeError``."""
     import ray
 
     try:
         yield
-    except ray.exceptions.RayTaskError as error:  # of Ray itself, e.g. what can't be pickled
+    except ray.exceptions.RayTaskError as error:  # from Ray itself, e.g. an argument that can't be pickled
         raise RuntimeError(f"{type(error.cause).__name__}: {error.cause}") from RemoteTraceback(str(error))
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1].partition(" Some common causes")[0]

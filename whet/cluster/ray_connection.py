@@ -1,4 +1,4 @@
-"""The way to a Ray cluster: join one, or start one on this machine that nobody else can use."""
+"""The connection to a Ray cluster: join one, or start a private one on this machine."""
 
 import os
 import secrets
@@ -15,24 +15,24 @@ from whet.base.errors import WhetError
 from whet.base.extras import missing
 from whet.processes.machine import environment
 
-_users = 0  # of the connection, which is the process's
+_users = 0  # of the connection, which is shared by the process
 _ours = False
-_folder: str | None = None  # of sockets and logs of a cluster that was started here
+_folder: str | None = None  # sockets and logs of a cluster that was started here
 
-_LONGEST_FOLDER = 40  # characters; below it Ray makes sockets, whose names the system allows 107
+_LONGEST_FOLDER = 40  # characters; Ray creates sockets below it, whose paths are limited to 107
 
 
 def connect(address: str | None) -> None:
-    """Connect this process to the Ray cluster at ``address``; None starts one here. A connection that is there is used
-    as it is. Each who connects leaves.
+    """Connect this process to the Ray cluster at ``address``; None starts one here. An existing connection is reused.
+    Each call must be paired with ``leave``.
 
-    Raises ``WhetError`` where there is no Ray, no such cluster, or no permission.
+    Raises ``WhetError`` if Ray is not installed, or the cluster can't be reached or refuses access.
     """
     global _users, _ours, _folder
     try:
         if address is None:
             folder = _private_folder()
-            with environment(_private()):  # other children of this process, such as graders, must not know the token
+            with environment(_private()):  # other children of this process, such as graders, must not see the token
                 started = _init("local", include_dashboard=False, _temp_dir=f"{folder}/ray")
             if started:
                 _ours, _folder = True, folder
@@ -46,7 +46,8 @@ def connect(address: str | None) -> None:
 
 
 def leave() -> None:
-    """The last one ends the connection, unless somebody else made it; a cluster that was started here ends with it."""
+    """Release the connection. The last release closes it, unless other code opened it; a cluster that was started here
+    ends with it."""
     import ray
 
     global _users, _ours, _folder
@@ -60,13 +61,14 @@ def leave() -> None:
 
 
 def _private_folder() -> str:
-    """Make a folder that only this user can enter. Ray opens its part of it to everybody, who could replace sockets."""
-    there = tempfile.gettempdir()
-    return tempfile.mkdtemp(prefix="whet-ray-", dir=there if len(there) <= _LONGEST_FOLDER else "/tmp")
+    """Create a folder that only this user can access: Ray makes its subfolder world-writable, so other users could
+    replace sockets."""
+    parent = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="whet-ray-", dir=parent if len(parent) <= _LONGEST_FOLDER else "/tmp")
 
 
 def has_gpus(address: str) -> bool:
-    """Return whether any node of the cluster at ``address`` has a GPU. Raises as ``connect`` does."""
+    """Return whether any node of the cluster at ``address`` has a GPU. Raises like ``connect``."""
     connect(address)
     import ray
 
@@ -77,11 +79,11 @@ def has_gpus(address: str) -> bool:
 
 
 def _private() -> dict[str, str]:
-    """Ray's settings for a cluster of this process alone."""
+    """Return Ray's settings for a private cluster."""
     return {
-        "RAY_AUTH_MODE": "token",  # nobody without the token may connect
+        "RAY_AUTH_MODE": "token",  # clients without the token are refused
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray's name for: this node's address is loopback, on Linux too
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes this node use loopback, on Linux too
         "RAY_USAGE_STATS_ENABLED": "0",
     }
 
@@ -98,7 +100,7 @@ def _init(address: str, **settings: Any) -> bool:
     except Exception as error:  # ConnectionError, RuntimeError, AuthenticationError and others
         problem = f"no Ray cluster was reached at cluster.address={address}"
         hint = (
-            "start one there, or leave cluster.address empty to have one started here; one that asks for a token needs "
+            "start one there, or leave cluster.address empty to start one here; a cluster with a token needs "
             "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH in this process too"
         )
         if address == "local":
@@ -109,7 +111,7 @@ def _init(address: str, **settings: Any) -> bool:
 
 
 def _check_listens(address: str) -> None:
-    """Ray itself would try for minutes."""
+    """Fail fast if no server listens at the address: Ray would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), timeout=10.0).close()
@@ -117,7 +119,7 @@ def _check_listens(address: str) -> None:
 
 @contextmanager
 def _settings_read_again() -> Iterator[None]:
-    """Ray reads its settings when it is imported and keeps them, and that may have been long ago."""
+    """Make Ray read its settings again, because it reads them only when it is imported."""
     from ray._private import ray_constants
     from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined,unused-ignore]
 
@@ -133,14 +135,14 @@ def _settings_read_again() -> Iterator[None]:
 
 @contextmanager
 def _handlers_kept() -> Iterator[None]:
-    """Keep this process's handlers of signals: Ray's own would end it in the middle of a step, without a save."""
+    """Keep this process's signal handlers: Ray's would end it in the middle of a step, without a checkpoint."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
     try:
         yield
     finally:
-        for one, handler in kept.items():
-            if handler is not None:  # None: not Python's
-                signal.signal(one, handler)
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not installed from Python
+                signal.signal(number, handler)

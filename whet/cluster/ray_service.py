@@ -1,7 +1,8 @@
-"""An object in a Ray actor with a placement group of its own, on whichever node has room. Its methods are coroutines.
+"""An object in a Ray actor with a separate placement group, on any node with enough resources. Its methods are
+coroutines.
 
-Who waits for whom: a call awaits its answer as long as the actor's event loop answers questions between; that is asked
-after each ``deadline`` of silence. The first call waits for room and for the actor.
+Who waits for whom: a call awaits its answer as long as the actor's event loop responds to pings, which are sent after
+each ``deadline`` of silence. The first call waits for resources and for the actor.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from whet.cluster.config import RayClusterConfig
 
 log = logging.getLogger(__name__)
-_CLOSING = 30.0  # seconds that the object has for its close
+_CLOSING = 30.0  # seconds for the object's close
 
 
 class ActorService:
@@ -77,7 +78,7 @@ class ActorService:
         try:
             await asyncio.wait_for(_answer(actor.home.remote()), self._deadline)
         except TimeoutError:
-            raise DeadlineError(f"{self._name} ({self.where}) has said nothing for {self._deadline:g} s") from None
+            raise DeadlineError(f"{self._name} ({self.where}) has not responded for {self._deadline:g} s") from None
 
     async def close(self) -> None:
         self._closed = True
@@ -97,5 +98,6 @@ class ActorService:
 def _answer(promise: Any) -> "asyncio.Future[Any]":
     future: Future[Any] = promise.future()
     answer = asyncio.wrap_future(future)
-    answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # else asyncio tells of those
-    return answer  # that nobody waits for any more
+    # Retrieve exceptions of abandoned answers, which asyncio would report otherwise.
+    answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+    return answer

@@ -1,4 +1,4 @@
-"""Where the ranks of a group meet: a port that nobody else takes before rank 0 listens there."""
+"""The rendezvous of the ranks of a group: a port that stays reserved until rank 0 listens on it, or a private file."""
 
 import socket
 import tempfile
@@ -9,19 +9,19 @@ from whet.cluster.base import Placement, RankInfo
 LOOPBACK = "127.0.0.1"
 
 
-def own_address(host: str) -> str:
-    """The address by which this machine reaches ``host``, or itself. Raises ``OSError`` where it can't."""
+def local_address(host: str) -> str:
+    """Return this machine's address in its network towards ``host``. Raises ``OSError`` if ``host`` is unreachable."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
-        towards.connect((host, 9))  # of a datagram socket: sends nothing, chooses the address to send from
+        towards.connect((host, 9))  # for a datagram socket this sends nothing, but selects the local address
         address: str = towards.getsockname()[0]
     return address
 
 
 class Reservation:
-    """A free port at an address of this machine, which the system gives to nobody else while this object lives.
+    """A free port at an address of this machine that stays reserved while this object lives.
 
-    The socket is bound but does not listen, and allows its address to be used again: so a server that allows that too,
-    as ``whet.parallel`` does, can listen on the same port (Linux; elsewhere the port is merely free to begin with).
+    The socket is bound with SO_REUSEADDR but does not listen, so a server that also sets SO_REUSEADDR, as
+    ``whet.parallel`` does, can listen on the same port (Linux; elsewhere the port is only free at first).
     """
 
     def __init__(self, host: str) -> None:
@@ -35,8 +35,8 @@ class Reservation:
 
 
 class PrivateFile:
-    """A file where the ranks of one machine meet. Only this user can open it, while everybody on the machine could
-    connect to a port. It lives as long as this object."""
+    """A file where the ranks of one machine meet. Only this user can open it, while any user of the machine could
+    connect to a port. Removed with this object."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="whet-ranks-")  # mode 0700

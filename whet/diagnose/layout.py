@@ -79,11 +79,11 @@ def rehearsal(config: ParallelConfig, rank: int) -> Iterator[Ranks]:
 class _Alone(Ranks):
     """Ranks of which only the simulated one exists."""
 
-    def first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         return value
 
     @contextmanager
-    def together(self, doing: str) -> Iterator[None]:
+    def fail_together(self, doing: str) -> Iterator[None]:
         yield
 
 

@@ -46,7 +46,7 @@ class Balance:
             count = next(module.parameters()).shape[0]
             self._loads[name] = torch.zeros(count, dtype=torch.int64, device=model.device)
             module.register_forward_pre_hook(self._count_for(name))
-        if not any(experts if ranks is None else ranks.all(bool(experts))):
+        if not any(experts if ranks is None else ranks.all_gather(bool(experts))):
             raise WhetError("learner.balance is for experts, but this model has none; leave it out")
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end)
@@ -62,7 +62,7 @@ class Balance:
         most loaded expert, as a multiple of the mean."""
         totals = {name: loads.cpu() for name, loads in self._loads.items()}
         if self._ranks is not None:
-            of_ranks = self._ranks.all(totals)
+            of_ranks = self._ranks.all_gather(totals)
             totals = {}
             for counts in of_ranks:
                 totals |= {name: totals.get(name, 0) + loads for name, loads in counts.items()}

@@ -14,7 +14,7 @@ from whet.core.packing import MicroBatch
 from whet.learner.dump import write_dump
 from whet.learner.state import Progress
 from whet.losses.base import Loss
-from whet.parallel.mesh import Ranks, together
+from whet.parallel.mesh import Ranks, fail_together
 
 
 @dataclass(slots=True, frozen=True)
@@ -41,7 +41,7 @@ class SkippedStep:
         folder = dumps / (name if info is None else f"{name}-shard-{info.shard}")
         not_finite = first_not_finite(self.gradients)
         if ranks is not None:
-            not_finite = next(filter(None, ranks.all(not_finite)), None)
+            not_finite = next(filter(None, ranks.all_gather(not_finite)), None)
         facts = {
             "what": f"{self.problem} is not finite",
             "step": self.progress.step,
@@ -50,8 +50,8 @@ class SkippedStep:
             "not_finite": not_finite,
             "settings": repr(loss),
         }
-        with together(ranks, "writing a dump"):
-            if ranks is None or ranks.speaks_for_shard:
+        with fail_together(ranks, "writing a dump"):
+            if ranks is None or ranks.is_shard_leader:
                 write_dump(folder, self.micro_batches, facts)
         return folder
 

@@ -25,7 +25,7 @@ from whet.learner.model import LearnerModel
 from whet.learner.optimizer import empty_state, pieces
 from whet.learner.sharded_files import described, fill, write_pieces
 from whet.models.fit import match
-from whet.parallel.mesh import Ranks, together
+from whet.parallel.mesh import Ranks, fail_together
 from whet.processes.threads import JobThread
 
 FACTS = "learner.json"
@@ -87,7 +87,7 @@ class LearnerState:
         saving, self._saving = self._saving, None
         if saving is None:
             return
-        with together(self._ranks, "saving"):
+        with fail_together(self._ranks, "saving"):
             try:
                 saving.written.result(self._config.deadline)
             except TimeoutError:
@@ -104,8 +104,8 @@ class LearnerState:
         trained = [name for name, tensor in tensors.items() if tensor.requires_grad and self._optimizer is not None]
         names = {*tensors, *(f"{kind}/{name}" for kind in _KINDS for name in trained)}
         # each pipeline stage has other layers
-        everywhere = names if self._ranks is None else names.union(*self._ranks.all(names))
-        with together(self._ranks, "loading"):
+        everywhere = names if self._ranks is None else names.union(*self._ranks.all_gather(names))
+        with fail_together(self._ranks, "loading"):
             progress = _read_facts(folder)
             stored = described(folder)
             states: dict[str, dict[str, Tensor]] = {}
@@ -160,13 +160,13 @@ class LearnerState:
 
     def _write_facts(self, folder: Path, facts: Mapping[str, Any]) -> None:
         """Write the facts last: if they exist, the save is complete."""
-        with together(self._ranks, "saving"):
+        with fail_together(self._ranks, "saving"):
             if self._ranks is None or self._ranks.info.rank == 0:
                 write_atomically(folder / FACTS, json.dumps(dict(facts), indent=1))
 
     def _check_there(self, folder: Path) -> None:
         """Raise if the folder is missing: a folder created here would not be visible on other nodes."""
-        with together(self._ranks, "saving"):
+        with fail_together(self._ranks, "saving"):
             if not folder.is_dir():
                 raise WhetError(
                     f"{folder} doesn't exist on {socket.gethostname()}, where a learner has to save; the run folder "

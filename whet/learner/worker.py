@@ -310,7 +310,7 @@ class LearnerWorker:
         self.weights.close()
         del self.module, self.reference, self.optimizer, self.state, self.weights
         if self.ranks is not None:
-            self.ranks.leave()
+            self.ranks.destroy()
 
     # Parts
 
@@ -321,7 +321,7 @@ class LearnerWorker:
             return config
         chosen = choose_precision(load_model_config(config.model), self.device.type).precision
         if self.ranks is not None:
-            chosen = self.ranks.first(chosen)
+            chosen = self.ranks.broadcast(chosen)
         return config.model_copy(update={"learner": config.learner.model_copy(update={"precision": chosen})})
 
     def _build(self, *, train: bool) -> LearnerModel:
@@ -343,7 +343,7 @@ class LearnerWorker:
         learner = self.config.learner
         chosen = choose_matmul_precision(learner.matmul_precision, learner.computes_in, self.device)
         if self.ranks is not None:
-            chosen = self.ranks.first(chosen)
+            chosen = self.ranks.broadcast(chosen)
         torch.set_float32_matmul_precision(chosen)
         return chosen
 
@@ -357,6 +357,6 @@ class LearnerWorker:
         )
         with torch.random.fork_rng() if drops else nullcontext():
             if drops:
-                stage = [] if self.module.pipeline is None else [self.module.pipeline.own[0].index]
+                stage = [] if self.module.pipeline is None else [self.module.pipeline.local_stages[0].index]
                 torch.manual_seed(derive_seed("dropout", self.config.seed, self.info.shard, self.progress.step, *stage))
             yield

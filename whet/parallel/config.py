@@ -11,25 +11,25 @@ class ParallelConfig(Config):
     replicas: int = Field(1, ge=1)
     """Copies of the sharded model (HSDP): gradients are summed over them once per step."""
     fsdp: int = Field(1, ge=1)
-    """Ranks that each hold a part of every parameter, and work on data of their own (FSDP2)."""
+    """Ranks that each hold a shard of every parameter and work on different data (FSDP2)."""
     pipeline: int = Field(1, ge=1)
-    """Ranks that each hold some of the layers; micro-batches pass through them one after the other."""
+    """Ranks that each hold some of the layers; micro-batches pass through them in order."""
     stages_per_rank: int = Field(1, ge=1)
-    """With ``pipeline``: in how many places of the model each rank has layers. 1 is the schedule 1F1B (arXiv
-    2006.09503). More is the interleaved one (arXiv 2104.04473): ranks wait less for each other and communicate more."""
+    """With ``pipeline``: number of stages on each rank. 1: the schedule 1F1B (arXiv 2006.09503). More: the interleaved
+    schedule (arXiv 2104.04473), in which ranks wait less for each other and communicate more."""
     context: int = Field(1, ge=1)
-    """Ranks that share the tokens of one micro-batch, for sequences too long for one of them."""
+    """Ranks that split the tokens of a micro-batch, for sequences that are too long for one rank."""
     tensor: int = Field(1, ge=1)
-    """Ranks that share every matrix and every head of attention; it must divide the model's key-value heads."""
+    """Ranks that split every matrix and the attention heads; must divide the model's number of key-value heads."""
     expert: int = Field(1, ge=1)
-    """Of a mixture of experts: ranks that each have a part of every layer's experts; tokens travel to them. It adds no
-    ranks but borrows neighbours from ``fsdp``, ``context`` and ``tensor``, so it must divide their product, and the
+    """For mixture-of-experts models: ranks that split the experts of every layer; tokens are sent to them. It adds no
+    ranks but uses neighbouring ranks of ``fsdp``, ``context`` and ``tensor``, so it must divide their product, and the
     number of experts."""
     sequence_parallel: bool = True
-    """With ``tensor``: between the matrices, each rank keeps its part of the tokens only (arXiv 2205.05198)."""
+    """With ``tensor``: between the matrices, each rank keeps only its part of the tokens (arXiv 2205.05198)."""
     cpu_offload: bool = False
-    """Parameters, gradients and optimizer stay in the CPU's memory and visit the device layer by layer. Takes at least
-    two ranks."""
+    """Parameters, gradients and optimizer state stay in CPU memory and are copied to the device layer by layer. Needs
+    at least two ranks."""
 
     @property
     def ranks(self) -> int:
@@ -43,14 +43,14 @@ class ParallelConfig(Config):
 
     @property
     def stages(self) -> int:
-        """Into how many pieces the layers are cut."""
+        """The number of pipeline stages."""
         return self.pipeline * self.stages_per_rank
 
     @model_validator(mode="after")
     def _experts_borrow_ranks(self) -> "ParallelConfig":
         if (copy := self.fsdp * self.context * self.tensor) % self.expert:
             raise ValueError(
-                f"expert = {self.expert} does not divide fsdp x context x tensor = {copy}, whose ranks it borrows"
+                f"expert = {self.expert} does not divide fsdp x context x tensor = {copy}, whose ranks it uses"
             )
         return self
 

@@ -1,9 +1,9 @@
-"""Context parallelism: the tokens of one packed batch are spread over ranks, exactly.
+"""Context parallelism: the tokens of one packed batch are split over ranks, with exact results.
 
-Each rank computes its own queries; keys and values come from all ranks. Of 2R pieces of a batch, rank r of R has the
-pieces r and 2R-1-r, so that late tokens, which see much, are shared fairly (both as in Llama 3, arXiv 2407.21783).
-Hidden states come together again before the head, because the token that predicts another one may lie elsewhere; then
-each rank looks up its share of the trained tokens in the vocabulary. Knows no model.
+Each rank computes its own queries; keys and values are gathered from all ranks. Of 2R pieces of a batch, rank r of R
+has the pieces r and 2R-1-r, so that late tokens, which attend to more, are balanced (both as in Llama 3, arXiv
+2407.21783). Hidden states are gathered before the head, because the predictor of a token may be on another rank; then
+each rank computes the log-probs of its slice of the trained tokens. Independent of the model.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class SpreadTokens(Tokens):
-    """``Tokens`` over the ranks of ``group``. A rank's part is a multiple of ``divisor`` tokens long."""
+    """``Tokens`` split over the ranks of ``group``. The length of a rank's part is a multiple of ``divisor``."""
 
     spread = True
 
@@ -45,7 +45,7 @@ class SpreadTokens(Tokens):
 
 
 class TokensOfMultiple(Tokens):
-    """All tokens are here, and there are a multiple of so many of them."""
+    """``Tokens`` that are all on this rank, padded to a multiple of ``multiple``."""
 
     def __init__(self, multiple: int) -> None:
         self.multiple = multiple
@@ -65,9 +65,9 @@ class _Gather(torch.autograd.Function):
         ranks, grad = ctx.group.size(), grads[0]
         early, late = grad.reshape(2, ranks, -1, *grad.shape[1:]).unbind(0)
         parts = torch.stack([early, late.flip(0)], 1)
-        own = grad.new_empty(len(grad) // ranks, *grad.shape[1:])
-        _reduce_scatter(own, parts.flatten(0, 2), group=ctx.group)
-        return own, None
+        part = grad.new_empty(len(grad) // ranks, *grad.shape[1:])
+        _reduce_scatter(part, parts.flatten(0, 2), group=ctx.group)
+        return part, None
 
 
 class _Combine(torch.autograd.Function):

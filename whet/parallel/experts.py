@@ -1,9 +1,9 @@
-"""Expert parallelism: the experts of a layer are spread over ranks that otherwise have data, tokens or matrices of
-their own, and tokens travel to them and back by all-to-all (GShard, arXiv 2006.16668; the layout is torchtitan's).
+"""Expert parallelism: the experts of a layer are split over ranks that otherwise differ in data, tokens or matrices;
+tokens are sent to the experts and back by all-to-all (GShard, arXiv 2006.16668; the layout is torchtitan's).
 
-Of the ranks that hold one copy of the model, ``expert`` neighbours each have a part of every layer's experts. What is
-left of them, the ``copies`` of an expert, cut its parameters further (FSDP) and sum its gradients. Tensor parallelism
-cuts no expert: each of its ranks routes its own part of the tokens. Knows no learner.
+Within one copy of the model, ``expert`` neighbouring ranks each have a part of every layer's experts. The remaining
+dimension, the ``copies`` of an expert, shards its parameters further (FSDP) and sums its gradients. Tensor parallelism
+splits no expert: each of its ranks routes its own part of the tokens. Independent of the learner.
 """
 
 from typing import Any
@@ -22,50 +22,50 @@ from whet.parallel.mesh import Ranks
 
 
 def check_experts(model: nn.Module, config: ParallelConfig) -> bool:
-    """Return whether ``model`` has experts. Raises ``WhetError`` where they can't be spread in this way."""
+    """Return whether ``model`` has experts. Raises ``WhetError`` if they can't be split as ``config`` says."""
     decoder = decoder_of(model)
-    name, found = type(decoder).__name__, dict(experts_of(decoder))
-    if config.expert > 1 and not found:
-        raise WhetError(f"{name} has no experts that could be spread; set parallel.expert to 1")
-    for module in found.values():
+    name, experts = type(decoder).__name__, dict(experts_of(decoder))
+    if config.expert > 1 and not experts:
+        raise WhetError(f"{name} has no experts to split; set parallel.expert to 1")
+    for module in experts.values():
         count = next(module.parameters(recurse=False)).shape[0]
         if count % config.expert:
             raise WhetError(
                 f"parallel.expert = {config.expert} does not divide the {count} experts of {name}; choose another size"
             )
-    if found and config.tensor > 1 and not config.sequence_parallel:
+    if experts and config.tensor > 1 and not config.sequence_parallel:
         raise WhetError(
             f"{name} is a mixture of experts: with parallel.tensor each rank routes its own tokens, so "
             "parallel.sequence_parallel must be true"
         )
-    if config.tensor > 1 and any(ADAPTERS in vars(module) for module in found.values()):
+    if config.tensor > 1 and any(ADAPTERS in vars(module) for module in experts.values()):
         raise WhetError(
-            "model.lora.experts = true adapts experts, whose tokens parallel.tensor shares out among ranks that would "
-            "each learn an adapter of their own; set parallel.tensor to 1, or spread experts by parallel.expert"
+            "model.lora.experts = true adapts experts, whose tokens parallel.tensor splits over ranks, so each rank "
+            "would learn a different adapter; set parallel.tensor to 1, or split the experts with parallel.expert"
         )
-    return bool(found)
+    return bool(experts)
 
 
 def routed(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules of the decoder, by name, that see each token on one rank only where tensor parallelism is used: the
-    experts and, beside them, what holds parameters of its own (the router)."""
+    """Return the modules of the decoder, by name, that process each token on one rank only under tensor parallelism:
+    the experts, and sibling modules with parameters (the router)."""
     decoder = decoder_of(model)
-    found = dict(experts_of(decoder))
-    for block in {name.replace(".base_layer", "").rpartition(".")[0] for name in found}:
+    modules = dict(experts_of(decoder))
+    for block in {name.replace(".base_layer", "").rpartition(".")[0] for name in modules}:
         for name, module in decoder.get_submodule(block).named_children():
             if any(True for _ in module.parameters(recurse=False)):
-                found[f"{block}.{name}"] = module
-    return found
+                modules[f"{block}.{name}"] = module
+    return modules
 
 
 def spread_experts(model: nn.Module, ranks: Ranks) -> list[tuple[nn.Module, DeviceMesh]]:
-    """Cut the experts of ``model``, which ``check_experts`` has let pass, in place. Returns the modules that FSDP must
-    shard over other ranks than the rest of their layer, and over which. All ranks must call this together, also those
-    whose layers have no experts."""
+    """Split the experts of ``model``, after ``check_experts``, in place. Returns the modules that FSDP must shard over
+    other ranks than the rest of their layer, each with its mesh. All ranks must call this, even if their layers have no
+    experts."""
     expert, tensor = ranks.config.expert, ranks.config.tensor
     if expert == 1 and tensor == 1:
         return []
-    mesh, everybody = ranks.experts(expert), ranks.experts(1) if tensor > 1 else None
+    mesh, whole_copy = ranks.experts(expert), ranks.experts(1) if tensor > 1 else None
     copies = mesh[tuple(name for name in mesh.mesh_dim_names or () if name != "expert")]
     own_mesh: list[tuple[nn.Module, DeviceMesh]] = []
     experts = {id(module) for _, module in experts_of(model)}
@@ -74,13 +74,13 @@ def spread_experts(model: nn.Module, ranks: Ranks) -> list[tuple[nn.Module, Devi
             if expert > 1:
                 _share(module, mesh["expert"])
             own_mesh.append((module, copies))
-        elif everybody is not None:
-            own_mesh.append((module, everybody))
+        elif whole_copy is not None:
+            own_mesh.append((module, whole_copy))
     return own_mesh
 
 
 def _share(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep this rank's part of the experts, and have tokens travel."""
+    """Keep this rank's part of the experts, and install the exchange of tokens."""
     count = 0
     for name, parameter in list(module.named_parameters(recurse=False)):
         spread = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
@@ -90,15 +90,15 @@ def _share(module: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def placement(parameter: nn.Parameter, shards: int) -> Shard:
-    """Return along which dimension FSDP cuts a parameter over ``shards`` ranks. Where there are fewer experts than
-    ranks, each expert is cut; anything else is cut by rows."""
-    own = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    even = (dim for dim in range(own.ndim) if own.shape[dim] % shards == 0)
-    return Shard(next(even, 0) if own.ndim > 2 else 0)
+    """Return the dimension along which FSDP shards a parameter over ``shards`` ranks. If there are fewer experts than
+    ranks, each expert is sharded; other parameters are sharded by rows."""
+    part = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    even = (dim for dim in range(part.ndim) if part.shape[dim] % shards == 0)
+    return Shard(next(even, 0) if part.ndim > 2 else 0)
 
 
 class AllToAll:
-    """An ``Exchange`` over the ranks of ``group``, which have equal parts of the experts, in order."""
+    """An ``Exchange`` over the ranks of ``group``, which have equal contiguous parts of the experts."""
 
     def __init__(self, group: dist.ProcessGroup, experts: int) -> None:
         self.group, self.experts = group, experts
@@ -106,15 +106,15 @@ class AllToAll:
 
     def __call__(self, compute: Compute, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         tokens, choices = chosen.shape
-        order = chosen.flatten().argsort(stable=True)  # by expert, hence by the rank that has it
+        order = chosen.flatten().argsort(stable=True)  # by expert, hence by rank
         send = torch.bincount(chosen.flatten(), minlength=self.experts).view(self.group.size(), -1)
-        receive = torch.empty_like(send)  # [ranks, experts here] tokens, as ``send`` [ranks, experts there]
+        receive = torch.empty_like(send)  # [ranks, local experts] tokens; ``send`` is [ranks, remote experts]
         dist.all_to_all_single(receive, send, group=self.group)
         sent, received = send.sum(1).tolist(), receive.sum(1).tolist()
         rows = _Move.apply(hidden[order // choices], sent, received, self.group)
-        here = torch.arange(receive.shape[1], device=receive.device)
-        own = here.repeat(len(receive)).repeat_interleave(receive.flatten())
-        rows = compute(rows, own[:, None], rows.new_ones(len(own), 1))
+        local = torch.arange(receive.shape[1], device=receive.device)
+        expert = local.repeat(len(receive)).repeat_interleave(receive.flatten())
+        rows = compute(rows, expert[:, None], rows.new_ones(len(expert), 1))
         rows = _Move.apply(rows, received, sent, self.group)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
@@ -122,8 +122,8 @@ class AllToAll:
 
 
 class _Move(torch.autograd.Function):
-    """Rows, sorted by rank, ``sent`` to each and ``received`` from each; gradients go the other way. A rank that gets
-    no row takes part all the same, and gives its experts a gradient of zero."""
+    """All-to-all of rows sorted by rank: ``sent`` and ``received`` are counts per rank; gradients go the other way. A
+    rank that receives no rows takes part as well, and its experts get a gradient of zero."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:

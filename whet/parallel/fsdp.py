@@ -1,5 +1,5 @@
-"""Fully sharded data parallelism (FSDP2; arXiv 2304.11277): each rank keeps a part of every parameter and gathers a
-layer at a time. Gradients are summed over the ranks, never averaged: a token's weight is its share of the whole step.
+"""Fully sharded data parallelism (FSDP2; arXiv 2304.11277): each rank keeps a shard of every parameter and gathers one
+layer at a time. Gradients are summed over ranks, not averaged: a token's weight is already its share of the step.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,48 +24,50 @@ def shard(
     trains: bool,
     own_mesh: Iterable[tuple[nn.Module, DeviceMesh]] = (),
 ) -> None:
-    """Shard each of ``layers``, then what is left of ``root``, in place. The way in must be ``root``'s forward pass.
-    Parts of layers with their ``own_mesh`` are sharded first, over that.
+    """Shard each of ``layers``, then the rest of ``root``, in place. The model must be called through ``root``'s
+    forward pass. Modules in ``own_mesh`` are sharded first, over their mesh.
 
-    With ``bfloat16`` what autocast would round to it anyway (see ``whet.models.precision``) is gathered in it;
-    gradients are summed in the parameters' own type. The rest (the layers' norms, embeddings, head) is gathered as it
-    is.
+    With ``bfloat16``, parameters that autocast would round anyway (see ``whet.models.precision``) are gathered in
+    bfloat16; gradients are summed in the parameters' dtype. Other parameters (norms, embeddings, head) are gathered
+    unchanged.
     """
     offload = OffloadPolicy()
     if ranks.config.cpu_offload:
         offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda")
-    as_is = MixedPrecisionPolicy(cast_forward_inputs=False)
-    rounding = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bfloat16 else as_is
+    exact_policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+    rounding = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False) if bfloat16 else exact_policy
+    )
     for part, mesh in (*own_mesh, *((layer, ranks.data) for layer in layers)):
         cut = partial(
             fully_shard, mesh=mesh, shard_placement_fn=partial(placement, shards=mesh.size(-1)), offload_policy=offload
         )
         if bfloat16 and (exact := _not_rounded(part)):
-            cut(exact, mp_policy=as_is)
+            cut(exact, mp_policy=exact_policy)
         if not isinstance(part, FSDPModule):
             cut(part, mp_policy=rounding)
-    fully_shard(root, mesh=ranks.data, reshard_after_forward=not trains, mp_policy=as_is, offload_policy=offload)
+    fully_shard(root, mesh=ranks.data, reshard_after_forward=not trains, mp_policy=exact_policy, offload_policy=offload)
     for module in _sharded(root):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
 
 def set_last_backward(root: nn.Module, last: bool) -> None:
-    """Say whether the next backward pass is the last one of a step: only after that are gradients summed over
-    replicas."""
+    """Set whether the next backward pass is the last one of a step; gradients are all-reduced over replicas only after
+    that."""
     if isinstance(root, FSDPModule):
         root.set_requires_all_reduce(last)
 
 
 def reshard(root: nn.Module) -> None:
-    """Let go of gathered parameters after a forward pass without a backward pass."""
+    """Free gathered parameters after a forward pass without a backward pass."""
     for module in _sharded(root):
         module.reshard()
 
 
 def _not_rounded(part: nn.Module) -> list[nn.Module]:
-    """Return the modules in it whose own parameters autocast does not round, and that are not sharded yet. One group
-    for them all, for they are small. A module that has matrices inside as well takes them along."""
+    """Return the unsharded modules whose direct parameters autocast does not round. They are small and form one group.
+    A module that also contains matrices includes them."""
     others = {id(module) for module in autocast_modules(part)}
     return [
         module

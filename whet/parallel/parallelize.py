@@ -1,6 +1,6 @@
-"""``parallelize``: from a plain model to one that is spread over the ranks of a learner. Knows no learner.
+"""``parallelize`` distributes a model over the ranks of a learner. Independent of the learner.
 
-The model is built without memory on every rank, cut, and filled from the first rank, which alone reads the weights.
+The model is built without memory on every rank, sharded, and filled from rank 0, the only rank that reads the weights.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from whet.parallel.experts import check_experts, spread_experts
 from whet.parallel.fsdp import shard
 from whet.parallel.mesh import Ranks
 from whet.parallel.parameters import copy_from_first
-from whet.parallel.pipeline import own_stages
+from whet.parallel.pipeline import stages_of_rank
 from whet.parallel.tensor import spread_matrices
 from whet.parallel.vocabulary import SpreadVocabulary
 
@@ -28,16 +28,16 @@ Root = TypeVar("Root", bound=nn.Module)
 def parallelize(
     build: Callable[[torch.device], Root], ranks: Ranks, *, bfloat16: bool, trains: bool
 ) -> tuple[Root, Shards]:
-    """Build a module that is spread over the ranks; return it and the layout of its work.
+    """Build a module that is distributed over the ranks; return it and the layout of its work.
 
-    ``build(device)`` gives it whole, on the CPU with its weights or on ``meta`` without. Its ``model`` is the language
-    model, and its forward pass the only way in; what else it has works on the last layer's output. See ``shard`` for
-    ``bfloat16``.
+    ``build(device)`` returns the whole module, on the CPU with weights or on ``meta`` without. Its ``model`` is the
+    language model, which is called only through the module's forward pass; its other parts process the last layer's
+    output. See ``shard`` for ``bfloat16``.
 
-    Raises ``WhetError`` on every rank where one of them can't build it.
+    Raises ``WhetError`` on every rank if one of them can't build it.
     """
     source: Root | None = None
-    with ranks.together("loading the model"):
+    with ranks.fail_together("loading the model"):
         if ranks.info.rank == 0:
             source = build(torch.device("cpu"))
         root = build(torch.device("meta"))
@@ -45,8 +45,8 @@ def parallelize(
         for size in ("context", "pipeline"):
             if getattr(ranks.config, size) > 1 and decoder_of(model).config._attn_implementation != NAME:
                 raise WhetError(
-                    f"{type(unwrapped(model)).__name__} has layers that are not plain attention, so its sequences "
-                    f"can't be spread; set parallel.{size} to 1"
+                    f"{type(unwrapped(model)).__name__} has layers other than plain attention, so its sequences can't "
+                    f"be split; set parallel.{size} to 1"
                 )
         mixture = check_experts(model, ranks.config)
         if ranks.config.pipeline > 1:
@@ -72,17 +72,17 @@ def parallelize(
 
 
 def _keep_own_stages(root: nn.Module, ranks: Ranks) -> None:
-    """Drop the layers of other stages. After matrices were spread, because that has to see the whole model."""
+    """Drop the layers of other stages, after matrices were split, which needs the whole model."""
     model = unwrapped(root.get_submodule("model"))
-    own = own_stages(stages_of(model.get_decoder(), ranks.config.stages), ranks)
-    drop_other_layers(model, own)
+    stages = stages_of_rank(stages_of(model.get_decoder(), ranks.config.stages), ranks)
+    drop_other_layers(model, stages)
     for name, _ in list(root.named_children()):
-        if name != "model" and not own[-1].last:
+        if name != "model" and not stages[-1].last:
             setattr(root, name, None)
 
 
 def _shards_of(model: nn.Module, ranks: Ranks) -> Shards:
-    """Return the layout of a cut model's work."""
+    """Return the layout of a distributed model's work."""
     config = ranks.config
     cut = config.tensor if config.sequence_parallel else 1
     tokens: Tokens = TokensOfMultiple(cut)

@@ -1,4 +1,4 @@
-"""Parameters and gradients that are spread over ranks: one norm, one scale, whole tensors out, whole tensors in."""
+"""Parameters and gradients that are sharded over ranks: their norm, gathering full tensors, loading full tensors."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,37 +18,36 @@ _ALIGNED = 16  # bytes; a tensor must lie on a multiple of its element's size
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of it that is on this rank, sharing its memory."""
+    """Return the part of a tensor that is on this rank, sharing its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Gather all of it on every rank. Every rank must ask, in the same order."""
+    """Gather the full tensor on every rank. Collective: every rank must call it, in the same order."""
     if not isinstance(tensor, DTensor):
         return tensor
     spread: DTensor = tensor.to(device)  # type: ignore[assignment]
-    for done in range(1, spread.device_mesh.ndim + 1):  # one dimension of the mesh after the other, as it was cut
+    for done in range(1, spread.device_mesh.ndim + 1):  # one mesh dimension after the other, in the order of sharding
         spread = spread.redistribute(placements=[*[Replicate()] * done, *spread.placements[done:]])
     return spread.to_local()
 
 
 def full_tensors(tensors: Sequence[Tensor], device: torch.device, everywhere: bool = True) -> Iterator[Tensor]:
-    """Gather all of each, one after the other, on every rank; if not ``everywhere``, on the first rank, and on the
-    others give tensors on ``meta``. Those that are cut alike travel in one exchange, before the first one is given out:
-    on a slow network or a busy machine each exchange is a wait."""
+    """Yield the full tensors on every rank; if not ``everywhere``, only on rank 0, and tensors on ``meta`` on the other
+    ranks. Tensors that are sharded in the same way are gathered in one collective, before the first is yielded, because
+    each collective costs a round trip."""
     cuts = [_only_cut(tensor) for tensor in tensors]
     exchanged = {}
     for kind in dict.fromkeys(filter(None, cuts)):
         alike = [tensor for tensor, cut in zip(tensors, cuts, strict=True) if cut == kind]
         exchanged[kind] = _exchange(alike, *kind, device, everywhere)
     for tensor, cut in zip(tensors, cuts, strict=True):
-        found = full_tensor(tensor, device) if cut is None else next(exchanged[cut])
-        yield found if everywhere or dist.get_rank() == 0 else torch.empty_like(found, device="meta")
+        full = full_tensor(tensor, device) if cut is None else next(exchanged[cut])
+        yield full if everywhere or dist.get_rank() == 0 else torch.empty_like(full, device="meta")
 
 
 def _only_cut(tensor: Tensor) -> tuple[DeviceMesh, int] | None:
-    """Return the one dimension of the mesh along which a tensor is cut; None for one that is not cut, or in another
-    way."""
+    """Return the only mesh dimension along which a tensor is sharded; None if it is not sharded, or in another way."""
     if not isinstance(tensor, DTensor):
         return None
     cut = [number for number, placement in enumerate(tensor.placements) if not placement.is_replicate()]
@@ -58,7 +57,7 @@ def _only_cut(tensor: Tensor) -> tuple[DeviceMesh, int] | None:
 def _exchange(
     tensors: Sequence[Any], mesh: DeviceMesh, number: int, device: torch.device, everywhere: bool
 ) -> Iterator[Tensor]:
-    """Gather all of each, in one exchange of the bytes that each rank has of them."""
+    """Gather the full tensors in one collective over each rank's bytes."""
     group, ranks, boxes, size = mesh.get_group(number), mesh.size(number), [], 0
     for tensor in tensors:
         dim = tensor.placements[number].dim
@@ -71,20 +70,20 @@ def _exchange(
         if first:
             dist.gather(_packed(boxes, size, device), group=group, group_dst=0)
         return (torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for tensor in tensors)
-    own = _packed(boxes, size, device)
-    everyones = list(torch.empty(ranks * size, dtype=torch.uint8, device=device).chunk(ranks))
+    packed = _packed(boxes, size, device)
+    gathered = list(torch.empty(ranks * size, dtype=torch.uint8, device=device).chunk(ranks))
     if everywhere:
-        dist.all_gather(everyones, own, group=group)
+        dist.all_gather(gathered, packed, group=group)
     else:
-        dist.gather(own, everyones, group=group, group_dst=0)
+        dist.gather(packed, gathered, group=group, group_dst=0)
     return (
-        torch.cat([_box(one, tensor, shape, offset) for one in everyones], dim).narrow(dim, 0, tensor.shape[dim])
+        torch.cat([_box(memory, tensor, shape, offset) for memory in gathered], dim).narrow(dim, 0, tensor.shape[dim])
         for tensor, dim, shape, offset in boxes
     )
 
 
 def _packed(boxes: Sequence[tuple[Any, int, list[int], int]], size: int, device: torch.device) -> Tensor:
-    """Pack what this rank has of each tensor into its box, [size] uint8."""
+    """Pack this rank's part of each tensor into its box, [size] uint8."""
     memory = torch.empty(size, dtype=torch.uint8, device=device)
     for tensor, dim, shape, offset in boxes:
         part = local(tensor)
@@ -93,32 +92,32 @@ def _packed(boxes: Sequence[tuple[Any, int, list[int], int]], size: int, device:
 
 
 def _box(memory: Tensor, tensor: Tensor, shape: list[int], offset: int) -> Tensor:
-    """Return the place of a rank's part of a tensor, padded to the same shape on all ranks."""
+    """Return the view for a rank's part of a tensor, padded to the same shape on all ranks."""
     return memory[offset : offset + math.prod(shape) * tensor.dtype.itemsize].view(tensor.dtype).view(shape)
 
 
 def squared_norm(gradients: Iterable[Tensor], ranks: int) -> Tensor:
-    """Return this rank's share, [] float64, of the squared Euclidean norm of all gradients: what ``ranks`` ranks hold
-    between them adds up to it. A piece that several ranks hold counts with each of them in part."""
+    """Return this rank's share, [] float64, of the squared Euclidean norm of all gradients; the shares of all ``ranks``
+    sum to it. A piece that several ranks hold counts on each of them in part."""
     total = torch.zeros((), dtype=torch.float64)
     for gradient in gradients:
         pieces = 1
         if isinstance(gradient, DTensor):
             for size, placement in zip(gradient.device_mesh.shape, gradient.placements, strict=True):
                 pieces *= 1 if placement.is_replicate() else size
-        own = local(gradient)
-        total = total.to(own.device) + own.double().square().sum() * pieces / ranks
+        part = local(gradient)
+        total = total.to(part.device) + part.double().square().sum() * pieces / ranks
     return total
 
 
 def copy_from_first(target: nn.Module, source: nn.Module | None, ranks: Ranks) -> None:
-    """Fill a sharded module's parameters and buffers from the first rank's plain one; the others give None. One tensor
-    is on its way at a time; a rank that has no part of it lets it go."""
-    own, here = dict(_tensors(source)) if source is not None else {}, dict(_tensors(target))
-    for name, shape, dtype in ranks.first([(name, tensor.shape, tensor.dtype) for name, tensor in own.items()]):
+    """Fill a sharded module's parameters and buffers from rank 0's unsharded ``source``; on other ranks it is None. One
+    tensor at a time is broadcast; ranks without a part of it discard it."""
+    full, here = dict(_tensors(source)) if source is not None else {}, dict(_tensors(target))
+    for name, shape, dtype in ranks.broadcast([(name, tensor.shape, tensor.dtype) for name, tensor in full.items()]):
         moving = torch.empty(shape, dtype=dtype, device=ranks.device)
         if source is not None:
-            moving.copy_(own[name])
+            moving.copy_(full[name])
         dist.broadcast(moving, src=0)
         if name not in here:
             continue

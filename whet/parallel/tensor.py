@@ -1,9 +1,9 @@
-"""Tensor parallelism: every matrix, every head of attention and the vocabulary, spread over ranks (arXiv 1909.08053).
+"""Tensor parallelism: every matrix, the attention heads and the vocabulary are split over ranks (arXiv 1909.08053).
 
-The model's own ``base_model_tp_plan`` names how each matrix is cut. With sequence parallelism each rank keeps, between
-the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA goes along: of a layer cut by columns B is cut, of
-one cut by rows A. Parameters become DTensors; what modules hand to each other stays plain tensors, but for the input of
-attention and feed-forward. A router and its experts are left as they are. Knows no FSDP.
+The model's ``base_model_tp_plan`` defines how each matrix is split. With sequence parallelism each rank keeps, between
+the matrices, its part of the tokens (arXiv 2205.05198). Plain LoRA is split too: B of a column-parallel layer, A of a
+row-parallel one. Parameters become DTensors; activations between modules stay plain tensors, except for the inputs of
+attention and feed-forward. Routers and experts are not split. Independent of FSDP.
 """
 
 import re
@@ -27,21 +27,21 @@ from whet.parallel.experts import routed
 
 _KNOWN = {"colwise", "rowwise", "embedding_rowwise", "replicated_with_grad_allreduce"}
 _EXPERTS = re.compile(r"\.experts(\.|$)")
-_TOKENS = 1  # the dimension of tokens in what modules hand to each other: [1, N, H]
+_TOKENS = 1  # the token dimension of hidden states [1, N, H]
 
 
 class _Replicated(ParallelStyle):
-    """The parameters as they are, on every rank; DTensors in, DTensors out."""
+    """Replicates the parameters on every rank; inputs and outputs are DTensors."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return distribute_module(module, device_mesh)
 
 
 def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Cut ``model`` in place. Raises ``WhetError`` where its architecture, or its sizes, can't be cut."""
+    """Split ``model`` in place. Raises ``WhetError`` if its architecture or sizes don't allow it."""
     decoder = decoder_of(model)
     plan, uncut = _plan(model, mesh.size()), routed(model)
-    stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()  # how hidden states lie between matrices
+    stream: Placement = Shard(_TOKENS) if sequence_parallel else Replicate()  # of hidden states between matrices
     styles: dict[str, ParallelStyle] = {}
     takes_hidden: set[str] = set()
     for name, module in decoder.named_modules():
@@ -51,14 +51,14 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
             takes_hidden.add(name.rpartition(".")[0])
         elif kind == "rowwise":
             styles |= _by_rows(name, module, stream)
-        elif kind == "replicated_with_grad_allreduce":  # a norm of each head: the heads are spread
+        elif kind == "replicated_with_grad_allreduce":  # a norm of each head: the heads are split
             styles[name] = SequenceParallel(sequence_dim=2, use_local_output=True)
         elif isinstance(module, nn.Embedding):
             styles[name] = RowwiseParallel(input_layouts=Replicate(), output_layouts=stream)
     for name, module in decoder.named_modules():
         if name not in styles and name not in uncut and any(True for _ in module.parameters(recurse=False)):
             if isinstance(module, nn.Linear):
-                raise WhetError(f"{type(decoder).__name__}: its plan of tensor parallelism does not name {name}")
+                raise WhetError(f"{type(decoder).__name__}: its tensor-parallel plan does not include {name}")
             if sequence_parallel:  # a norm of hidden states
                 styles[name] = SequenceParallel(use_local_output=True)
 
@@ -68,11 +68,11 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
     for name, style in styles.items():
         parallelize_module(decoder.get_submodule(name), mesh, style)
     if tied:
-        output.weight = embeddings.weight  # or it would go on as a matrix of its own
+        output.weight = embeddings.weight  # parallelize_module has untied them
     else:
         parallelize_module(output, mesh, ColwiseParallel())
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(trained[name])  # SequenceParallel forgets what is frozen
+        parameter.requires_grad_(trained[name])  # SequenceParallel unfreezes parameters
     for name in takes_hidden:
         decoder.get_submodule(name).register_forward_pre_hook(_enter(mesh, stream), with_kwargs=True)
     if sequence_parallel:
@@ -80,7 +80,7 @@ def spread_matrices(model: nn.Module, mesh: DeviceMesh, sequence_parallel: bool)
 
 
 def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
-    """Return how modules are cut, by name (layers' numbers as ``*``)."""
+    """Return the split of each module, by name (layer numbers as ``*``)."""
     decoder = decoder_of(model)
     config, name = decoder.config, type(decoder).__name__
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
@@ -88,7 +88,7 @@ def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
     unknown = sorted(set(plan.values()) - _KNOWN)
     if not plan or unknown or config._attn_implementation != NAME:
         why = f"its plan has {', '.join(unknown)}" if unknown else "transformers has no plan for it"
-        raise WhetError(f"{name} can't be spread by parallel.tensor: {why}; use parallel.fsdp")
+        raise WhetError(f"{name} can't be split by parallel.tensor: {why}; use parallel.fsdp")
     for key in ("num_attention_heads", "num_key_value_heads"):
         if (heads := getattr(config, key, ranks)) % ranks:
             raise WhetError(f"parallel.tensor = {ranks} does not divide {key} = {heads} of {name}; choose another size")
@@ -96,7 +96,7 @@ def _plan(model: nn.Module, ranks: int) -> dict[str, str]:
 
 
 def _by_columns(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
-    """Cut a matrix so that every rank computes some of the outputs from all of the inputs."""
+    """Split a matrix so that every rank computes some of the outputs from all inputs."""
     if not hasattr(module, "base_layer"):
         return {name: ColwiseParallel()}
     styles: dict[str, ParallelStyle] = {f"{name}.base_layer": ColwiseParallel()}
@@ -106,7 +106,7 @@ def _by_columns(name: str, module: nn.Module) -> dict[str, ParallelStyle]:
 
 
 def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, ParallelStyle]:
-    """Cut a matrix so that every rank computes a part of the sum behind each output from some of the inputs."""
+    """Split a matrix so that every rank computes a partial sum of each output from some of the inputs."""
     if not hasattr(module, "base_layer"):
         return {name: RowwiseParallel(output_layouts=stream)}
     styles: dict[str, ParallelStyle] = {f"{name}.base_layer": RowwiseParallel(output_layouts=stream)}
@@ -117,7 +117,7 @@ def _by_rows(name: str, module: nn.Module, stream: Placement) -> dict[str, Paral
 
 
 class _OnStream(ParallelStyle):
-    """The same parameters on every rank, applied to hidden states as they lie between matrices."""
+    """Replicated parameters, applied to hidden states in their layout between matrices."""
 
     def __init__(self, stream: Placement) -> None:
         self.stream = stream
@@ -138,8 +138,8 @@ def _adapters(module: nn.Module) -> list[str]:
 
 
 def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
-    """Give attention and feed-forward all tokens, as a DTensor: then the gradients of their matrices' inputs are summed
-    over the ranks once, and handed back as they came."""
+    """Return a hook that gives attention and feed-forward all tokens as a DTensor: then the gradients of their
+    matrices' inputs are summed over ranks once, and returned in the original layout."""
 
     def whole(hidden: Tensor) -> DTensor:
         return DTensor.from_local(hidden, mesh, [stream], run_check=False).redistribute(placements=[Replicate()])
@@ -153,7 +153,7 @@ def _enter(mesh: DeviceMesh, stream: Placement) -> Any:
 
 
 def _leave(mesh: DeviceMesh) -> Any:
-    """Gather the decoder's last hidden states: all tokens, on every rank."""
+    """Return a hook that gathers the decoder's last hidden states: all tokens, on every rank."""
 
     def leave(_: nn.Module, __: Any, output: Any) -> Any:
         spread = DTensor.from_local(output.last_hidden_state, mesh, [Shard(_TOKENS)], run_check=False)

@@ -1,4 +1,4 @@
-"""The output matrix, spread over the ranks of tensor parallelism by words. Knows no model."""
+"""The output matrix, split by vocabulary over the ranks of tensor parallelism. Independent of the model."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ from whet.models.shards import Vocabulary
 
 
 class SpreadVocabulary(Vocabulary):
-    """``Vocabulary`` over a mesh of one dimension, cut into pieces of equal size but for the last ones."""
+    """``Vocabulary`` over a one-dimensional mesh, in pieces of equal size except for the last ones."""
 
     def __init__(self, mesh: DeviceMesh, words: int) -> None:
         self.group, self.words = mesh.get_group(), words

@@ -44,7 +44,7 @@ async def compute(work: Callable[[*Ts], T], *args: *Ts, deadline: float = DEADLI
             raise
         raise DeadlineError(
             f"{named(work)} did not finish within its deadline of {deadline:g} s; the compute thread is busy with "
-            f"{COMPUTE.doing}: look for what hangs there, or raise the deadline if the work is that long"
+            f"{COMPUTE.doing}: find out what hangs there, or raise the deadline if the work takes that long"
         ) from None
 
 

@@ -144,7 +144,7 @@ class SampledFeed(Feed):
         return learners
 
     async def evaluate(self, scorers: Mapping[str, Scorer]) -> dict[str, float]:
-        async with self.devices.lent_to("generation"):
+        async with self.devices.acquire("generation"):
             report = await evaluate_all(self.recipe, self.environments, self.generator, self.renderer, self.endpoint)
         return report.metrics()
 

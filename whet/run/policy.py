@@ -73,7 +73,7 @@ class Policy:
         ``batch`` leaves it out. Raises ``ConfigError`` where the recipe learns from rows and has no generator."""
         player = self._sampler().player
         first, self._groups = self._groups, self._groups + len(tasks)
-        async with self.devices.lent_to("generation"):
+        async with self.devices.acquire("generation"):
             groups = await asyncio.gather(
                 *(player.play(task, f"{first + i:07d}:{task.uid}", n, sampling) for i, task in enumerate(tasks))
             )
@@ -104,7 +104,7 @@ class Policy:
         """Return outputs of the model of a role (by default the main one) by name: ``logprobs``, ``entropy``,
         ``values``, ``reference_logprobs``, each [N] over the batch's tokens. The batch's columns
         ``reference_logprobs`` and ``values``, which losses read, are filled as well."""
-        async with self.devices.lent_to("learning"):
+        async with self.devices.acquire("learning"):
             scored = await self._learner(role).score(batch, outputs)
         for name in ("reference_logprobs", "values"):
             if name in scored:
@@ -116,7 +116,7 @@ class Policy:
         its metrics and the log-probs before the step. Raises ``DataError`` for a batch without weights."""
         if batch.weight is None:
             raise DataError('the batch has no weights: pass batch.weigh("token"), which says what each token counts')
-        async with self.devices.lent_to("learning"):
+        async with self.devices.acquire("learning"):
             return await self._learner(role).update(batch, loss)
 
     async def publish(self, version: int | None = None) -> Metrics:
@@ -137,7 +137,7 @@ class Policy:
             raise ConfigError(f"{folder} is not empty; save into a new folder")
         for role in self.trained:
             (folder / role).mkdir(parents=True)
-            async with self.devices.lent_to("learning"):
+            async with self.devices.acquire("learning"):
                 await self.learners[role].save(folder / role)
 
     async def load(self, folder: str | Path) -> None:
@@ -146,7 +146,7 @@ class Policy:
             part = Path(folder).absolute() / role
             if not part.is_dir():
                 raise ConfigError(f"{folder} holds no weights of the {role}: there is no folder {part}")
-            async with self.devices.lent_to("learning"):
+            async with self.devices.acquire("learning"):
                 await self.learners[role].load(part)
 
     def _learner(self, role: str | None) -> Learner:

@@ -21,7 +21,7 @@ from whet.checkpoint.crash_points import crash_point
 from whet.checkpoint.lock import run_lock
 from whet.checkpoint.manifest import CheckpointError
 from whet.checkpoint.store import CheckpointStore
-from whet.cluster.lease import Devices, Several
+from whet.cluster.lease import Devices, TenantGroup
 from whet.config import dump_yaml, load
 from whet.core.batch import Batch
 from whet.core.types import Group
@@ -175,7 +175,7 @@ class Run:
             if tenant is None:
                 yield
             else:
-                async with self.devices.lent_to(tenant, new_weights):
+                async with self.devices.acquire(tenant, new_weights):
                     yield
 
     async def before_first_step(self) -> None:
@@ -359,7 +359,7 @@ async def open_run(
         closing.closes("the sinks", sinks.close)
         PROGRESS.begin("loading the model")
         learners = await closing.enter_async_context(open_learners(recipe, folder))
-        devices.tenants["learning"] = Several(learners.values())
+        devices.tenants["learning"] = TenantGroup(learners.values())
         devices.awake = "learning"
         policy = Policy(renderer, learners, recipe.algorithm.losses, devices, feed.distribution, sampler=feed.sampler)
         if checkpoint is not None:

@@ -37,11 +37,11 @@ class BufferWriter:
         if self._ranks is None:
             handles = self._make_room()
             return None if handles is None else ({device_id(self.device): handles}, self._memory[0].numel())
-        with self._ranks.together("making room for weights"):
+        with self._ranks.fail_together("making room for weights"):
             handles = self._make_room()
         if handles is None:  # on all ranks alike, because they have the same manifests
             return None
-        everywhere = self._ranks.all((machine(), device_id(self.device), handles))
+        everywhere = self._ranks.all_gather((machine(), device_id(self.device), handles))
         machines = {where for where, _, _ in everywhere}
         if len(machines) > 1:
             raise ConfigError(

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from whet.base.errors import ConfigError, DeadlineError, RefitError
-from whet.cluster.rendezvous import own_address
+from whet.cluster.rendezvous import local_address
 from whet.processes.machine import environment
 from whet.weights.manifest import Manifest, bucket_size, fill, largest_bucket, views
 from whet.weights.shared_memory import settle
@@ -42,7 +42,7 @@ class Broadcast:
         if backend == "gloo":
             options = kind._Options()
             options._timeout = self._timeout
-            options._devices = [kind.create_device(hostname=own_address(host))]
+            options._devices = [kind.create_device(hostname=local_address(host))]
             self._group = kind(store, rank, ranks, options)
             return
         options = kind.Options()

@@ -69,7 +69,7 @@ class EngineSync:
     async def publish(self, learner: Learner, generator: Refittable[Engine], version: int) -> Metrics:
         """See ``WeightSync``. Reports ``refit/seconds`` (during which nothing was sampled), ``refit/gigabytes`` and
         ``refit/unread`` (tensors that could not be read back), and the probe's metrics."""
-        async with self.devices.lent_to("generation", new_weights=True):
+        async with self.devices.acquire("generation", new_weights=True):
             engines, metrics = await self._refit(learner, generator, version, self._adapter(learner))
             if not self.config.probe:
                 return metrics

@@ -40,7 +40,7 @@ class InProcessSync:
         """See ``WeightSync``."""
         metrics = Metrics()
         # Includes the learner's part of the probe, because nothing is sampled meanwhile.
-        async with self.devices.lent_to("generation", new_weights=True), generator.refit(version) as models:
+        async with self.devices.acquire("generation", new_weights=True), generator.refit(version) as models:
             await self._write(learner, models, generator.dtype)
             for model in models if self.config.probe else ():
                 decoded = await compute(model.score_decode, self.prompt, self.tokens)

@@ -125,6 +125,6 @@ class Sender:
             if failed is not None:
                 raise failed
             return
-        with self._ranks.together("writing weights for the engines"):
+        with self._ranks.fail_together("writing weights for the engines"):
             if failed is not None:
                 raise failed
