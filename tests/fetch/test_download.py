@@ -45,7 +45,7 @@ def test_another_file_is_an_error_and_is_not_kept(served, tmp_path):
     file, address = served
     file.write_text('{"question": "Who?"}\n')
     url = f"{address}#sha256={'0' * 64}"
-    with pytest.raises(DataError, match="is not the file that was meant"):
+    with pytest.raises(DataError, match="is not the expected file"):
         fetch_file(url)
     assert not list((tmp_path / "cache" / "data").iterdir())
 

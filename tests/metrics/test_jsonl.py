@@ -112,7 +112,7 @@ def test_a_metric_cannot_take_a_name_of_the_format(tmp_path):
 
 def test_metrics_that_are_gone_when_a_run_goes_on_are_missed(tmp_path, caplog):
     JSONLSink().open(tmp_path, {}, resume_step=4).close()
-    assert f"{tmp_path / FILE} is gone: the report will begin at step 5" in caplog.text
+    assert f"{tmp_path / FILE} is missing: the report will begin at step 5" in caplog.text
     caplog.clear()
     write(tmp_path, [5], resume_step=4)
     caplog.clear()

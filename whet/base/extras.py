@@ -1,5 +1,4 @@
-"""Packages that only some runs need. Each belongs to an extra of the distribution; where one is missing, the error is
-one line that names the extra.
+"""Optional packages. Each belongs to an extra of the distribution; if one is missing, the error names the extra.
 
 >>> with extra("lora", "model.lora"):
 ...     import peft
@@ -11,7 +10,7 @@ from importlib.util import find_spec
 
 from whet.base.errors import ConfigError
 
-# What each extra is for, in the order in which ``whet doctor`` lists them.
+# The purpose of each extra, in the order of ``whet doctor``.
 EXTRAS = {
     "quickstart": "the built-in model",
     "tasks": "graders of mathematics, structure and instructions, judges, reasoning-gym, NeMo Gym and OpenEnv",
@@ -28,13 +27,13 @@ EXTRAS = {
 
 
 class MissingExtraError(ConfigError):
-    """A package is not installed, or cannot be imported, that a setting or command needs."""
+    """A package that a setting or command needs is not installed or can't be imported."""
 
 
 @contextmanager
 def extra(name: str, purpose: str) -> Iterator[None]:
-    """Import the packages of an extra inside. Raise ``MissingExtraError`` where one is missing; ``purpose`` is the
-    setting or part that needs it."""
+    """Raise ``MissingExtraError`` if an import of the extra's packages inside the block fails. ``purpose``: the setting
+    or part that needs them."""
     try:
         yield
     except ImportError as error:
@@ -42,7 +41,7 @@ def extra(name: str, purpose: str) -> Iterator[None]:
 
 
 def require(name: str, purpose: str, *modules: str) -> None:
-    """Raise ``MissingExtraError`` where a module of an extra is not installed. Imports none of them."""
+    """Raise ``MissingExtraError`` if a module of an extra is not installed. Imports nothing."""
     for module in modules:
         if find_spec(module) is None:
             raise missing(name, purpose, ModuleNotFoundError(name=module))

@@ -1,7 +1,7 @@
-"""Saving a checkpoint in the background, while training goes on: at most one at a time, and its failure is never lost.
+"""Saving a checkpoint in the background during training: at most one save at a time, and its failure is never lost.
 
-Who waits for what: the run waits until the copy is taken; the next save and the end of the run wait for the save under
-way. The learner's part of a save ends by ``learner.deadline``; hashing and publishing end when the disk is done."""
+Who waits for what: the run waits until the copy is taken; the next save and the end of the run wait for a save in
+progress. The learner's part of a save ends by ``learner.deadline``; hashing and publishing take as long as the disk."""
 
 import asyncio
 import logging
@@ -9,19 +9,19 @@ from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
 
-_CLOSING = 30.0  # seconds that a save still has when the run ends because of something else
+_CLOSING = 30.0  # seconds for a save in progress when the run ends for another reason
 
 
 class BackgroundSave:
-    """The save of a run that is under way, if there is one."""
+    """The save in progress of a run, if any."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[object] | None = None
         self._step = 0
 
     async def begin(self, step: int, save: Callable[[asyncio.Event], Awaitable[object]]) -> None:
-        """Start ``save(copied)`` and return when it sets ``copied``; from then on the weights may change. Raises what
-        ``save`` raised before that, and what the save before it raised."""
+        """Start ``save(copied)`` and return when it sets ``copied``; then the weights may change. Raises the error of
+        ``save`` before that, or of the previous save."""
         await self.finish()
         copied = asyncio.Event()
         self._step, self._task = step, asyncio.ensure_future(save(copied))
@@ -34,24 +34,24 @@ class BackgroundSave:
             await self.finish()
 
     def check(self) -> None:
-        """Raise if the save has failed."""
+        """Raise the error of the save, if it has failed."""
         if self._task is not None and self._task.done():
             task, self._task = self._task, None
             task.result()
 
     async def finish(self) -> None:
-        """Wait until the checkpoint is published. Raises what went wrong."""
+        """Wait until the checkpoint is published. Raises the error of the save."""
         if self._task is not None:
             await asyncio.wait({self._task})
             self.check()
 
     async def close(self) -> None:
-        """End the save, for a run that ends, perhaps by an error: a save that is nearly done is worth a short wait."""
+        """End the save of a run that ends, perhaps by an error; a save that is nearly done gets a short time."""
         if self._task is None:
             return
         await asyncio.wait({self._task}, timeout=_CLOSING)
         if not self._task.done():
-            self._task.cancel()  # ends the learner's writing, but not a publishing that has begun
+            self._task.cancel()  # ends the learner's writing, but not the publishing of a checkpoint
             await asyncio.wait({self._task})
         task, self._task = self._task, None
         if task.cancelled():

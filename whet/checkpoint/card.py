@@ -46,8 +46,8 @@ def model_card(run: Path, recipe: dict[str, Any], checkpoint: Checkpoint, base: 
 
 
 def _measured(run: Path, step: int) -> dict[str, tuple[float | None, float]] | None:
-    """Return each measure of the evaluation at ``step``, beside that of the untrained model where it is known; None
-    where there was no evaluation."""
+    """Return each measure as (of the untrained model or None, of the evaluation at ``step``); None without an
+    evaluation."""
     lines = {line["step"]: line for line in read_metrics(run / METRICS) if line.get("kind") == "evaluation"}
     if step not in lines:
         return None

@@ -1,4 +1,5 @@
-"""The settings of checkpoints: when they are written and which are kept. Imports nothing heavy: recipes hold one."""
+"""The settings of checkpoints: when they are written and which are kept. Imports nothing heavy, because recipes contain
+them."""
 
 import re
 from typing import Literal
@@ -14,28 +15,28 @@ class CheckpointConfig(Config):
     every: int = Field(25, ge=0)
     """Steps between checkpoints; 0: only after the last step. A kill loses at most this many steps."""
     keep_last: int = Field(2, gt=0)
-    """The newest checkpoints that are kept. With 2, a damaged newest one still leaves one to fall back to."""
+    """Number of newest checkpoints to keep. With 2, there is a fallback if the newest one is damaged."""
     keep_best: int = Field(1, ge=0)
-    """The best checkpoints, by ``best_metric``, that are kept whatever their age."""
+    """Number of best checkpoints, by ``best_metric``, to keep regardless of their age."""
     best_metric: str = "evaluation/accuracy"
-    """The metric that decides which is best. A checkpoint at whose step it was not measured is never the best."""
+    """The metric that selects the best checkpoint. Checkpoints without a value of it are never the best."""
     mode: Literal["max", "min"] = "max"
     """``max`` if a larger metric is better, ``min`` if a smaller one is."""
     asynchronous: bool = False
-    """Write while training goes on. Training stops only while weights and optimizer state are copied, to memory of the
-    CPU; one save runs at a time, and the next one waits for it."""
+    """Write checkpoints during training. Training stops only while weights and optimizer state are copied to CPU
+    memory; one save runs at a time, and the next one waits for it."""
     verify: bool = True
-    """Compare the SHA-256 of every file when loading; false: only names and sizes."""
+    """Verify the SHA-256 of every file when loading; false: only names and sizes."""
 
     before: float | None = Field(None, gt=0)
-    """Save and end the run this long before Slurm ends its job: seconds, or ``10m``, ``1h``. A step under way is
-    finished first: leave time for one. None: when SIGTERM comes."""
+    """Save and end the run this long before Slurm ends its job: seconds, or ``10m``, ``1h``. The current step is
+    finished first: allow time for one. None: only at SIGTERM."""
 
     @field_validator("before", mode="before")
     @classmethod
     def _in_seconds(cls, value: object) -> object:
-        if isinstance(value, str) and (found := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value)):
-            return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+        if isinstance(value, str) and (match := re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", value)):
+            return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
         return value
 
     def due(self, step: int, steps: int) -> bool:

@@ -1,7 +1,7 @@
 """Export of a checkpoint to an ordinary model folder, which transformers and peft load without whet.
 
-The run's recipe names the base model, the checkpoint holds what training changed; LoRA is merged, or written as a PEFT
-adapter. A reward model becomes a sequence classifier. The folder appears whole or not at all.
+The run's recipe names the base model, the checkpoint has the trained weights; LoRA is merged, or written as a PEFT
+adapter. A reward model becomes a sequence classifier. The folder is written completely or not at all.
 """
 
 from pathlib import Path
@@ -32,14 +32,14 @@ def export(
 ) -> Checkpoint:
     """Write the policy or reward model of a run's checkpoint to the folder ``out``; return the checkpoint.
 
-    ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is by default that of the base model.
-    Raises ``ConfigError`` where ``out`` is a file, or holds something and ``force`` is not set, ``CheckpointError``
-    where there is no such intact checkpoint.
+    ``adapter_only`` writes the LoRA adapter instead of merging it. ``dtype`` is the base model's by default. Raises
+    ``ConfigError`` if ``out`` is a file, or a nonempty folder without ``force``, ``CheckpointError`` if there is no
+    such intact checkpoint.
     """
     from whet.models.config import ModelConfig
 
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not force)):
-        raise ConfigError(f"{out} exists and is not an empty folder; name a new one, or replace it with --force")
+        raise ConfigError(f"{out} exists and is not an empty folder; choose a new one, or replace it with --force")
     recipe = _recipe(run)
     config = ModelConfig.from_values(recipe["model"])
     if adapter_only and config.lora is None:
@@ -48,7 +48,9 @@ def export(
     checkpoint = CheckpointStore(run / "checkpoints", settings).load(step)
     judges = (checkpoint.folder / ROLE).is_dir()
     if judges and adapter_only:
-        raise ConfigError(f"{run} trained a reward model, whose head isn't in an adapter; export it without --adapter")
+        raise ConfigError(
+            f"{run} trained a reward model, whose head is not in the adapter; export it without --adapter"
+        )
 
     with replacing(out) as staging:
         staging.mkdir()
@@ -69,19 +71,19 @@ def _write_model(model: Any, config: "ModelConfig", staging: Path, adapter_only:
     from whet.models.loading import load_model_config
 
     base = getattr(load_model_config(config), "dtype", None)
-    wanted = torch_dtype(dtype) if dtype else base or torch.float32
+    saved = torch_dtype(dtype) if dtype else base or torch.float32
     if adapter_only:
         model.peft_config["default"].base_model_name_or_path = _portable_name(config)
-        model.to(wanted).save_pretrained(staging, save_embedding_layers=False)
+        model.to(saved).save_pretrained(staging, save_embedding_layers=False)
     else:
         if hasattr(model, "merge_and_unload"):
-            model = model.merge_and_unload()  # in float32: rounding happens once, after the sum
-        model.to(wanted).save_pretrained(staging)
-    return str(wanted).removeprefix("torch.")
+            model = model.merge_and_unload()  # in float32, so that the sum is rounded only once
+        model.to(saved).save_pretrained(staging)
+    return str(saved).removeprefix("torch.")
 
 
 def _write_tokenizer(config: "ModelConfig", chat_template: str | None, staging: Path, judges: bool) -> int | None:
-    """Return the id of the padding token for a reward model, whose scores depend on it."""
+    """Write the tokenizer; return the id of the padding token for a reward model, whose scores depend on it."""
     from whet.chat.renderer import Renderer
     from whet.models.loading import load_tokenizer
 

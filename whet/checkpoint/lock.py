@@ -1,5 +1,5 @@
-"""The lock of a run folder: it belongs to one process at a time. The kernel holds the lock, so it ends with the
-process, however that ends, and a forked child does not keep it. That the lock file exists means nothing."""
+"""The lock of a run folder: one process at a time may use it. It is a kernel lock, so it ends with the process in any
+case, and forked children do not keep it. The existence of the lock file has no meaning."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ FILE = ".lock"
 
 @contextmanager
 def run_lock(run: Path) -> Iterator[None]:
-    """Hold the lock of the run folder. Raises ``WhetError`` at once where another process holds it, naming that one."""
+    """Hold the lock of the run folder. Raises ``WhetError`` at once if another process holds it, with its id."""
     path = run / FILE
     with error_context(run):
         run.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def run_lock(run: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise WhetError(
-            f"run folder {run} can't be locked: {error}. It must be on a file system that can be written and locked"
+            f"run folder {run} can't be locked: {error}. It must be on a writable file system with locks"
         ) from error
     try:
         yield
@@ -40,6 +40,6 @@ def run_lock(run: Path) -> Iterator[None]:
 
 
 def _sign(handle: int) -> None:
-    """Write into the lock file which process holds it."""
+    """Write the holder's process id to the lock file."""
     os.ftruncate(handle, 0)
     os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)

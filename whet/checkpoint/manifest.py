@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint folder: the size and SHA-256 of each file. Writes, reads and checks; knows no tensors.
+"""The manifest of a checkpoint folder: the size and SHA-256 of each file. Independent of tensors.
 
-SHA-256, because processors compute it in hardware (measured at about twice the speed of BLAKE2b) and because
-``sha256sum`` can check it without this package.
+SHA-256, because processors compute it in hardware (about twice as fast as BLAKE2b, measured) and because ``sha256sum``
+can verify it without this package.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Manifest(Config):
         return sum(entry.size for entry in self.files.values())
 
     def encode(self) -> bytes:
-        """Return it as JSON, with a digest of itself, so that a flipped bit in the metric is found like one in a
+        """Return the manifest as JSON, with its own digest, so that a flipped bit in it is detected like one in a
         tensor."""
         value = self.model_dump()
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
@@ -60,7 +60,7 @@ class Manifest(Config):
 
 
 def seal(folder: Path, step: int, metric_name: str, metric: float | None) -> Manifest:
-    """Hash every file and flush it and every folder to the disk. Returns the manifest without writing it."""
+    """Hash all files, and flush files and folders to disk. Returns the manifest without writing it."""
 
     def flushed(path: Path) -> Entry:
         with path.open("rb") as file:
@@ -75,7 +75,7 @@ def seal(folder: Path, step: int, metric_name: str, metric: float | None) -> Man
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raise ``CheckpointError`` where it is missing or is not exactly what was written."""
+    """Return the manifest of a checkpoint folder. Raises ``CheckpointError`` if it is missing or was changed."""
     path = folder / FILE
     try:
         data = path.read_bytes()
@@ -87,8 +87,8 @@ def read_manifest(folder: Path) -> Manifest:
         if manifest.encode() != data:
             raise ValueError("its contents don't agree with its digest")
     except FileNotFoundError:
-        what = "is missing" if folder.is_dir() else "is missing, as is its whole folder"
-        raise CheckpointError(f"checkpoint is damaged: {path} {what}") from None
+        missing = "is missing" if folder.is_dir() else "is missing, as is its whole folder"
+        raise CheckpointError(f"checkpoint is damaged: {path} {missing}") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"checkpoint is damaged: {path} can't be read as a manifest ({error})") from None
     return manifest
@@ -96,17 +96,17 @@ def read_manifest(folder: Path) -> Manifest:
 
 def check(folder: Path, manifest: Manifest, *, hashes: bool = True) -> None:
     """Raise ``CheckpointError`` naming every file that is missing, surplus or changed."""
-    there = _files(folder)
-    there.pop(FILE, None)
-    wrong = [f"{name} is missing" for name in manifest.files if name not in there]
-    wrong += [f"{name} does not belong to it" for name in there if name not in manifest.files]
-    for name in manifest.files.keys() & there.keys():
-        size, wanted = there[name].stat().st_size, manifest.files[name].size
-        if size != wanted:
-            wrong.append(f"{name} has {size} bytes instead of {wanted}")
+    present = _files(folder)
+    present.pop(FILE, None)
+    wrong = [f"{name} is missing" for name in manifest.files if name not in present]
+    wrong += [f"{name} does not belong to it" for name in present if name not in manifest.files]
+    for name in manifest.files.keys() & present.keys():
+        size, expected = present[name].stat().st_size, manifest.files[name].size
+        if size != expected:
+            wrong.append(f"{name} has {size} bytes instead of {expected}")
     if hashes and not wrong:
-        found = _on_each(_sha256, there)
-        wrong = [f"{name} has changed (SHA-256)" for name, sha in found.items() if sha != manifest.files[name].sha256]
+        hashed = _on_each(_sha256, present)
+        wrong = [f"{name} has changed (SHA-256)" for name, sha in hashed.items() if sha != manifest.files[name].sha256]
     if wrong:
         raise CheckpointError(f"checkpoint {folder} is damaged: {'; '.join(wrong)}")
 
@@ -117,16 +117,16 @@ def _sha256(path: Path) -> str:
 
 
 def _on_each(work: Callable[[Path], T], files: dict[str, Path]) -> dict[str, T]:
-    with ThreadPoolExecutor(_THREADS) as threads:  # hashing and flushing both run without the interpreter's lock
+    with ThreadPoolExecutor(_THREADS) as threads:  # hashing and flushing release the GIL
         return dict(zip(files, threads.map(work, files.values()), strict=True))
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Everything in the folder that is not a folder, by relative path."""
-    found = {}
+    """Return all files below the folder, by relative path."""
+    files = {}
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise CheckpointError(f"{path} is not a plain file; a checkpoint can hold nothing else")
+            raise CheckpointError(f"{path} is not a regular file; a checkpoint may only contain regular files")
         if path.is_file():
-            found[path.relative_to(folder).as_posix()] = path
-    return found
+            files[path.relative_to(folder).as_posix()] = path
+    return files

@@ -1,4 +1,4 @@
-"""Loading the policy of a checkpoint: its tensors are copied into the model that the recipe names."""
+"""Loads the policy of a checkpoint into the model that the recipe names."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
-    """Return the checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` where LoRA was
-    trained). Raises ``CheckpointError`` where its tensors are not those of the model."""
+    """Return the checkpoint's policy on the CPU in float32 (a ``PreTrainedModel``, or a ``PeftModel`` with LoRA).
+    Raises ``CheckpointError`` if its tensors do not match the model's."""
     import torch
 
     from whet.learner.state import load_weights
@@ -23,24 +23,24 @@ def load_policy(checkpoint: Checkpoint, config: "ModelConfig") -> Any:
 
     path = checkpoint.folder / "policy"
     if not path.is_dir():
-        raise CheckpointError(f"{checkpoint.folder} holds no policy")
+        raise CheckpointError(f"{checkpoint.folder} has no policy")
     model: Any = load_model(config, dtype=torch.float32, train=True)
     copy_into(model, load_weights(path), path, partial=config.lora is not None)
     return model.eval()
 
 
 def copy_into(model: Any, tensors: "Mapping[str, Tensor]", path: Path, *, partial: bool) -> None:
-    """Copy tensors by name into ``model``. Frozen ones (``partial``) and those tied to a copied one may be missing."""
+    """Copy tensors by name into ``model``. With ``partial``, frozen tensors may be missing; tied copies always may."""
     import torch
 
     from whet.models.fit import match
 
-    own = model.state_dict()
-    copied = {own[name].data_ptr() for name in tensors if name in own}
-    needed = {name for name, p in model.named_parameters() if p.requires_grad} if partial else own.keys()
-    wanted = {name: t for name, t in own.items() if name in needed and t.data_ptr() not in copied}
-    if mismatch := match(tensors, wanted | {name: own[name] for name in tensors if name in own}, types=False):
+    target = model.state_dict()
+    copied = {target[name].data_ptr() for name in tensors if name in target}
+    needed = {name for name, p in model.named_parameters() if p.requires_grad} if partial else target.keys()
+    missing = {name: t for name, t in target.items() if name in needed and t.data_ptr() not in copied}
+    if mismatch := match(tensors, missing | {name: target[name] for name in tensors if name in target}, types=False):
         raise CheckpointError(f"{path} does not fit the model that the run's recipe names: {mismatch}")
     with torch.no_grad():
         for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+            target[name].copy_(tensor)

@@ -1,5 +1,5 @@
-"""Turning a trained reward model into transformers' sequence classifier with one label: the same model, the scalar head
-as its ``score``, and a padding token in which no conversation ends. Knows no loss and no run folder."""
+"""Converts a trained reward model to transformers' sequence classifier with one label: the same model, with the scalar
+head as its ``score``, and a padding token that never ends a conversation. Independent of losses and run folders."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,8 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
     """Return the reward model in a checkpoint's ``folder``, on the CPU in float32 with LoRA merged, as a
     ``PreTrainedModel`` of the family ``AutoModelForSequenceClassification``.
 
-    Raises ``CheckpointError`` where its tensors are not those of the model, ``WhetError`` where transformers has no
-    classifier of this architecture that computes the same.
+    Raises ``CheckpointError`` if its tensors do not match the model's, ``WhetError`` if transformers has no equivalent
+    classifier of this architecture.
     """
     import torch
 
@@ -34,11 +34,11 @@ def load_reward_model(folder: Path, config: "ModelConfig") -> Any:
     tensors = load_weights(path)
     head = tensors.pop(HEAD, None)
     if head is None:
-        raise CheckpointError(f"{path} has no {HEAD}, so it is not a reward model that this version can read")
+        raise CheckpointError(f"{path} has no {HEAD}, so this version can't read it as a reward model")
     model: Any = load_model(config, dtype=torch.float32, train=True)
     output = model.get_output_embeddings().weight
     if output is not model.get_input_embeddings().weight:
-        output.requires_grad_(False)  # the learner doesn't train an unused head
+        output.requires_grad_(False)  # the learner does not train the unused head
     copy_into(model, tensors, path, partial=True)
     if config.lora is not None:
         model = model.merge_and_unload()
@@ -77,7 +77,7 @@ def _classifier(model: Any, head: "Tensor", config: "ModelConfig") -> Any:
         raise WhetError(f"transformers has no sequence classifier of {type(model).__name__}: {error}") from None
     score = getattr(classifier, "score", None)
     if type(score) is not torch.nn.Linear or score.bias is not None or score.weight.shape != head.shape:
-        raise WhetError(f"{type(classifier).__name__} can't be exported: its head is not one linear map 'score'")
+        raise WhetError(f"{type(classifier).__name__} can't be exported: its head is not a single linear map 'score'")
     model.set_attn_implementation(classifier.config._attn_implementation)  # of transformers, not whet's
     setattr(classifier, classifier.base_model_prefix, model.base_model)
     classifier.score = torch.nn.Linear(head.shape[1], 1, bias=False)
@@ -85,10 +85,10 @@ def _classifier(model: Any, head: "Tensor", config: "ModelConfig") -> Any:
     classifier.eval().requires_grad_(False)
     tokens = torch.tensor([[1, 2, 3]]) % settings.get_text_config().vocab_size
     expected = model.base_model(tokens, use_cache=False).last_hidden_state[0, -1] @ head[0]
-    found = classifier(tokens, use_cache=False).logits[0, 0]
-    if not torch.allclose(found, expected, rtol=1e-4, atol=1e-4 * float(head.norm())):
+    score = classifier(tokens, use_cache=False).logits[0, 0]
+    if not torch.allclose(score, expected, rtol=1e-4, atol=1e-4 * float(head.norm())):
         raise WhetError(
-            f"{type(classifier).__name__} scores {float(found):.6g} where the reward model scores "
+            f"{type(classifier).__name__} scores {float(score):.6g} where the reward model scores "
             f"{float(expected):.6g}; this architecture can't be exported as a reward model yet"
         )
     return classifier

@@ -1,8 +1,8 @@
-"""The checkpoints of a run. One is written into a hidden staging folder beside the others, flushed, given a manifest
-and renamed into place; then ``latest`` is pointed to it; only then are older ones removed. So a kill at any moment
-leaves the last published checkpoint whole. The store knows folders and JSON; the learner writes the tensors.
+"""The checkpoints of a run. A checkpoint is written to a hidden staging folder, flushed, given a manifest and renamed
+into place; then ``latest`` is updated, and only then old checkpoints are removed. So a kill at any moment leaves the
+last published checkpoint intact. The store handles folders and JSON; the learner writes the tensors.
 
-One process writes (it holds the run's lock); any number may read meanwhile.
+One process writes (it holds the run's lock); any number of processes may read at the same time.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Checkpoint:
 
     folder: Path
     step: int  # optimizer steps done
-    state: dict[str, Any]  # as given to ``save``
+    state: dict[str, Any]  # the argument of ``save``
     metric: float | None
 
 
@@ -54,7 +54,7 @@ class CheckpointStore:
         self.folder = folder
         self.config = config or CheckpointConfig()
         self._saving = asyncio.Lock()
-        self._damaged: set[int] = set()  # steps found damaged: they don't count as kept
+        self._damaged: set[int] = set()  # steps of damaged checkpoints, which don't count as kept
 
     # Writing
 
@@ -67,9 +67,9 @@ class CheckpointStore:
     ) -> Path:
         """Publish a checkpoint; return its folder.
 
-        ``write(folder)`` writes the tensors (it may make subfolders); ``state`` must be JSON. ``metric`` is the value
-        of ``config.best_metric`` at this step, if it was measured. A checkpoint of the same step is replaced. Raises
-        ``CheckpointError`` when the disk is full. An error leaves the checkpoints published before untouched.
+        ``write(folder)`` writes the tensors (it may create subfolders); ``state`` must be JSON. ``metric`` is the value
+        of ``config.best_metric`` at this step, if measured. A checkpoint of the same step is replaced. Raises
+        ``CheckpointError`` if the disk is full. After an error, published checkpoints are unchanged.
         """
         encoded = json.dumps(state, indent=1, allow_nan=False).encode()
         async with self._saving:
@@ -92,8 +92,8 @@ class CheckpointStore:
                 raise
 
     def clean(self) -> None:
-        """Remove what a killed process left, and put back a checkpoint that it was about to replace. Call it at the
-        start of a run, holding the run's lock; ``save`` does it too."""
+        """Remove leftovers of a killed process, and restore a checkpoint that it was replacing. Called at the start of
+        a run, which holds the run's lock, and by ``save``."""
         if not self.folder.is_dir():
             return
         for path in sorted(self.folder.iterdir()):
@@ -109,7 +109,7 @@ class CheckpointStore:
         sync_folder(self.folder)
 
     def _stage(self, staging: Path, step: int) -> int:
-        """Make the staging folder; return the bytes that the checkpoint is expected to need."""
+        """Create the staging folder; return the expected size of the checkpoint in bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.clean()
         newest = max(self._manifests().items(), default=None)
@@ -150,13 +150,14 @@ class CheckpointStore:
         return target
 
     def _prune(self, latest: int) -> None:
-        """Keep the newest, counted back from ``latest``, and the best; remove the others. Damaged ones don't count."""
+        """Keep the newest checkpoints, counted back from ``latest``, and the best; remove the others. Damaged ones
+        don't count."""
         good = {step: m for step, m in self._manifests().items() if step not in self._damaged}
         kept = set(sorted((step for step in good if step <= latest), reverse=True)[: self.config.keep_last])
         kept |= set(self._ranked(good)[: self.config.keep_best]) | {latest}
         for step in self.steps():
             if step not in kept:
-                # First its name goes, at once: a half-removed folder must never look like a checkpoint.
+                # Rename first: a partly removed folder must never look like a checkpoint.
                 doomed = self.folder / f".removed-{_name(step)}-{os.getpid()}"
                 (self.folder / _name(step)).rename(doomed)
                 crash_point("checkpoint.mid_prune")
@@ -166,28 +167,28 @@ class CheckpointStore:
     def _no_room(self, step: int, needed: int, error: BaseException | None) -> CheckpointError:
         free = shutil.disk_usage(self.folder).free
         why = f" ({error})" if error else ""
-        need = f"about {format_bytes(needed)}" if needed > free else "more than there is"
+        need = f"about {format_bytes(needed)}" if needed > free else "more than is available"
         return CheckpointError(
             f"no room for the checkpoint of step {step}: it needs {need}, and {format_bytes(free)} are free in "
-            f"{self.folder}{why}. Older checkpoints are untouched. Free some space, or lower checkpoints.keep_last, "
+            f"{self.folder}{why}. Older checkpoints are unchanged. Free some space, or lower checkpoints.keep_last, "
             "then resume the run"
         )
 
     # Reading
 
     def steps(self) -> list[int]:
-        """Return the steps of all published checkpoints, damaged ones too, in order."""
+        """Return the steps of all published checkpoints, including damaged ones, in order."""
         if not self.folder.is_dir():
             return []
         names = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
         return sorted(int(match[1]) for match in names if match)
 
     def best(self) -> int | None:
-        """Return the step of the best checkpoint, of equals the later; None where the metric was never measured."""
+        """Return the step of the best checkpoint, the later one of equals; None if the metric was never measured."""
         return next(iter(self._ranked(self._manifests())), None)
 
     def latest(self) -> int | None:
-        """Return the step that ``latest`` names, else the highest; None where there is no checkpoint."""
+        """Return the step that ``latest`` names, else the highest; None if there is no checkpoint."""
         pointer = self.folder / POINTER
         try:
             if match := _STEP.fullmatch(pointer.read_text(errors="replace").strip()):
@@ -200,10 +201,10 @@ class CheckpointStore:
         return max(self.steps(), default=None)
 
     def load_latest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, or None where the run has none yet.
+        """Return the newest intact checkpoint, or None if the run has none yet.
 
-        A damaged one is skipped with a warning. Raises ``CheckpointError`` when all are damaged: a run never starts
-        from scratch silently.
+        Damaged ones are skipped with a warning. Raises ``CheckpointError`` if all are damaged: a run never silently
+        starts from scratch.
         """
         latest = self.latest()
         if latest is None:
@@ -213,51 +214,51 @@ class CheckpointStore:
         problems = []
         for step in [latest, *before, *after]:
             try:
-                found = self.load(step)
+                checkpoint = self.load(step)
             except CheckpointError as error:
                 self._damaged.add(step)
                 problems.append(str(error))
                 continue
             for problem in problems:
                 log.warning("%s. FALLING BACK TO STEP %d", problem, step)
-            return found
+            return checkpoint
         raise CheckpointError(f"no intact checkpoint in {self.folder}: {'; '.join(problems)}")
 
     def load(self, which: Which | None = None) -> Checkpoint:
-        """Return a checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; for None the best where one was
-        measured, else the latest. Raises ``CheckpointError`` where it does not exist or is damaged, naming the file."""
+        """Return a checkpoint by step, the ``"best"``, or the ``"latest"`` intact one; for None the best if the metric
+        was measured, else the latest. Raises ``CheckpointError`` if it does not exist or is damaged, with the file."""
         if which == "latest" or (which is None and self.best() is None):
-            found = self.load_latest()
-            if found is None:
-                raise CheckpointError(f"{self.folder} holds no checkpoint yet")
-            return found
+            checkpoint = self.load_latest()
+            if checkpoint is None:
+                raise CheckpointError(f"{self.folder} has no checkpoint yet")
+            return checkpoint
         step = self.best() if which in ("best", None) else which
         steps = self.steps()
-        there = ", ".join(map(str, steps)) or "none"
+        listed = ", ".join(map(str, steps)) or "none"
         if step is None:
             raise CheckpointError(
-                f"no checkpoint in {self.folder} has a value of {self.config.best_metric}, so none is the best. "
-                f"Name a step ({there}) or 'latest'"
+                f"no checkpoint in {self.folder} has a value of {self.config.best_metric}, so there is no best one. "
+                f"Name a step ({listed}) or 'latest'"
             )
         if step not in steps:
-            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; it has {there}")
+            raise CheckpointError(f"{self.folder} has no checkpoint of step {step}; it has {listed}")
         folder = self.folder / _name(step)
         manifest = read_manifest(folder)
         check(folder, manifest, hashes=self.config.verify)
         if manifest.step != step:
-            raise CheckpointError(f"checkpoint {folder} is damaged: its manifest is that of step {manifest.step}")
+            raise CheckpointError(f"checkpoint {folder} is damaged: its manifest is for step {manifest.step}")
         return Checkpoint(folder, step, json.loads((folder / STATE).read_bytes()), manifest.metric)
 
     def _manifests(self) -> dict[int, Manifest]:
-        """Return the manifests that can be read, by step."""
-        found = {}
+        """Return the readable manifests by step."""
+        manifests = {}
         for step in self.steps():
             with contextlib.suppress(CheckpointError):
-                found[step] = read_manifest(self.folder / _name(step))
-        return found
+                manifests[step] = read_manifest(self.folder / _name(step))
+        return manifests
 
     def _ranked(self, manifests: dict[int, Manifest]) -> list[int]:
-        """Return the steps that have the metric, best first."""
+        """Return the steps that have a value of the metric, best first."""
         sign = 1 if self.config.mode == "max" else -1
         measured = [
             (sign * m.metric, step)
@@ -272,7 +273,7 @@ def _name(step: int) -> str:
 
 
 async def _finish(work: Any) -> Any:
-    """Await a thread's work to its end even when cancelled, because it can't be stopped and writes files."""
+    """Await a thread's work even when cancelled, because it can't be stopped and writes files."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -282,7 +283,7 @@ async def _finish(work: Any) -> Any:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Return True if the error, or one of its causes, says so; safetensors gives the number only in its text."""
+    """Return True if the error or one of its causes is a full disk; safetensors has the errno only in its message."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _NO_SPACE:
             return True

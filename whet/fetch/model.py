@@ -1,4 +1,4 @@
-"""The folder of a model: the built-in one, one of this machine, or one of the Hugging Face Hub."""
+"""Finds a model's folder: the built-in model, a local folder, or a model of the Hugging Face Hub."""
 
 import logging
 import os
@@ -15,10 +15,10 @@ _PROBE_SECONDS = 5.0
 
 
 def fetch_model(path: str, revision: str | None = None, *, with_code: bool = False, with_weights: bool = True) -> Path:
-    """The local folder that holds the model ``path``; converts or downloads it at need. ``with_code`` also downloads
-    Python files; without ``with_weights``, only what says how the model is built.
+    """Return the local folder of the model ``path``; converts or downloads it if needed. ``with_code`` also downloads
+    Python files; without ``with_weights`` only config and tokenizer files are downloaded.
 
-    Raises ``WhetError`` when there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
+    Raises ``WhetError`` if there is no such folder or Hub id, or the Hub can't be reached within a few seconds.
     """
     check_model(path)
     if path == smollm2.NAME:
@@ -31,13 +31,13 @@ def fetch_model(path: str, revision: str | None = None, *, with_code: bool = Fal
 
 
 def check_model(path: str) -> None:
-    """Raise ``WhetError`` where the model can't be had, as far as that is known without a network."""
+    """Raise ``WhetError`` if the model is unavailable. Uses no network."""
     folder = Path(path).expanduser()
     if path == smollm2.NAME:
         smollm2.check_available()
     elif folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise WhetError(f"model folder {folder} has no config.json; name the folder that holds the model's files")
+            raise WhetError(f"model folder {folder} has no config.json; name the folder with the model's files")
     elif not _HUB_ID.fullmatch(path):
         raise WhetError(
             f"model {path!r}: there is no such folder. Give {smollm2.NAME!r}, a folder with config.json and "
@@ -45,7 +45,7 @@ def check_model(path: str) -> None:
         )
 
 
-def _download(path: str, revision: str | None, wanted: list[str]) -> Path:
+def _download(path: str, revision: str | None, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
 
@@ -53,7 +53,7 @@ def _download(path: str, revision: str | None, wanted: list[str]) -> Path:
         folder = snapshot_download(
             path,
             revision=revision,
-            allow_patterns=wanted,
+            allow_patterns=patterns,
             ignore_patterns=["*/*"],
             local_files_only=not _hub_answers(),
             etag_timeout=_PROBE_SECONDS,
@@ -74,7 +74,7 @@ def _download(path: str, revision: str | None, wanted: list[str]) -> Path:
 
 
 def _hub_answers() -> bool:
-    """Whether the Hub can be reached at all: asked once with a deadline, because its client retries for minutes."""
+    """Return whether the Hub can be reached: one request with a deadline, because its client retries for minutes."""
     from huggingface_hub import constants, get_session
 
     if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE") == "1":

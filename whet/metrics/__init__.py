@@ -1,4 +1,4 @@
-"""Metrics that can be added up: over micro-batches, ranks, minibatches and steps, in any order, without a bias."""
+"""Metrics that merge without bias over micro-batches, ranks, minibatches and steps, in any order."""
 
 from whet.metrics.metrics import Metrics
 

@@ -1,8 +1,8 @@
-"""Timing: seconds per phase of a step, tokens per second, and the time left. Knows no sink and no loop.
+"""Timing: seconds per phase of a step, tokens per second, and the time left. Independent of sinks and the loop.
 
-One task, the *owner*, runs the training loop. The phases it opens are exclusive: an inner phase pauses the one around
-it, so that they and ``time/other`` add up to ``time/step``. Phases that other tasks or threads open meanwhile
-(rollouts in the background) overlap with those, and are reported apart, as the time in which at least one was open.
+One task, the *owner*, runs the training loop. Its phases are exclusive: an inner phase pauses the outer one, so that
+they and ``time/other`` sum to ``time/step``. Phases of other tasks or threads (rollouts in the background) overlap with
+them and are reported separately, as the time in which at least one was open.
 """
 
 import asyncio
@@ -19,18 +19,18 @@ _Who = tuple[int, int]  # thread and task
 
 @dataclass(slots=True)
 class Timing:
-    """What episodes waited for and what they lost, summed over all of them (they overlap)."""
+    """Waiting times and losses of episodes, summed over all episodes (which overlap)."""
 
     begun: float = field(default_factory=time.perf_counter)
-    passed: float = 0.0  # seconds, of a lap
+    passed: float = 0.0  # seconds of a lap
     generating: float = 0.0  # seconds
     grading: float = 0.0  # seconds
-    sampling: float = 0.0  # seconds in which at least one waited for the generator, and it did not rest
-    failures: Counter[str] = field(default_factory=Counter)  # attempts that failed, by the kind of their error
-    lost: int = 0  # tokens that were sampled in such attempts
-    _open: int = 0  # who wait for the generator now
+    sampling: float = 0.0  # seconds in which at least one episode waited for the running generator
+    failures: Counter[str] = field(default_factory=Counter)  # failed attempts, by the kind of error
+    lost: int = 0  # tokens that were sampled in failed attempts
+    _open: int = 0  # episodes that wait for the generator now
     _resting: bool = False
-    _since: float | None = None  # when ``sampling`` was last added to; None: nobody waits, or the generator rests
+    _since: float | None = None  # last update of ``sampling``; None: no episode waits, or the generator is stopped
 
     @contextmanager
     def waiting_for_generator(self) -> Iterator[None]:
@@ -47,12 +47,12 @@ class Timing:
             self._settle(now)
 
     def rest(self, resting: bool) -> None:
-        """The generator stops, or goes on."""
+        """Record that the generator stops, or continues."""
         self._resting = resting
         self._settle(time.perf_counter())
 
     def lap(self) -> "Timing":
-        """Return what there is, and begin again from zero."""
+        """Return the sums, and reset them."""
         now = time.perf_counter()
         self._settle(now)
         past = replace(self, passed=now - self.begun)
@@ -82,32 +82,32 @@ class Clock:
         self._lock = threading.Lock()
         self._owner: _Who | None = None
         self._begun = self._seen = now()
-        self._stack: list[str] = []  # phases of the owner that are open now, the innermost last
-        self._own: dict[str, float] = defaultdict(float)
-        self._open: dict[str, int] = defaultdict(int)  # phases of others: how many are open now
+        self._stack: list[str] = []  # open phases of the owner, the innermost last
+        self._exclusive: dict[str, float] = defaultdict(float)
+        self._open: dict[str, int] = defaultdict(int)  # number of open phases of other tasks
         self._since: dict[str, float] = {}
         self._overlap: dict[str, float] = defaultdict(float)
 
     def start(self) -> None:
-        """Make the calling task the owner and begin the first step now. Without it, the first task that opens a
-        phase is the owner, and the first step began with the clock."""
+        """Make the calling task the owner and begin the first step now. Otherwise, the first task that opens a phase
+        is the owner, and the first step begins with the clock."""
         with self._lock:
             self._owner = _who()
             self._begun = self._seen = self._now()
-            self._own.clear()
+            self._exclusive.clear()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Count the time spent inside as ``name``; of nested phases the innermost counts."""
         if name in ("step", "other") or name.startswith("overlap/"):
-            raise ValueError(f"a phase can't be called {name!r}: the clock itself reports that")
+            raise ValueError(f"a phase can't be called {name!r}: the clock reports that name itself")
         with self._lock:
             who = _who()
             if self._owner is None:
                 self._owner = who
-            own = who == self._owner
+            by_owner = who == self._owner
             now = self._now()
-            if own:
+            if by_owner:
                 self._settle(now)
                 self._stack.append(name)
             else:
@@ -119,7 +119,7 @@ class Clock:
         finally:
             with self._lock:
                 now = self._now()
-                if own:
+                if by_owner:
                     self._settle(now)
                     self._stack.pop()
                 else:
@@ -130,7 +130,7 @@ class Clock:
     def lap(self) -> dict[str, float]:
         """End the step. Return seconds by ``time/<phase>``, ``time/other``, ``time/step``, ``time/overlap/<phase>``.
 
-        Phases that are open are split here: what has passed belongs to this step, the rest to the next."""
+        The time of open phases until now belongs to this step, the rest to the next."""
         with self._lock:
             now = self._now()
             self._settle(now)
@@ -138,24 +138,24 @@ class Clock:
                 self._overlap[name] += now - self._since[name]
                 self._since[name] = now
             step = now - self._begun
-            result = {f"time/{name}": seconds for name, seconds in self._own.items()}
-            result["time/other"] = max(0.0, step - sum(self._own.values()))
+            result = {f"time/{name}": seconds for name, seconds in self._exclusive.items()}
+            result["time/other"] = max(0.0, step - sum(self._exclusive.values()))
             result["time/step"] = step
             result |= {f"time/overlap/{name}": seconds for name, seconds in self._overlap.items()}
-            self._own.clear()
+            self._exclusive.clear()
             self._overlap.clear()
             self._begun = now
             return result
 
     def _settle(self, now: float) -> None:
         if self._stack:
-            self._own[self._stack[-1]] += now - self._seen
+            self._exclusive[self._stack[-1]] += now - self._seen
         self._seen = now
 
 
 class Pace:
-    """Throughput and time left, from the median of the last steps, so that one slow step (compilation, a checkpoint, an
-    evaluation) changes neither."""
+    """Throughput and time left, from the median of the last steps, so that a single slow step (compilation, a
+    checkpoint, an evaluation) does not change them."""
 
     def __init__(self, window: int = 20) -> None:
         self._steps: deque[tuple[float, float]] = deque(maxlen=window)
@@ -169,7 +169,7 @@ class Pace:
         return statistics.median(rates) if rates else 0.0
 
     def eta(self, steps_left: int) -> float | None:
-        """Return the seconds until ``steps_left`` more steps are done; None before the first step."""
+        """Return the estimated seconds for ``steps_left`` steps; None before the first step."""
         if not self._steps:
             return None
         return max(0, steps_left) * statistics.median(seconds for seconds, _ in self._steps)

@@ -1,4 +1,4 @@
-"""Mergeable metrics. Each name remembers enough (sum and count, minimum, maximum) to be merged exactly."""
+"""Mergeable metrics. Each name stores enough (sum and count, minimum, maximum) to be merged exactly."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ class Metrics:
         return self._put(name, "sum", float(value))
 
     def min(self, name: str, value: float) -> Self:
-        """Record a value of which the smallest is kept; nan wins."""
+        """Record a value; the smallest one is kept, or nan."""
         return self._put(name, "min", float(value))
 
     def max(self, name: str, value: float) -> Self:
-        """Record a value of which the largest is kept; nan wins."""
+        """Record a value; the largest one is kept, or nan."""
         return self._put(name, "max", float(value))
 
     def later(self, numbers: Tensor, record: Callable[..., Metrics]) -> Self:
-        """Add ``record(*numbers)``, [n]; on a device when they are read, because it may still compute them."""
+        """Add ``record(*numbers)``, [n]. Numbers on a device are added when they are read, to avoid a wait for it."""
         if numbers.device.type == "cpu":
             return self.merge(record(*numbers.tolist()))
         self._later.append((numbers.detach().double(), record))
         return self
 
     def read(self) -> Self:
-        """Fetch all numbers that are on a device, at once. Nothing of a device is left."""
+        """Copy all pending numbers from the device in one transfer, and record them."""
         if waiting := self._later:
             self._later = []
-            found = iter(torch.cat([numbers for numbers, _ in waiting]).tolist())
+            fetched = iter(torch.cat([numbers for numbers, _ in waiting]).tolist())
             for numbers, record in waiting:
-                self.merge(record(*islice(found, len(numbers))))
+                self.merge(record(*islice(fetched, len(numbers))))
         return self
 
     def merge(self, other: Metrics, prefix: str = "") -> Self:
-        """Add ``other``, its names prefixed with ``prefix``. Raises ``ValueError`` where a name is of another kind."""
+        """Add ``other``, its names prefixed with ``prefix``. Raises ``ValueError`` if a name has different kinds."""
         if prefix:
             other.read()
         self._later += other._later

@@ -21,41 +21,41 @@ from whet.core.types import Message, Status
 class Turn:
     """One reply of an episode."""
 
-    tokens: int  # how many of the record's tokens are its
+    tokens: int  # number of tokens
     reward: float = 0.0
     versions: tuple[int, int] | None = None
 
 
 @dataclass(slots=True)
 class RolloutRecord:
-    """A branch of an episode as people look at it. T is the number of sampled tokens, over all replies."""
+    """A branch of an episode, for display. T is the number of sampled tokens, over all replies."""
 
     step: int
     uid: str = ""  # the group's
     task: str = ""  # the task's uid
     sample: int = 0  # index of the episode in the group
     branch: int = 0  # index in the episode; reward, scores and status are the episode's
-    data: dict[str, str] = field(default_factory=dict)  # what graders are told of the task: an expected answer, say
-    prompt: str = ""  # what the model saw first, as text
-    answer: str = ""  # what it wrote, all trained spans
+    data: dict[str, str] = field(default_factory=dict)  # the task's data for graders, such as an expected answer
+    prompt: str = ""  # the text before the first reply
+    answer: str = ""  # the text of all trained spans
     messages: list[Message] = field(default_factory=list)
-    tools: list[dict[str, Any]] | None = None  # that the model was told of
-    reward: float | None = None  # None when the status is failed
-    advantage: float | None = None  # None when dropped or not yet known
+    tools: list[dict[str, Any]] | None = None  # the tools in the prompt
+    reward: float | None = None  # None if the status is failed
+    advantage: float | None = None  # None if dropped or not yet computed
     scores: dict[str, float] = field(default_factory=dict)
     status: str = Status.COMPLETED.value
-    limit: str | None = None  # the budget that was used up
+    limit: str | None = None  # the exhausted budget
     turns: list[Turn] = field(default_factory=list)
     error: str | None = None
     tokens: list[int] = field(default_factory=list)  # [T]
     texts: list[str] = field(default_factory=list)  # [T] the decoded piece of each token
-    logprobs: list[float | None] = field(default_factory=list)  # [T] as sampled
+    logprobs: list[float | None] = field(default_factory=list)  # [T] from the generator
     learner_logprobs: list[float | None] | None = None  # [T] under the weights at the start of the update
     versions: tuple[int, int] | None = None  # oldest and newest weights that sampled it
 
     @property
     def differences(self) -> list[float | None]:
-        """[T] learner - sampler log-prob, None where either is missing."""
+        """The difference learner - generator of log-probs, [T]; None where either is missing."""
         learner = self.learner_logprobs or []
         result: list[float | None] = [
             None if a is None or b is None else b - a for a, b in zip(self.logprobs, learner, strict=False)
@@ -64,12 +64,12 @@ class RolloutRecord:
 
     @property
     def mismatch(self) -> float | None:
-        """The largest absolute difference over the tokens; None when nothing can be compared."""
+        """The largest absolute difference over the tokens; None without any difference."""
         return max((abs(d) for d in self.differences if d is not None), default=None)
 
     @property
     def correct(self) -> bool | None:
-        """True if the grader called it correct, or, without such a score, if the reward is positive."""
+        """True if the score ``correct`` says so, or, without such a score, if the reward is positive."""
         value = self.scores.get("correct", self.reward)
         return (
             None if value is None or self.status == Status.FAILED else value > (0.5 if "correct" in self.scores else 0)
@@ -79,12 +79,12 @@ class RolloutRecord:
     def from_json(cls, line: dict[str, Any]) -> Self:
         """Read one line. Unknown keys are ignored and missing ones take their defaults, so old runs stay readable."""
         names = {f.name for f in fields(cls)}
-        known = {name: value for name, value in line.items() if name in names}
-        if isinstance(known.get("versions"), list):
-            known["versions"] = tuple(known["versions"])
-        known["turns"] = [Turn(**turn) for turn in known.get("turns") or []]
-        known["scores"] = {name: value for name, value in (known.get("scores") or {}).items() if value is not None}
-        return cls(**known)
+        values = {name: value for name, value in line.items() if name in names}
+        if isinstance(values.get("versions"), list):
+            values["versions"] = tuple(values["versions"])
+        values["turns"] = [Turn(**turn) for turn in values.get("turns") or []]
+        values["scores"] = {name: value for name, value in (values.get("scores") or {}).items() if value is not None}
+        return cls(**values)
 
 
 def rollout_path(run_folder: Path, step: int) -> Path:
@@ -98,7 +98,7 @@ def rollout_steps(run_folder: Path) -> list[int]:
 
 
 def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]) -> Path:
-    """Write all of a step's records at once, atomically. Numbers that aren't finite are written as null."""
+    """Write all records of a step atomically. Non-finite numbers are written as null."""
     plain = (to_jsonable_python(record, inf_nan_mode="null") for record in records)
     lines = [json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in plain]
     path = rollout_path(run_folder, step)
@@ -108,7 +108,7 @@ def write_rollouts(run_folder: Path, step: int, records: Iterable[RolloutRecord]
 
 
 def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:
-    """Yield the records of one step. Raises DataError for a missing file or a line that isn't a record."""
+    """Yield the records of one step. Raises DataError for a missing file or an invalid line."""
     path = rollout_path(run_folder, step)
     try:
         file = path.open("rb")
@@ -125,7 +125,7 @@ def read_rollouts(run_folder: Path, step: int) -> Iterator[RolloutRecord]:
 
 
 def drop_rollouts_after(run_folder: Path, step: int) -> None:
-    """Delete the rollouts of steps that a resumed run will do again."""
+    """Delete the rollouts of steps that a resumed run will repeat."""
     later = [s for s in rollout_steps(run_folder) if s > step]
     for s in later:
         rollout_path(run_folder, s).unlink()

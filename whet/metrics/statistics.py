@@ -10,7 +10,7 @@ from whet.base.seeds import derive_seed
 
 
 def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's score interval of a proportion (Wilson 1927): also right at 0, at 1 and for small ``n``.
+    """Return Wilson's score interval of a proportion (Wilson 1927), which is also valid at 0, at 1 and for small ``n``.
 
     >>> low, high = wilson(8, 10)
     >>> round(low, 3), round(high, 3)
@@ -32,8 +32,8 @@ def newcombe(
 ) -> tuple[float, float, float]:
     """Return the difference of two independent proportions, after - before: (difference, low, high).
 
-    Newcombe's hybrid score interval (Newcombe 1998, method 10). ``before`` and ``after`` are counts of successes. On
-    the same tasks it is wider than need be: use ``paired_difference`` where the single outcomes are known."""
+    Newcombe's hybrid score interval (Newcombe 1998, method 10). ``before`` and ``after`` are counts of successes. For
+    results on the same tasks it is too wide: use ``paired_difference`` if the single outcomes are known."""
     if not (n_before and n_after):
         return 0.0, -1.0, 1.0
     p, q = before / n_before, after / n_after
@@ -43,7 +43,7 @@ def newcombe(
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the probability that one or more of ``k`` answers are right, from ``correct`` right ones of ``n`` sampled.
+    """Return the probability that at least one of ``k`` answers is correct, given ``correct`` of ``n`` samples.
 
     The unbiased estimator 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374), as a product, which does not
     overflow. Raises ValueError unless 1 <= k <= n and 0 <= correct <= n.
@@ -70,14 +70,14 @@ def paired_difference(
         raise ValueError("a paired difference needs at least one task")
     random = np.random.default_rng(derive_seed("paired_difference", seed))
     values = np.asarray(differences)
-    # A bounded number of values at a time: resamples x tasks indices would be large for long evaluations.
+    # One resample at a time: an array of resamples x tasks indices would be large for long evaluations.
     means = np.array([values[random.integers(len(values), size=len(values))].mean() for _ in range(resamples)])
     tail = (1 - confidence) / 2
     return fmean(differences), float(np.quantile(means, tail)), float(np.quantile(means, 1 - tail))
 
 
 def mcnemar(before: Sequence[bool], after: Sequence[bool]) -> float:
-    """Return the exact two-sided p-value that two models are equally often right on the same tasks (McNemar 1947)."""
+    """Return the exact two-sided p-value that two models are equally accurate on the same tasks (McNemar 1947)."""
     differences = _differences(before, after)
     won, lost = differences.count(1), differences.count(-1)
     n = won + lost

@@ -1,8 +1,8 @@
-"""The sink, a destination of metrics. Values arrive once per step, after the numbers of all ranks have been merged.
+"""The sink, a destination of metrics. Values are written once per step, after the metrics of all ranks are merged.
 
-Keys are paths (``clip/high``). Two prefixes mean something to every sink: what depends on the machine or on the time
-of day (seconds, tokens per second, memory, timestamps) is under ``time/``, so that two runs can be compared without
-it; and ``run/...`` are facts about the run (model, device), shown once and never plotted.
+Keys are paths (``clip/high``). Two prefixes have a meaning for every sink: values that depend on the machine or the
+time (seconds, tokens per second, memory, timestamps) are under ``time/``, so that runs can be compared without them;
+``run/...`` are facts about the run (model, device), shown once and never plotted.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ class Sink(ABC):
 
     @abstractmethod
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
-        """Take the numbers of one step, by metric name. A number that comes again replaces the first."""
+        """Record the values of one step, by metric name. A repeated value replaces the first."""
 
     def close(self) -> None:  # noqa: B027
-        """Write what is buffered."""
+        """Write buffered values."""
 
 
 class SinkConfig(Config, ABC):
-    """Base of all sinks. A user's own sink subclasses it and is named by its dotted path."""
+    """Base of all sinks. A user-defined sink subclasses it and is named by its dotted path."""
 
     @abstractmethod
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
         """Start writing about the run in ``folder``.
 
-        ``recipe`` is the resolved recipe as plain data. ``resume_step`` is the step of the checkpoint the run goes on
-        from, None for a new run. The sink drops what it holds about later steps, since they are done again."""
+        ``recipe`` is the resolved recipe as plain data. ``resume_step`` is the step of the checkpoint from which the
+        run resumes, None for a new run. The sink drops its values of later steps, because these are repeated."""
 
 
 class OpenSinks:
-    """Several sinks as one: ``OpenSinks.of(configs, folder, recipe)``. ``close`` closes all, also when one fails."""
+    """Several sinks as one: ``OpenSinks.of(configs, folder, recipe)``. ``close`` closes all, even if one fails."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
@@ -55,7 +55,7 @@ class OpenSinks:
             for config in configs:
                 sinks.append(config.open(folder, recipe, resume_step))
                 stack.callback(sinks[-1].close)
-            stack.pop_all()  # all are open: from here on they are the caller's to close
+            stack.pop_all()  # all are open: the caller closes them
         return cls(sinks)
 
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:

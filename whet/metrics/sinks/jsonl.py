@@ -1,7 +1,7 @@
-"""``metrics.jsonl``: the record of a run that everything else is drawn from. One line per step and kind.
+"""``metrics.jsonl``: the metrics of a run, the source of report and summary. One line per step and kind.
 
-A line is on the disk before ``write`` returns. It is always valid JSON: a number that isn't finite is null and its
-name is in the line's ``not_finite`` list.
+A line is on disk before ``write`` returns. It is always valid JSON: a non-finite number is null, and its name is in the
+line's ``not_finite`` list.
 """
 
 import json
@@ -30,14 +30,14 @@ class JSONLSink(SinkConfig):
         path = folder / FILE
         if resume_step is not None:
             if resume_step > 0 and not path.exists():
-                log.warning("%s is gone: the report will begin at step %d", path, resume_step + 1)
+                log.warning("%s is missing: the report will begin at step %d", path, resume_step + 1)
             truncate_after(path, resume_step)
             last = max((line["step"] for _, line in read_lines(path)), default=0 if path.exists() else resume_step)
             if last < resume_step:
-                log.warning("%s was cut: it ends at step %d, and the report will begin again at step %d",
+                log.warning("%s was truncated: it ends at step %d, and the report will continue at step %d",
                             path, last, resume_step + 1)  # fmt: skip
         elif path.exists() and path.stat().st_size:
-            raise DataError(f"{path} already holds the metrics of a run; resume that run, or choose another folder")
+            raise DataError(f"{path} already has the metrics of a run; resume that run, or choose another folder")
         return JSONLWriter(path)
 
 
@@ -54,26 +54,26 @@ class JSONLWriter(Sink):
     def write(self, step: int, values: Mapping[str, Value], kind: Kind = "train") -> None:
         data = encode_line(step, {**values, "time/written": time.time()}, kind)
         with error_context(self._path):
-            while data:  # a write may be cut short; the tail must still land right behind it
+            while data:  # os.write may write only a part
                 data = data[os.write(self._file, data) :]
             os.fsync(self._file)
 
     def close(self) -> None:
         if self._file >= 0:
             if not os.fstat(self._file).st_size:
-                self._path.unlink(missing_ok=True)  # a run that could not begin leaves none
+                self._path.unlink(missing_ok=True)  # a run that failed to start leaves no file
             os.close(self._file)
             self._file = -1
 
 
 def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
-    """Return one line with its newline. Floats are written so that they are read back exactly."""
+    """Return one line with its newline. Floats are written exactly."""
     line: dict[str, Any] = {"step": int(step), "kind": kind}
     broken = []
     for name, value in values.items():
         if name in RESERVED:
             raise ValueError(f"a metric can't be called {name!r}")
-        if not isinstance(value, str | int):  # float(): also numpy's and torch's scalars
+        if not isinstance(value, str | int):  # float() converts numpy's and torch's scalars, too
             value = float(value)
             if not math.isfinite(value):
                 broken.append(name)
@@ -86,10 +86,10 @@ def encode_line(step: int, values: Mapping[str, Value], kind: Kind) -> bytes:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file in order of step, one per step and kind (a later value of a key counts).
+    """Return the lines of a metrics file in order of step, one per step and kind (later values of a key win).
 
-    A torn last line, left by a kill or still being written, is skipped. Raises DataError for any other broken line. A
-    missing file is an empty list."""
+    An incomplete last line, left by a kill or still being written, is skipped. Raises DataError for any other invalid
+    line. A missing file is an empty list."""
     merged: dict[tuple[int, str], dict[str, Any]] = {}
     for _, line in read_lines(path):
         merged.setdefault((line["step"], line.get("kind", "train")), {}).update(line)
@@ -97,8 +97,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def truncate_after(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and a torn last line, in one atomic replacement. Does nothing where there is
-    nothing to drop."""
+    """Drop the lines of later steps, and an incomplete last line, atomically. Does nothing if there are none."""
     if not path.exists():
         return
     kept = b"".join(raw for raw, line in read_lines(path) if line["step"] <= step)
@@ -107,20 +106,20 @@ def truncate_after(path: Path, step: int) -> None:
 
 
 def without_time(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the line without what differs between two identical runs."""
+    """Return the line without the values that differ between two identical runs."""
     return {name: value for name, value in line.items() if not name.startswith(("time/", "idle/"))}
 
 
 def read_lines(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return each whole line, as it stands and read. Raises DataError for one that is broken or has no ``step``."""
+    """Return each complete line, raw and decoded. Raises DataError for an invalid line, or one without ``step``."""
     raw = path.read_bytes().split(b"\n") if path.exists() else []
-    found = []
-    for number, text in enumerate(raw[:-1], 1):  # behind the last newline is nothing, or a torn line
+    lines = []
+    for number, text in enumerate(raw[:-1], 1):  # after the last newline is nothing, or an incomplete line
         try:
             line = json.loads(text)
             if not isinstance(line.get("step"), int):
                 raise ValueError("it has no step")
         except (ValueError, AttributeError) as error:
-            raise DataError(f"{path}:{number}: the line is broken ({error}); remove it to go on") from error
-        found.append((text + b"\n", line))
-    return found
+            raise DataError(f"{path}:{number}: invalid line ({error}); remove it to continue") from error
+        lines.append((text + b"\n", line))
+    return lines

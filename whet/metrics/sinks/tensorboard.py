@@ -10,12 +10,12 @@ from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 
 class TensorBoardSink(SinkConfig):
-    """Every number as a scalar. Look at them with ``tensorboard --logdir FOLDER``."""
+    """Writes every number as a scalar. View them with ``tensorboard --logdir FOLDER``."""
 
     def open(self, folder: Path, recipe: Mapping[str, Any], resume_step: int | None = None) -> Sink:
         with extra("tensorboard", "the sink tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        # purge_step hides what an earlier attempt wrote about the steps that are done again.
+        # purge_step hides earlier values of steps that are repeated.
         purge = None if resume_step is None else resume_step + 1
         writer = SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge)
         if resume_step is None:

@@ -1,4 +1,4 @@
-"""Weights & Biases. Offline unless asked otherwise: needs no network and no login, and nothing leaves the machine."""
+"""Weights & Biases. Offline by default: needs no network and no login, and sends nothing."""
 
 import uuid
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from whet.metrics.sinks.base import Kind, Sink, SinkConfig, Value, numbers
 
 
 class WandbSink(SinkConfig):
-    """One W&B run per run folder, also when it is resumed. Upload offline runs with ``wandb sync FOLDER/wandb/*``."""
+    """One W&B run per run folder, even when it is resumed. Upload offline runs with ``wandb sync FOLDER/wandb/*``."""
 
     project: str = "whet"
     entity: str | None = None
@@ -45,7 +45,7 @@ class WandbSink(SinkConfig):
             raise WhetError(
                 f"Weights & Biases did not start ({error}); run `wandb login`, or set the sink's mode to offline"
             ) from error
-        # W&B refuses its own step counter to go back, which a resumed run has to: use ours as the axis instead.
+        # W&B's step counter can't go back, as a resumed run needs: use our own step as the axis.
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
         return _Writer(run)
