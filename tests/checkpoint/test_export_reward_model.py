@@ -142,7 +142,7 @@ def test_the_type_is_that_of_the_base_model(tmp_path: Path) -> None:
 def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     run, _ = make_run(tmp_path / "lora", tiny_llama(), lora=LoraSettings(rank=4))
-    with pytest.raises(ConfigError, match="in an adapter"):
+    with pytest.raises(ConfigError, match="not in the adapter"):
         export(run, tmp_path / "out", adapter_only=True)
 
     (tmp_path / "no padding").mkdir()

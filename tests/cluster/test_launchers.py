@@ -1,4 +1,4 @@
-"""The examples that start Ray on many nodes: as far as that can be checked without Slurm and Kubernetes."""
+"""The examples that start Ray on many nodes, checked without Slurm and Kubernetes."""
 
 import os
 import shlex
@@ -44,8 +44,9 @@ Calls = dict[str, list[list[str]]]
 def slurm(
     folder: Path, *arguments: str, nodes: int = 2, ends: int = 0, **variables: str
 ) -> tuple[subprocess.CompletedProcess[str], Calls]:
-    """Run the script with stand-ins for Slurm, Ray and whet; the words that each was called with. srun's runs what it
-    is given on each node, Ray's what comes after -- on the first. whet ``ends`` with a code."""
+    """Run the script with stand-ins for Slurm, Ray and whet; return its process and the arguments of each call. The
+    stand-in of srun runs its command on each node, the one of Ray the command after ``--`` on the first node; the one
+    of whet exits with the code ``ends``."""
     calls = folder / "calls"
     calls.mkdir()
     names = " ".join(f"node-{7 + number}" for number in range(nodes))
@@ -59,15 +60,15 @@ def slurm(
         "whet": f"exit {ends}",
     }
     for name, body in stand_ins.items():
-        noted = (
+        recorded = (
             f'printf "%q " "${{RAY_AUTH_MODE-}}" "${{RAY_AUTH_TOKEN-}}" "$@" >>{calls}/{name}; echo >>{calls}/{name}'
         )
-        (folder / name).write_text(f"#!/bin/bash\n{noted}\n{body}\n")
+        (folder / name).write_text(f"#!/bin/bash\n{recorded}\n{body}\n")
         (folder / name).chmod(0o755)
-    given = {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_ID": "41234"}
+    job = {"SLURM_JOB_NODELIST": "node-[7-8]", "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_JOB_ID": "41234"}
     done = subprocess.run(
         ["bash", str(EXAMPLES / "slurm.sh"), *arguments],
-        env={"PATH": f"{folder}:{os.environ['PATH']}"} | given | variables,
+        env={"PATH": f"{folder}:{os.environ['PATH']}"} | job | variables,
         capture_output=True,
         text=True,
         timeout=60,
@@ -76,13 +77,13 @@ def slurm(
     return done, {file.name: [shlex.split(line) for line in file.read_text().splitlines()] for file in calls.iterdir()}
 
 
-def said(calls: Calls, name: str) -> list[list[str]]:
-    """The words of each call, without the token."""
+def arguments_of(calls: Calls, name: str) -> list[list[str]]:
+    """Return the arguments of each call of a command, without the token."""
     return [call[2:] for call in calls.get(name, [])]
 
 
-def trains(words: list[str]) -> RayClusterConfig:
-    """The cluster of a command that trains on one that is there, with settings that exist."""
+def cluster_of(words: list[str]) -> RayClusterConfig:
+    """Return the cluster settings of a ``whet train`` command; all its settings exist."""
     assert words[0] == "train"
     cluster = load(Recipe, words[1], [word for word in words[2:] if "=" in word and word[0] != "-"]).value.cluster
     assert isinstance(cluster, RayClusterConfig)
@@ -92,33 +93,33 @@ def trains(words: list[str]) -> RayClusterConfig:
 def test_the_slurm_script_starts_ray_on_all_nodes_and_trains_on_the_first(tmp_path: Path) -> None:
     done, calls = slurm(tmp_path, "quickstart", "steps=5", "--folder", "runs/a b")
     assert done.returncode == 0, done.stderr
-    assert [call[:5] for call in said(calls, "ray")] == [
+    assert [call[:5] for call in arguments_of(calls, "ray")] == [
         ["symmetric-run", "--address", "10.1.2.3:21234", "--min-nodes", "2"] for _ in range(2)
     ]
-    (train,) = said(calls, "whet")
+    (train,) = arguments_of(calls, "whet")
     assert train[2:5] == ["steps=5", "--folder", "runs/a b"]
-    assert trains(train).address == "10.1.2.3:21234"
-    assert "--nodelist=node-8" in said(calls, "srun")[0], "the first one may call itself 127.0.1.1"
-    assert said(calls, "getent") == [["ahostsv4", "node-7"]]
-    assert "--cpu-bind=none" in said(calls, "srun")[1], "else the one task of a node is bound to one core"
+    assert cluster_of(train).address == "10.1.2.3:21234"
+    assert "--nodelist=node-8" in arguments_of(calls, "srun")[0], "the first node may resolve its name to 127.0.1.1"
+    assert arguments_of(calls, "getent") == [["ahostsv4", "node-7"]]
+    assert "--cpu-bind=none" in arguments_of(calls, "srun")[1], "else the task of a node is bound to one core"
 
 
-def test_one_node_and_a_given_address_ask_nobody(tmp_path: Path) -> None:
+def test_one_node_or_a_given_address_needs_no_look_up(tmp_path: Path) -> None:
     for folder, nodes, given, address in (
         ("one", 1, {}, "127.0.0.1"),
         ("two", 2, {"HEAD_ADDRESS": "10.9.9.9"}, "10.9.9.9"),
     ):
         (tmp_path / folder).mkdir()
         _, calls = slurm(tmp_path / folder, "quickstart", "--folder=run", nodes=nodes, **given)
-        assert trains(said(calls, "whet")[0]).address == f"{address}:21234"
+        assert cluster_of(arguments_of(calls, "whet")[0]).address == f"{address}:21234"
         assert "getent" not in calls
 
 
-def test_gpus_of_the_engines_are_kept_from_ray_on_the_first_node(tmp_path: Path) -> None:
+def test_gpus_of_the_engines_are_hidden_from_ray_on_the_first_node(tmp_path: Path) -> None:
     _, calls = slurm(tmp_path, "quickstart", "--folder", "run", ENGINE_GPUS="6", SLURM_GPUS_ON_NODE="8")
-    options = [call[call.index("2") + 1 : call.index("--")] for call in said(calls, "ray")]
+    options = [call[call.index("2") + 1 : call.index("--")] for call in arguments_of(calls, "ray")]
     assert options == [["--num-gpus=2"], []]
-    assert "--gpu-bind=none" in said(calls, "srun")[1]
+    assert "--gpu-bind=none" in arguments_of(calls, "srun")[1]
 
 
 def test_a_run_whose_time_is_over_is_queued_again_and_resumed(tmp_path: Path) -> None:
@@ -127,25 +128,25 @@ def test_a_run_whose_time_is_over_is_queued_again_and_resumed(tmp_path: Path) ->
     words = ("quickstart", "steps=5", "--folder", "runs/a b")
     done, calls = slurm(tmp_path, *words, ends=143, SLURM_RESTART_COUNT="1")
     assert done.returncode == 143
-    assert said(calls, "scontrol")[-1] == ["requeue", "41234"]
-    assert said(calls, "whet") == [["resume", "runs/a b", "cluster.type=ray", "cluster.address=10.1.2.3:21234"]]
+    assert arguments_of(calls, "scontrol")[-1] == ["requeue", "41234"]
+    assert arguments_of(calls, "whet") == [["resume", "runs/a b", "cluster.type=ray", "cluster.address=10.1.2.3:21234"]]
 
 
 @pytest.mark.parametrize(("ends", "state"), [(0, "RUNNING"), (1, "RUNNING"), (143, "COMPLETING"), (143, "CANCELLED")])
 def test_a_run_that_ended_or_was_cancelled_is_not_queued_again(tmp_path: Path, ends: int, state: str) -> None:
     done, calls = slurm(tmp_path, "quickstart", "--folder", "run", ends=ends, JOB_STATE=state)
     assert done.returncode == ends
-    assert ["requeue", "41234"] not in said(calls, "scontrol")
+    assert ["requeue", "41234"] not in arguments_of(calls, "scontrol")
 
 
-def test_a_run_that_left_no_recipe_is_begun_again(tmp_path: Path) -> None:
+def test_a_run_without_a_recipe_in_its_folder_starts_from_scratch(tmp_path: Path) -> None:
     _, calls = slurm(tmp_path, "quickstart", "--folder", "run", SLURM_RESTART_COUNT="1")
-    assert said(calls, "whet")[0][0] == "train"
+    assert arguments_of(calls, "whet")[0][0] == "train"
 
 
 def test_a_run_is_resumed_by_hand(tmp_path: Path) -> None:
     _, calls = slurm(tmp_path, "resume", "run", "steps=9")
-    assert said(calls, "whet")[0][:3] == ["resume", "run", "steps=9"]
+    assert arguments_of(calls, "whet")[0][:3] == ["resume", "run", "steps=9"]
 
 
 def test_the_slurm_script_makes_a_new_token_for_each_job(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_the_slurm_script_makes_a_new_token_for_each_job(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("words", [(), ("quickstart",)])
-def test_the_slurm_script_without_a_recipe_or_a_folder_says_how_it_is_used(tmp_path: Path, words: tuple[str]) -> None:
+def test_the_slurm_script_without_a_recipe_or_a_folder_prints_its_usage(tmp_path: Path, words: tuple[str]) -> None:
     done, calls = slurm(tmp_path, *words)
     assert done.returncode == 2
     assert "usage: sbatch" in done.stderr
@@ -169,9 +170,9 @@ def test_the_slurm_script_without_a_recipe_or_a_folder_says_how_it_is_used(tmp_p
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray' is not installed")
 def test_ray_takes_the_options_of_the_slurm_script(tmp_path: Path) -> None:
-    """In another process: these modules must not be imported into that of the other tests."""
+    """In another process, because these modules must not be imported into the process of other tests."""
     _, calls = slurm(tmp_path, "quickstart", "--folder", "run", ENGINE_GPUS="1", SLURM_GPUS_ON_NODE="8")
-    options, _ = (call[1 : call.index("--")] for call in said(calls, "ray"))
+    options, _ = (call[1 : call.index("--")] for call in arguments_of(calls, "ray"))
     code = (
         "import sys; from ray.scripts.symmetric_run import curate_and_validate_ray_start_args as left; "
         "print(left(sys.argv[1:]))"
@@ -211,8 +212,8 @@ def test_the_manifest_for_kubernetes_has_only_fields_that_exist(manifest: tuple[
     cluster = job["rayClusterSpec"]
     parts = {"job": [job], "cluster": [cluster], "head": [cluster["headGroupSpec"]]}
     parts["workers"] = cluster["workerGroupSpecs"]
-    for name, found in parts.items():
-        for part in found:
+    for name, entries in parts.items():
+        for part in entries:
             assert set(part) <= FIELDS[name], name
     assert cluster["authOptions"] == {"mode": "token"}
     assert shlex.split(job["entrypoint"])[:3] == ["whet", "train", "/recipe/run.yaml"]
@@ -235,7 +236,7 @@ def test_the_pods_of_the_manifest_share_image_and_folders(manifest: tuple[dict[s
     assert recipe.model.path.startswith("/models/")
 
 
-def test_the_head_needs_no_gpu_and_the_workers_have_those_of_ranks_and_engines(
+def test_the_head_needs_no_gpu_and_the_workers_have_the_gpus_of_ranks_and_engines(
     manifest: tuple[dict[str, Any], Recipe],
 ) -> None:
     job, recipe = manifest

@@ -38,7 +38,7 @@ def two(*, shared: bool = True, deadline: float = 5.0) -> tuple[Devices, list[st
 
 
 @in_event_loop
-async def test_the_one_before_sleeps_before_the_next_wakes() -> None:
+async def test_the_last_tenant_sleeps_before_the_next_wakes() -> None:
     devices, events, _ = two()
     for name in ("generation", "learning", "generation"):
         async with devices.acquire(name):
@@ -65,7 +65,7 @@ async def test_the_same_tenant_again_neither_sleeps_nor_wakes() -> None:
 
 
 @in_event_loop
-async def test_two_never_hold_shared_devices_at_once() -> None:
+async def test_two_tenants_never_hold_shared_devices_at_once() -> None:
     devices, _, _ = two()
     inside: list[str] = []
 
@@ -100,7 +100,7 @@ async def test_waiting_has_a_deadline_that_names_the_holder() -> None:
 
 
 @in_event_loop
-async def test_one_that_does_not_fall_asleep_is_an_error_and_keeps_the_devices() -> None:
+async def test_a_tenant_that_does_not_fall_asleep_is_an_error_and_keeps_the_devices() -> None:
     devices, _, tenants = two(deadline=0.05)
     async with devices.acquire("generation"):
         pass

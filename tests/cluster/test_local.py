@@ -15,18 +15,18 @@ class TestLocalCluster(ClusterContract):
         return LocalCluster()
 
 
-def test_arguments_and_results_are_passed_and_not_copied():
+def test_arguments_and_results_are_not_copied():
     async def run() -> None:
         group = LocalCluster().launch(Counter, CounterConfig(), Placement())
         payload = [1, 2]
-        [(_, returned)] = await group.scatter("got", [payload])
+        [(_, returned)] = await group.scatter("echo", [payload])
         assert returned is payload
         await group.close()
 
     asyncio.run(run())
 
 
-def test_a_timeout_raised_by_a_worker_is_not_taken_for_the_deadline():
+def test_a_timeout_error_of_a_worker_is_not_taken_for_the_deadline():
     class Impatient(Counter):
         def where(self):
             raise TimeoutError("the worker's own")

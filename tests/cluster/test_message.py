@@ -17,39 +17,39 @@ def sent(value: Any) -> tuple[Any, bytearray]:
     return unpacked(message), message
 
 
-def test_a_batch_comes_as_it_was_and_can_be_written_to() -> None:
+def test_a_batch_arrives_unchanged_and_writable() -> None:
     batch = some_batch().weigh("token")
     batch.fill("mine", torch.arange(3 * len(batch), dtype=torch.int32).reshape(-1, 3).flip(1))
-    (found,), _ = sent(tuple(micro.batch for micro in whole(batch)))
-    assert isinstance(found, Batch)
+    (received,), _ = sent(tuple(micro.batch for micro in whole(batch)))
+    assert isinstance(received, Batch)
     for field in fields(batch):
-        ours, theirs = getattr(batch, field.name), getattr(found, field.name)
+        ours, theirs = getattr(batch, field.name), getattr(received, field.name)
         assert torch.equal(ours, theirs) if isinstance(ours, Tensor) else type(ours) is type(theirs), field.name
-    assert torch.equal(found.column("mine"), batch.column("mine"))
-    assert found.weight is not None
-    found.weight.mul_(2)
+    assert torch.equal(received.column("mine"), batch.column("mine"))
+    assert received.weight is not None
+    received.weight.mul_(2)
 
 
-def test_tensors_of_every_kind_come_as_they_were() -> None:
+def test_tensors_of_every_kind_arrive_unchanged() -> None:
     kinds = [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
     values = [torch.arange(12).reshape(3, 4).to(kind) for kind in kinds]
     values += [torch.tensor(2.5), torch.zeros(0), torch.arange(10)[2:8:2], torch.ones(2, requires_grad=True)]
-    found, _ = sent(values)
-    for ours, theirs in zip(values, found, strict=True):
+    received, _ = sent(values)
+    for ours, theirs in zip(values, received, strict=True):
         assert theirs.dtype == ours.dtype
         assert theirs.requires_grad == ours.requires_grad
         assert torch.equal(ours, theirs)
 
 
-def test_tensors_are_sent_from_where_they_lie_and_lie_in_what_came() -> None:
+def test_tensors_are_not_copied_by_either_side() -> None:
     value = torch.arange(100_000)
     address = value.numpy().__array_interface__["data"][0]
     parts = packed(("update", value))
     assert any(part.nbytes == value.nbytes and _address(part) == address for part in parts)
-    (_, found), message = sent(("update", value))
+    (_, received), message = sent(("update", value))
     start = _address(memoryview(message))
-    assert start <= found.data_ptr() < start + len(message)
-    assert found.data_ptr() % 16 == 0
+    assert start <= received.data_ptr() < start + len(message)
+    assert received.data_ptr() % 16 == 0
     assert len(message) < value.nbytes + len(pickle.dumps("update")) + 1000
 
 

@@ -24,13 +24,13 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
-    """Three nodes of two cores; two of them have two GPUs, as far as Ray knows."""
+    """Three nodes of two cores; two of them claim two GPUs each."""
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster()
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # Ray wants to believe in them
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)  # else Ray checks the claim
         for gpus in (0, 2, 2):
             cluster.add_node(num_cpus=2, num_gpus=gpus, include_dashboard=False)
     yield cluster
@@ -43,7 +43,7 @@ def joined(nodes: Any, **settings: Any) -> RayCluster:
 
 
 class Placed(Talker):
-    """Says where it is."""
+    """Reports its node and GPUs."""
 
     def node(self) -> str:
         import ray
@@ -58,7 +58,7 @@ class Placed(Talker):
 
 @in_event_loop
 async def test_rank_k_of_several_models_shares_the_gpu_of_rank_k(nodes: Any) -> None:
-    """Of four GPUs each of three models wants four; and no two ranks of one model may have the same."""
+    """Three models of four ranks share four GPUs; no two ranks of one model have the same GPU."""
     cluster = RayCluster(RayClusterConfig(address=nodes.address, cpus_per_rank=0.5, models="together"), models=3)
     groups = [cluster.launch(Placed, CounterConfig(), Placement(4, ranks_per_shard=2)) for _ in range(3)]
     seats = [list(zip(await group.call("node"), await group.call("gpus"), strict=True)) for group in groups]
@@ -66,10 +66,12 @@ async def test_rank_k_of_several_models_shares_the_gpu_of_rank_k(nodes: Any) -> 
     assert len({(node, *gpus) for node, gpus in seats[0]}) == 4
     for group in groups[:2]:
         await group.close()
-    assert await groups[2].call("gpus") == [gpus for _, gpus in seats[0]], "the others' end takes nothing from it"
+    assert await groups[2].call("gpus") == [gpus for _, gpus in seats[0]], (
+        "the end of other groups takes nothing from it"
+    )
     await groups[2].close()
     again = joined(nodes, cpus_per_rank=0.5).launch(Placed, CounterConfig(), Placement(4))
-    assert len(await again.call("gpus")) == 4, "all is given back"
+    assert len(await again.call("gpus")) == 4, "all resources are free again"
     await again.close()
 
 
@@ -84,7 +86,7 @@ async def test_ranks_are_packed_or_spread(nodes: Any, strategy: str, each: list[
 
 
 @in_event_loop
-async def test_the_ranks_of_a_shard_share_a_node_and_neighbours_do(nodes: Any) -> None:
+async def test_the_ranks_of_a_shard_share_a_node(nodes: Any) -> None:
     cluster = joined(nodes, strategy="spread", gpus_per_rank=0)
     group = cluster.launch(Placed, CounterConfig(), Placement(ranks=6, ranks_per_shard=2))
     places = await group.call("node")
@@ -104,7 +106,7 @@ async def test_a_shard_larger_than_every_node_is_divided(nodes: Any) -> None:
 
 
 @in_event_loop
-async def test_every_rank_has_a_gpu_of_its_own_where_there_are_any(nodes: Any) -> None:
+async def test_every_rank_has_its_own_gpu_if_the_cluster_has_any(nodes: Any) -> None:
     group = joined(nodes).launch(Placed, CounterConfig(), Placement(ranks=4))
     taken = list(zip(await group.call("node"), await group.call("gpus"), strict=True))
     assert len({(node, *gpus) for node, gpus in taken}) == 4
@@ -120,8 +122,8 @@ async def test_an_engine_has_gpus_that_no_rank_gets(nodes: Any) -> None:
         joined(nodes).launch(Placed, CounterConfig(), Placement(2)),
     )
     learners = list(zip(await group.call("node"), await group.call("gpus"), strict=True))
-    node, own = await service.call("node"), await service.call("gpus")
-    assert len({(node, one) for one in own} | {(where, *gpus) for where, gpus in learners}) == 4
+    node, engine_gpus = await service.call("node"), await service.call("gpus")
+    assert len({(node, gpu) for gpu in engine_gpus} | {(where, *gpus) for where, gpus in learners}) == 4
     await service.close()
     await group.close()
 
@@ -135,7 +137,7 @@ async def test_ranks_on_several_nodes_meet(nodes: Any) -> None:
 
 
 @in_event_loop
-async def test_no_room_is_an_error_that_says_what_is_there(nodes: Any) -> None:
+async def test_too_few_resources_are_an_error_with_the_resources_of_the_cluster(nodes: Any) -> None:
     cluster = joined(nodes, start_deadline=3.0)
     group = cluster.launch(Placed, CounterConfig(), Placement(ranks=5))
     with pytest.raises(
@@ -146,7 +148,7 @@ async def test_no_room_is_an_error_that_says_what_is_there(nodes: Any) -> None:
 
 
 @in_event_loop
-async def test_a_group_that_waits_for_room_can_be_closed(nodes: Any) -> None:
+async def test_a_group_that_waits_for_resources_can_be_closed(nodes: Any) -> None:
     group = joined(nodes).launch(Placed, CounterConfig(), Placement(ranks=5))
     waiting = asyncio.create_task(group.call("node"))
     await asyncio.sleep(2.0)
@@ -156,7 +158,7 @@ async def test_a_group_that_waits_for_room_can_be_closed(nodes: Any) -> None:
 
 
 @in_event_loop
-async def test_groups_give_their_room_back(nodes: Any) -> None:
+async def test_closed_groups_free_their_resources(nodes: Any) -> None:
     for _ in range(2):
         group = joined(nodes, start_deadline=60.0).launch(Placed, CounterConfig(), Placement(ranks=4))
         await group.call("node")
@@ -164,17 +166,17 @@ async def test_groups_give_their_room_back(nodes: Any) -> None:
 
 
 @in_event_loop
-async def test_a_worker_class_has_a_runtime_environment_of_its_own(nodes: Any) -> None:
+async def test_each_worker_class_has_its_runtime_environment(nodes: Any) -> None:
     environment = {"Placed": {"env_vars": {"WHET_TEST": "yes"}}}
     cluster = joined(nodes, gpus_per_rank=0, runtime_env=environment)
-    for worker, found in ((Placed, "yes"), (Talker, None)):
+    for worker, value in ((Placed, "yes"), (Talker, None)):
         group = cluster.launch(worker, CounterConfig(), Placement())
-        assert await group.call("environment", "WHET_TEST") == [found]
+        assert await group.call("environment", "WHET_TEST") == [value]
         await group.close()
 
 
 @in_event_loop
-async def test_a_node_that_is_lost_is_an_error_that_names_the_rank(nodes: Any) -> None:
+async def test_a_lost_node_is_an_error_that_names_the_rank(nodes: Any) -> None:
     node = nodes.add_node(num_cpus=8, include_dashboard=False)
     group = joined(nodes, cpus_per_rank=8, gpus_per_rank=0).launch(Placed, CounterConfig(), Placement())
     await group.call("node")

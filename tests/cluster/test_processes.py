@@ -64,7 +64,7 @@ def test_a_worker_that_no_other_process_can_import_is_refused() -> None:
         ProcessCluster().launch(Hidden, CounterConfig(), Placement())
 
 
-def test_a_group_closed_while_it_is_built_leaves_nothing() -> None:
+def test_a_group_closed_while_it_is_built_ends_its_processes() -> None:
     from tests.cluster.workers import Choir
 
     async def run() -> list[int]:
@@ -103,9 +103,9 @@ def test_ranks_of_a_machine_meet_in_a_file_that_only_this_user_can_open() -> Non
     async def run() -> list[tuple[float, str]]:
         group = ProcessCluster().launch(Listener, CounterConfig(), Placement(ranks=2))
         try:
-            found: list[tuple[float, str]] = await group.call("met")
-            assert Path(found[0][1]).parent.stat().st_mode & 0o777 == 0o700
-            return found
+            results: list[tuple[float, str]] = await group.call("met")
+            assert Path(results[0][1]).parent.stat().st_mode & 0o777 == 0o700
+            return results
         finally:
             await group.close()
 

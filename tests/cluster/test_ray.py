@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra 'ray
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[RayCluster]:
-    """A Ray of this machine."""
+    """Yield a private Ray cluster on this machine."""
     cluster = RayCluster(RayClusterConfig(cpus_per_rank=0.25))
     yield cluster
     asyncio.run(cluster.close())
@@ -39,7 +39,7 @@ class TestFaultsOfRay(FaultContract):
 
 
 @in_event_loop
-async def test_more_ranks_than_this_machine_has_room_for_are_refused_at_once(started: RayCluster) -> None:
+async def test_more_ranks_than_this_machine_has_cores_for_are_refused_at_once(started: RayCluster) -> None:
     group = started.launch(Counter, CounterConfig(), Placement(ranks=200))
     with pytest.raises(WhetError, match=r"200 ranks of Counter need 0\.25 CPU each, but .*lower cluster\."):
         await group.call("where")
@@ -64,14 +64,14 @@ async def test_a_group_that_would_wait_for_another_of_the_same_run_is_refused_at
     await first.close()
 
 
-def test_what_a_run_holds_is_counted_until_it_is_given_back() -> None:
-    claims, there = Claims(), {"CPU": 4.0, "GPU": 2.0}
-    assert claims.claim("policy", "the policy", {"CPU": 2.0, "GPU": 1.0}, there) is None
-    assert claims.claim("critic", "the critic", {"CPU": 1.0, "GPU": 1.0}, there) is None
-    assert claims.claim("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) == (
+def test_claimed_resources_count_until_they_are_released() -> None:
+    claims, total = Claims(), {"CPU": 4.0, "GPU": 2.0}
+    assert claims.claim("policy", "the policy", {"CPU": 2.0, "GPU": 1.0}, total) is None
+    assert claims.claim("critic", "the critic", {"CPU": 1.0, "GPU": 1.0}, total) is None
+    assert claims.claim("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, total) == (
         "the cluster has 4 CPU and 2 GPU, of which the policy hold 2 CPU and 1 GPU, the critic hold 1 CPU and 1 GPU"
     )
     claims.release("judge")
     claims.release("critic")
-    assert claims.claim("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, there) is None
-    assert claims.claim("elsewhere", "it", {"TPU": 1.0}, there) is not None
+    assert claims.claim("judge", "the judge", {"CPU": 1.0, "GPU": 1.0}, total) is None
+    assert claims.claim("elsewhere", "it", {"TPU": 1.0}, total) is not None

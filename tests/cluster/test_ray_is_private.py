@@ -65,11 +65,11 @@ def family(pid: int) -> set[int]:
         except OSError:
             continue
         children.setdefault(parent, []).append(int(folder.name))
-    found, new = {pid}, [pid]
+    members, new = {pid}, [pid]
     while new:
         new = [child for parent in new for child in children.get(parent, [])]
-        found |= set(new)
-    return found
+        members |= set(new)
+    return members
 
 
 def listening(pids: set[int]) -> set[str]:
@@ -89,7 +89,7 @@ def listening(pids: set[int]) -> set[str]:
     return {line[1].partition(":")[0] for line in lines if line[3] == "0A" and line[9] in sockets}
 
 
-def test_it_listens_on_loopback_only_and_its_token_is_not_for_other_children(controller: Any) -> None:
+def test_it_listens_on_loopback_only_and_other_children_do_not_get_its_token(controller: Any) -> None:
     process, report = controller
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
     addresses = listening(family(process.pid))
@@ -100,11 +100,11 @@ def test_it_listens_on_loopback_only_and_its_token_is_not_for_other_children(con
 
 
 @pytest.mark.parametrize("mode", ["disabled", "token"])
-def test_a_client_without_the_token_can_not_connect(controller: Any, mode: str, tmp_path: Path) -> None:
+def test_a_client_without_the_token_cannot_connect(controller: Any, mode: str, tmp_path: Path) -> None:
     _, report = controller
     code = f"import ray; ray.init(address='{report['address']}'); print('connected')"
     environment = os.environ | {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64, "HOME": str(tmp_path)}
-    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray looks for it at the machine's outer address
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else Ray connects to the machine's external address
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode != 0
     assert "connected" not in done.stdout
@@ -128,11 +128,13 @@ def test_nothing_is_left_after_close(controller: Any) -> None:
     assert not Path(report["folder"]).exists()
 
 
-def test_nothing_is_left_when_the_run_is_killed_not_even_a_frozen_worker(controller: Any) -> None:
+def test_no_process_is_left_when_the_run_is_killed_not_even_a_frozen_worker(controller: Any) -> None:
     process, report = controller
     started = family(process.pid)
     os.kill(report["pids"][0], signal.SIGSTOP)
     process.kill()
     process.wait()
     assert eventually(lambda: not any(map(alive, report["pids"])), 20.0)
-    assert eventually(lambda: not any(map(alive, started)), 150.0)  # Ray's agents look for their parent now and then
+    assert eventually(
+        lambda: not any(map(alive, started)), 150.0
+    )  # Ray's agents check on their parent only periodically

@@ -6,10 +6,11 @@ import signal
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 
-import psutil
 import pytest
 
+from tests.cluster.workers import alive
 from tests.contracts.cluster_contract import CounterConfig
+from tests.contracts.fault_contract import eventually
 from whet.base.errors import DeadlineError, GeneratorError, WhetError, WorkerError
 from whet.cluster.base import RankInfo, Service
 from whet.cluster.config import LocalClusterConfig, RayClusterConfig
@@ -45,10 +46,10 @@ class Waiter:
         raise GeneratorError("no engine")
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
-def served(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) -> None:
+def run_with_service(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) -> None:
     async def go() -> None:
         service = RayClusterConfig(cpus_per_rank=0.5).serve(Waiter, CounterConfig(), 1, deadline)
         try:
@@ -64,7 +65,7 @@ def served(work: Callable[[Service], Awaitable[None]], deadline: float = 3.0) ->
 
 @ray
 @pytest.mark.slow
-def test_calls_run_side_by_side_and_those_nobody_waits_for_are_cancelled() -> None:
+def test_calls_run_concurrently_and_abandoned_ones_are_cancelled() -> None:
     async def work(service: Service) -> None:
         waits = [asyncio.ensure_future(service.call("wait", 4.0)) for _ in range(1200)]
         gone = asyncio.ensure_future(service.call("wait", 600.0))
@@ -77,7 +78,7 @@ def test_calls_run_side_by_side_and_those_nobody_waits_for_are_cancelled() -> No
         with pytest.raises(GeneratorError, match="no engine"):
             await service.call("fail")
 
-    served(work)
+    run_with_service(work)
 
 
 @ray
@@ -99,8 +100,8 @@ def test_a_process_that_dies_or_freezes_fails_every_call(how: int, error: type[E
         processes.append(process)
 
     processes: list[int] = []
-    served(work)
-    assert not psutil.pid_exists(processes[0])
+    run_with_service(work)
+    assert eventually(lambda: not alive(processes[0]))
 
 
 def test_a_cluster_without_nodes_hosts_nothing() -> None:

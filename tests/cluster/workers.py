@@ -26,7 +26,7 @@ class Choir(Counter):
         )
 
     def total(self, number: float) -> float:
-        """Of ``number`` plus the rank, over all ranks."""
+        """Return the sum of ``number`` plus the rank, over all ranks."""
         import torch
 
         tensor = torch.tensor(number + self.info.rank)
@@ -56,10 +56,10 @@ class Talker(Counter):
 
 
 class Stubborn(Exception):
-    """Can't be pickled and made again from its text."""
+    """An exception that can be pickled, but not unpickled: its constructor takes two arguments."""
 
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(f"{one} {two}")
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
 
 
 def alive(pid: int) -> bool:

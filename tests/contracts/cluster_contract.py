@@ -35,7 +35,7 @@ class Counter:
 
     def __init__(self, config: CounterConfig, info: RankInfo) -> None:
         if config.broken:
-            raise WhetError("the counter is broken; mend it")
+            raise WhetError("the counter is broken; repair it")
         self.count = config.start
         self.info = info
         self.inside = False
@@ -54,7 +54,7 @@ class Counter:
     def thread(self) -> tuple[int, int]:
         return os.getpid(), threading.get_ident()
 
-    def got(self, shard: Any, *rest: Any) -> tuple[Any, ...]:
+    def echo(self, shard: Any, *rest: Any) -> tuple[Any, ...]:
         return (self.info.rank, shard, *rest)
 
     def fail(self, rank: int) -> None:
@@ -77,14 +77,14 @@ class ClusterContract:
     async def test_ranks_of_one_shard_get_the_same_shard_and_answer_once(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(ranks=4, ranks_per_shard=2))
         assert await group.call("where") == [(0, 4, 0, 2), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 1, 2)]
-        assert await group.scatter("got", ["a", "b"], 7) == [(0, "a", 7), (2, "b", 7)]
+        assert await group.scatter("echo", ["a", "b"], 7) == [(0, "a", 7), (2, "b", 7)]
         await group.close()
 
     @in_event_loop
     async def test_a_wrong_number_of_shards_is_refused(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
         with pytest.raises(ValueError, match="3 shards"):
-            await group.scatter("got", [1, 2, 3])
+            await group.scatter("echo", [1, 2, 3])
         await group.close()
 
     @in_event_loop
@@ -96,7 +96,7 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
-    async def test_the_event_loop_goes_on_while_a_worker_works(self, cluster: Cluster) -> None:
+    async def test_the_event_loop_is_not_blocked_by_a_worker(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement())
         await group.call("where")
         working = asyncio.create_task(group.call("add", 1, 0.3))
@@ -108,7 +108,7 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
-    async def test_an_exception_reaches_the_caller_unchanged_and_the_worker_lives_on(self, cluster: Cluster) -> None:
+    async def test_an_exception_reaches_the_caller_unchanged_and_the_worker_stays_alive(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(ranks=2))
         with pytest.raises(WhetError, match=r"^rank 1 ran out of luck; try again$") as caught:
             await group.call("fail", 1)
@@ -117,14 +117,14 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
-    async def test_what_building_a_worker_raises_the_first_call_raises(self, cluster: Cluster) -> None:
+    async def test_the_first_call_raises_the_error_of_the_constructor(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(broken=True), Placement())
         with pytest.raises(WhetError, match="the counter is broken"):
             await group.call("where")
         await group.close()
 
     @in_event_loop
-    async def test_a_deadline_names_the_method_and_what_was_in_its_way(self, cluster: Cluster) -> None:
+    async def test_a_deadline_error_names_the_method_and_the_call_before_it(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement(deadline=30.0))
         await group.call("where")
         with pytest.raises(DeadlineError, match=r"Counter\.add .* 0\.05 s"):
@@ -135,7 +135,7 @@ class ClusterContract:
         await group.close()
 
     @in_event_loop
-    async def test_a_call_given_up_before_it_began_never_runs(self, cluster: Cluster) -> None:
+    async def test_a_call_abandoned_before_it_began_never_runs(self, cluster: Cluster) -> None:
         group = cluster.launch(Counter, CounterConfig(), Placement())
         first = asyncio.create_task(group.call("add", 1, 0.2))
         await asyncio.sleep(0.05)

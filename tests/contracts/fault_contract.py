@@ -53,7 +53,7 @@ class FaultContract:
         assert eventually(lambda: not any(map(alive, pids)))
 
     @in_event_loop
-    async def test_an_exception_of_one_rank_does_not_wait_for_those_in_a_collective(self, cluster: Cluster) -> None:
+    async def test_an_exception_of_one_rank_does_not_wait_for_ranks_in_a_collective(self, cluster: Cluster) -> None:
         group = cluster.launch(Choir, CounterConfig(), Placement(ranks=2, deadline=120.0))
         pids = [pid for pid, _ in await group.call("thread")]
         with pytest.raises(RuntimeError, match=r"Stubborn: out of luck") as caught:
@@ -73,16 +73,20 @@ class FaultContract:
         assert eventually(lambda: not any(map(alive, pids)))
 
     @in_event_loop
-    async def test_what_a_worker_logs_is_logged_here(self, cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    async def test_log_records_of_a_worker_are_emitted_here(
+        self, cluster: Cluster, caplog: pytest.LogCaptureFixture
+    ) -> None:
         group = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
         with caplog.at_level(logging.INFO, "whet"):
             await group.call("warn")
         await group.close()
-        said = {(r.name, r.levelname, r.getMessage()) for r in caplog.records}
-        assert said == {("whet.somewhere", "WARNING", text) for text in ("it is 0", "rank 1: it is 1")}
+        records = {(r.name, r.levelname, r.getMessage()) for r in caplog.records}
+        assert records == {("whet.somewhere", "WARNING", text) for text in ("it is 0", "rank 1: it is 1")}
 
     @in_event_loop
-    async def test_a_result_that_cannot_travel_is_an_error_and_the_worker_lives_on(self, cluster: Cluster) -> None:
+    async def test_a_result_that_cannot_be_pickled_is_an_error_and_the_worker_stays_alive(
+        self, cluster: Cluster
+    ) -> None:
         group = cluster.launch(Talker, CounterConfig(), Placement())
         with pytest.raises(Exception, match="pickle"):
             await group.call("unpicklable")
@@ -92,13 +96,13 @@ class FaultContract:
     @in_event_loop
     async def test_cores_are_divided_among_ranks(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        several = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
-        assert await several.call("environment", "OMP_NUM_THREADS") == [str(threads_per_rank(2))] * 2
-        await several.close()
+        pair = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
+        assert await pair.call("environment", "OMP_NUM_THREADS") == [str(threads_per_rank(2))] * 2
+        await pair.close()
         alone = cluster.launch(Talker, CounterConfig(), Placement())
         assert await alone.call("environment", "OMP_NUM_THREADS") == [None]
         await alone.close()
         monkeypatch.setenv("OMP_NUM_THREADS", "3")
-        told = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
-        assert await told.call("environment", "OMP_NUM_THREADS") == ["3", "3"]
-        await told.close()
+        configured = cluster.launch(Talker, CounterConfig(), Placement(ranks=2))
+        assert await configured.call("environment", "OMP_NUM_THREADS") == ["3", "3"]
+        await configured.close()

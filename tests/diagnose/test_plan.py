@@ -85,7 +85,7 @@ def test_a_layout_that_will_be_refused_is_said(tmp_path):
     DeepseekV3Config(num_hidden_layers=4, vocab_size=264).save_pretrained(tmp_path)
     for parallel, words in (
         ({"fsdp": 24, "expert": 24}, "parallel.expert = 24 does not divide the 256 experts of DeepseekV3Model"),
-        ({"tensor": 2}, "its plan of tensor parallelism does not name layers.0.self_attn.q_a_proj"),
+        ({"tensor": 2}, "its tensor-parallel plan does not include layers.0.self_attn.q_a_proj"),
     ):
         plan = make_plan(toy_recipe(tmp_path, cluster={"type": "ray"}, parallel=parallel), runtime=0)
         assert any(w.startswith("this layout will be refused for the policy: ") and words in w for w in plan.warnings)

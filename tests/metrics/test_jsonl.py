@@ -89,7 +89,7 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
 
 def test_a_new_run_does_not_write_behind_an_old_one(tmp_path):
     write(tmp_path, range(3))
-    with pytest.raises(DataError, match="already holds"):
+    with pytest.raises(DataError, match="already has"):
         JSONLSink().open(tmp_path, {})
 
 
@@ -110,7 +110,7 @@ def test_a_metric_cannot_take_a_name_of_the_format(tmp_path):
     sink.close()
 
 
-def test_metrics_that_are_gone_when_a_run_goes_on_are_missed(tmp_path, caplog):
+def test_a_missing_file_is_reported_when_the_run_is_resumed(tmp_path, caplog):
     JSONLSink().open(tmp_path, {}, resume_step=4).close()
     assert f"{tmp_path / FILE} is missing: the report will begin at step 5" in caplog.text
     caplog.clear()
@@ -121,7 +121,7 @@ def test_metrics_that_are_gone_when_a_run_goes_on_are_missed(tmp_path, caplog):
     assert not caplog.text
 
 
-def test_a_file_that_was_cut_is_said_when_the_run_is_resumed(tmp_path, caplog):
+def test_a_truncated_file_is_reported_when_the_run_is_resumed(tmp_path, caplog):
     path = write(tmp_path, range(1, 4))
     JSONLSink().open(tmp_path, {}, resume_step=3).close()
     assert not caplog.messages
@@ -130,6 +130,6 @@ def test_a_file_that_was_cut_is_said_when_the_run_is_resumed(tmp_path, caplog):
     path.write_bytes(b"")
     JSONLSink().open(tmp_path, {}, resume_step=3).close()
     assert [message.partition(": ")[2] for message in caplog.messages] == [
-        "it ends at step 1, and the report will begin again at step 4",
-        "it ends at step 0, and the report will begin again at step 4",
+        "it ends at step 1, and the report will continue at step 4",
+        "it ends at step 0, and the report will continue at step 4",
     ]

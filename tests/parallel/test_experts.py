@@ -228,7 +228,7 @@ def test_what_cannot_be_spread_is_refused_on_every_rank(models):
     ]
     for messages in on_ranks(2, refused, cases):
         assert "LlamaModel has no experts to split; set parallel.expert to 1" in messages[0]
-        assert "its plan of tensor parallelism does not name" in messages[1]
+        assert "its tensor-parallel plan does not include" in messages[1]
         assert "parallel.sequence_parallel must be true" in messages[2]
 
 
@@ -260,4 +260,4 @@ def test_adapters_go_to_what_is_not_an_expert(models):
 def test_adapted_experts_under_tensor_parallelism_are_refused(models):
     case = Case(models["moe"], {"tensor": 2}, lora=True, lora_experts=True)
     for message in on_ranks(2, refused, [case]):
-        assert "model.lora.experts = true adapts experts, whose tokens parallel.tensor shares out" in message[0]
+        assert "model.lora.experts = true adapts experts, whose tokens parallel.tensor splits over ranks" in message[0]
