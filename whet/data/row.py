@@ -107,7 +107,9 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
 
 def missing(name: str, fields: Collection[str]) -> str:
     """Return the error text for a row with these fields that lacks one."""
-    return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'})"
+    present = sorted(fields)
+    rename = f"; if {present[0]!r} is meant, set columns={{{name}: {present[0]}}}" if present else ""
+    return f"field {name!r} is missing (fields of this row: {', '.join(fields) or 'none'}{rename})"
 
 
 def _problem(error: ValidationError, values: Mapping[str, Any]) -> str:

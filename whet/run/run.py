@@ -387,12 +387,13 @@ async def open_run(
             drop_rollouts_after(folder, run.start)
             truncate_after(folder / LEDGER, run.start)
             drop_groups_after(folder, run.start)
+        shown: dict[str, Any] = {} if recipe.epochs is None else {"steps": recipe.steps}
         if not run.start:
             main = learners[recipe.algorithm.main_role]
             facts, decision = main.facts.shown(), read(folder)
             if decision is not None:
                 facts["computes_in"] = str(decision)
-            run.sinks.write(0, {f"run/{name}": value for name, value in facts.items()})
-        if recipe.epochs is not None:
-            run.sinks.write(run.start, {"run/steps": recipe.steps})
+            shown |= facts
+        if shown:
+            run.sinks.write(run.start, {f"run/{name}": value for name, value in shown.items()})
         yield run
