@@ -1,4 +1,4 @@
-"""An exported run loads with plain transformers or peft, without whet, and computes what the learner computed."""
+"""An exported run loads with plain transformers or peft, without whet, and computes the same logits as the learner."""
 
 import asyncio
 import json
@@ -25,11 +25,11 @@ from whet.models.config import LoraSettings, ModelConfig
 
 TOKENS = [[5, 17, 99, 3, 250, 41, 7]]
 
-# Prints for each [folder, kind] the logits of TOKENS, and what else it sees.
+# Prints for each [folder, kind] the logits of TOKENS, their dtype, the end token and a rendered chat.
 READER = """
 import peft, torch, transformers
 
-found = []
+results = []
 for folder, kind in json.loads(sys.argv[1]):
     loader = peft.AutoPeftModelForCausalLM if kind == "adapter" else transformers.AutoModelForCausalLM
     model = loader.from_pretrained(folder, dtype="auto").eval()
@@ -37,24 +37,24 @@ for folder, kind in json.loads(sys.argv[1]):
     with torch.no_grad():
         logits = model(torch.tensor(json.loads(sys.argv[2]))).logits
     chat = [{"role": "user", "content": "hi"}]
-    found.append({
+    results.append({
         "logits": logits.float().tolist(), "dtype": str(logits.dtype), "eos": model.generation_config.eos_token_id,
         "chat": tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True),
     })
-print(json.dumps(found))
+print(json.dumps(results))
 """
 
 
 def read_back(*exported: tuple[Path, str]) -> list[dict[str, Any]]:
     folders = [[str(folder), kind] for folder, kind in exported]
-    found: list[dict[str, Any]] = run_without_whet(READER, folders, TOKENS, folder=exported[0][0])
-    return found
+    results: list[dict[str, Any]] = run_without_whet(READER, folders, TOKENS, folder=exported[0][0])
+    return results
 
 
 def make_run(
     folder: Path, base: Any, lora: LoraSettings | None = None, chat_template: str | None = None
 ) -> tuple[Path, torch.Tensor]:
-    """(a run with one checkpoint, at step 3, saved by a real learner, the learner's logits of TOKENS)."""
+    """Return (a run with one checkpoint, at step 3, saved by a real learner; the learner's logits of TOKENS)."""
     base.save_pretrained(folder / "base")
     tiny_tokenizer().save_pretrained(folder / "base")
     model = ModelConfig(path=str(folder / "base"), lora=lora)
@@ -99,8 +99,8 @@ def test_a_fully_trained_model_round_trips_without_whet(tmp_path: Path) -> None:
         config = (tmp_path / name / "out" / "config.json").read_text()
         assert not any(word in config for word in ("forest", "whet", str(tmp_path)))
         expected.append(logits)
-    results = read_back((tmp_path / "untied" / "out", "model"), (tmp_path / "tied" / "out", "model"))
-    for result, logits in zip(results, expected, strict=True):
+    exports = read_back((tmp_path / "untied" / "out", "model"), (tmp_path / "tied" / "out", "model"))
+    for result, logits in zip(exports, expected, strict=True):
         torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-5, atol=1e-5)
         assert result["dtype"] == "torch.float32"
         assert result["chat"] == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -125,7 +125,7 @@ def test_adapted_experts_are_merged_or_exported_as_peft_reads_them(tmp_path: Pat
         torch.testing.assert_close(torch.tensor(result["logits"]), logits, rtol=1e-4, atol=1e-4)
 
 
-def test_the_type_is_that_of_the_base_model_or_the_one_asked_for(tmp_path: Path) -> None:
+def test_the_dtype_is_the_base_models_or_the_requested_one(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16))
     export(run, tmp_path / "as_base")
     export(run, tmp_path / "float32", dtype="float32")
@@ -137,7 +137,7 @@ def test_the_type_is_that_of_the_base_model_or_the_one_asked_for(tmp_path: Path)
             assert torch.equal(written[key], tensor.to(kind))
 
 
-def test_the_chat_template_of_the_recipe_goes_along(tmp_path: Path) -> None:
+def test_the_chat_template_of_the_recipe_is_exported(tmp_path: Path) -> None:
     template = (
         "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -151,7 +151,7 @@ def test_the_chat_template_of_the_recipe_goes_along(tmp_path: Path) -> None:
     assert chat == "user: hi<|im_end|>\nassistant: "
 
 
-def test_the_card_says_what_the_model_is_and_how_good(tmp_path: Path) -> None:
+def test_the_card_has_the_origin_and_the_evaluation(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, tiny_llama())
     export(run, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
@@ -175,7 +175,7 @@ def test_nothing_is_overwritten_unless_forced(tmp_path: Path) -> None:
         export(run, run / "recipe.yaml", force=True)
 
 
-def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_exports_leave_no_folder(tmp_path: Path) -> None:
     run, _ = make_run(tmp_path, tiny_llama())
     with pytest.raises(ConfigError, match="without LoRA"):
         export(run, tmp_path / "out", adapter_only=True)
@@ -184,13 +184,13 @@ def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"no recipe\.yaml"):
         export(tmp_path, tmp_path / "out")
 
-    def other(staging: Path) -> None:
+    def write_incomplete(staging: Path) -> None:
         (staging / "policy").mkdir()
         tensors = load_tensors(run / "checkpoints" / "step-000003" / "policy" / "model.safetensors")
         tensors.pop("model.norm.weight")
         save_tensors(staging / "policy" / "model.safetensors", tensors)
 
-    asyncio.run(CheckpointStore(run / "checkpoints").save(4, other, {}))
+    asyncio.run(CheckpointStore(run / "checkpoints").save(4, write_incomplete, {}))
     with pytest.raises(CheckpointError, match=r"policy does not fit .*: model\.norm\.weight is missing"):
         export(run, tmp_path / "out", 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "run"]

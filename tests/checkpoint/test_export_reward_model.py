@@ -38,11 +38,11 @@ CONVERSATIONS: list[list[Message]] = [
     ],
 ]
 
-# Prints for each folder the scores of each conversation alone and of all at once.
+# Prints for each folder the scores of the conversations, one by one and as a padded batch.
 READER = """
 import torch, transformers
 
-found = []
+results = []
 for folder in json.loads(sys.argv[1]):
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype="auto").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -52,21 +52,21 @@ for folder in json.loads(sys.argv[1]):
         alone = [model(**render([talk])).logits[0, 0].item() for talk in talks]
         together = model(**render(talks, padding=True)).logits[:, 0].tolist()
     config = model.config
-    found.append({"alone": alone, "together": together, "labels": config.num_labels, "problem": config.problem_type})
-print(json.dumps(found))
+    results.append({"alone": alone, "together": together, "labels": config.num_labels, "problem": config.problem_type})
+print(json.dumps(results))
 """
 
 
 def read_back(*exported: Path) -> list[dict[str, Any]]:
     folders = [str(folder) for folder in exported]
-    found: list[dict[str, Any]] = run_without_whet(READER, folders, CONVERSATIONS, folder=exported[0])
-    return found
+    results: list[dict[str, Any]] = run_without_whet(READER, folders, CONVERSATIONS, folder=exported[0])
+    return results
 
 
 def make_run(
     folder: Path, base: Any, *, tokenizer: Any = None, template: str | None = None, lora: LoraSettings | None = None
 ) -> tuple[Path, list[float]]:
-    """(a run with one checkpoint of a reward model, saved by a real learner; that learner's scores)."""
+    """Return (a run with one checkpoint of a reward model, saved by a real learner; the learner's scores)."""
     tokenizer = tokenizer or tiny_tokenizer()
     base.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
@@ -97,8 +97,8 @@ def make_run(
     return run, scores.tolist()
 
 
-def ends_in_its_padding() -> Any:
-    """A tokenizer whose padding token is the one that turns end with, and a template that ends in it."""
+def tokenizer_that_ends_in_padding() -> Any:
+    """Return a tokenizer whose padding token also ends turns, with a template that ends in it."""
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = "<|im_end|>"
     tokenizer.chat_template = tokenizer.chat_template.replace("<|im_end|>\n", "<|im_end|>")
@@ -112,34 +112,34 @@ def test_transformers_gives_the_scores_of_the_learner_alone_and_in_a_batch(tmp_p
         "sliding window": {"base": tiny_gemma()},
         "lora": {"base": tiny_llama(), "lora": LoraSettings(rank=4)},
         "another template": {"base": tiny_llama(), "template": "plain"},
-        "ends in its padding": {"base": tiny_llama(), "tokenizer": ends_in_its_padding()},
+        "ends in its padding": {"base": tiny_llama(), "tokenizer": tokenizer_that_ends_in_padding()},
     }
     expected, folders = [], []
-    for name, how in kinds.items():
+    for name, settings in kinds.items():
         (tmp_path / name).mkdir()
-        run, scores = make_run(tmp_path / name, **how)
+        run, scores = make_run(tmp_path / name, **settings)
         folders.append(tmp_path / name / "out")
         assert export(run, folders[-1]).step == 1
         config = (folders[-1] / "config.json").read_text()
         assert not any(word in config for word in ("forest", "whet", str(tmp_path)))
         expected.append(scores)
-    for name, found, scores in zip(kinds, read_back(*folders), expected, strict=True):
-        assert found["alone"] == pytest.approx(scores, abs=1e-5), name
-        assert found["together"] == pytest.approx(scores, abs=1e-5), name
-        assert (found["labels"], found["problem"]) == (1, "regression")
+    for name, result, scores in zip(kinds, read_back(*folders), expected, strict=True):
+        assert result["alone"] == pytest.approx(scores, abs=1e-5), name
+        assert result["together"] == pytest.approx(scores, abs=1e-5), name
+        assert (result["labels"], result["problem"]) == (1, "regression")
     assert "AutoModelForSequenceClassification" in (folders[0] / "README.md").read_text()
 
 
-def test_the_type_is_that_of_the_base_model(tmp_path: Path) -> None:
+def test_the_dtype_is_the_base_models(tmp_path: Path) -> None:
     run, scores = make_run(tmp_path, tiny_llama(dtype=torch.bfloat16))
     export(run, tmp_path / "out")
     written = load_tensors(tmp_path / "out" / "model.safetensors").values()
     assert {tensor.dtype for tensor in written} == {torch.bfloat16}
-    (found,) = read_back(tmp_path / "out")
-    assert found["alone"] == pytest.approx(scores, abs=0.05)
+    (result,) = read_back(tmp_path / "out")
+    assert result["alone"] == pytest.approx(scores, abs=0.05)
 
 
-def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_refused_exports_leave_no_folder(tmp_path: Path) -> None:
     (tmp_path / "lora").mkdir()
     run, _ = make_run(tmp_path / "lora", tiny_llama(), lora=LoraSettings(rank=4))
     with pytest.raises(ConfigError, match="not in the adapter"):
@@ -155,10 +155,10 @@ def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lora", "no padding"]
 
 
-def test_an_architecture_that_learned_positions_is_exported_too(tmp_path: Path) -> None:
+def test_an_architecture_with_learned_positions_is_exported(tmp_path: Path) -> None:
     config = GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=2, n_positions=512)
     torch.manual_seed(0)
     run, scores = make_run(tmp_path, GPT2LMHeadModel(config))
     export(run, tmp_path / "out")
-    (found,) = read_back(tmp_path / "out")
-    assert found["alone"] == pytest.approx(scores, abs=1e-5)
+    (result,) = read_back(tmp_path / "out")
+    assert result["alone"] == pytest.approx(scores, abs=1e-5)

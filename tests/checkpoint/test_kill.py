@@ -14,14 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import whet
-from tests.checkpoint.writer import Save, assert_whole, save_all
+from tests.checkpoint.writer import Save, assert_intact, save_all
 from whet.base.errors import ConfigError
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.crash_points import CRASH_POINTS, VARIABLE, crash_point
 from whet.checkpoint.store import CheckpointStore
 
 POINTS = [name for name in CRASH_POINTS if name.startswith("checkpoint.")]
-POINTED = POINTS[POINTS.index("checkpoint.before_prune") :]  # here the new checkpoint is already the latest
+AFTER_POINTER = POINTS[POINTS.index("checkpoint.before_prune") :]  # here `latest` names the new checkpoint
 
 
 def run_writer(folder: Path, saves: list[Save], config: CheckpointConfig, crash_at: str) -> int:
@@ -33,7 +33,7 @@ def run_writer(folder: Path, saves: list[Save], config: CheckpointConfig, crash_
     ).returncode
 
 
-def hidden(folder: Path) -> list[str]:
+def hidden_files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
@@ -52,24 +52,24 @@ def test_a_kill_at_any_point_leaves_the_newest_published_checkpoint_intact(
 
     store = CheckpointStore(tmp_path, config)
     store.clean()
-    assert hidden(tmp_path) == []
-    found = store.load_latest()
-    assert found is not None
-    assert_whole(found)
-    assert (found.step, found.state["seed"]) == ((30, 3) if point in POINTED else (20, 2))
+    assert hidden_files(tmp_path) == []
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert_intact(checkpoint)
+    assert (checkpoint.step, checkpoint.state["seed"]) == ((30, 3) if point in AFTER_POINTER else (20, 2))
     for step in store.steps():
-        assert_whole(store.load(step))
+        assert_intact(store.load(step))
 
     asyncio.run(save_all(tmp_path, [(50, None, 5)], config))
-    found = store.load_latest()
-    assert found is not None
-    assert found.step == 50
+    checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.step == 50
     assert len(store.steps()) <= keep_last
-    assert hidden(tmp_path) == []
+    assert hidden_files(tmp_path) == []
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_kill_in_the_first_save_leaves_nothing_or_a_whole_checkpoint(tmp_path: Path, point: str) -> None:
+def test_a_kill_in_the_first_save_leaves_no_checkpoint_or_an_intact_one(tmp_path: Path, point: str) -> None:
     config = CheckpointConfig(keep_last=1, keep_best=0)
     saves: list[Save] = [(1, None, 1), (1, None, 2)] if point == "checkpoint.mid_replace" else [(1, None, 1)]
     if point == "checkpoint.mid_prune":
@@ -77,15 +77,15 @@ def test_a_kill_in_the_first_save_leaves_nothing_or_a_whole_checkpoint(tmp_path:
     assert run_writer(tmp_path, saves, config, point) == -signal.SIGKILL
     store = CheckpointStore(tmp_path, config)
     store.clean()
-    found = store.load_latest()
+    checkpoint = store.load_latest()
     published = POINTS.index(point) >= POINTS.index("checkpoint.mid_replace")
-    assert (found is not None) == published
-    if found is not None:
-        assert_whole(found)
+    assert (checkpoint is not None) == published
+    if checkpoint is not None:
+        assert_intact(checkpoint)
 
 
 def save_and_die(folder: Path, save: Save, config: CheckpointConfig, crash_at: str) -> int:
-    """In a fork, which is faster than a new interpreter. Returns how it ended."""
+    """Save in a forked process, which is faster than a new interpreter; return its exit code."""
     child = os.fork()
     if child == 0:
         os.environ[VARIABLE] = crash_at
@@ -124,20 +124,20 @@ def test_any_sequence_of_saves_and_kills_matches_a_model(
 
         store = CheckpointStore(folder, config)
         store.clean()
-        there = {s: store.load(s) for s in store.steps()}
-        for s, checkpoint in there.items():
-            assert_whole(checkpoint)
+        stored = {s: store.load(s) for s in store.steps()}
+        for s, checkpoint in stored.items():
+            assert_intact(checkpoint)
             assert (checkpoint.state["seed"], checkpoint.metric) == published[s]
-        found = store.load_latest()
+        last = store.load_latest()
         newest = latest if latest is not None else max(published, default=None)
-        assert (found.step if found else None) == newest
+        assert (last.step if last else None) == newest
         if not died:
             measured = {s: m for s, (_, m) in published.items() if m is not None}
             best = sorted(measured, key=lambda s: (measured[s], s), reverse=True)[:keep_best]
             kept = sorted((s for s in published if s <= step), reverse=True)[:keep_last]
-            assert set(there) == {*kept, *best, step}
+            assert set(stored) == {*kept, *best, step}
         assert died or latest == step
-        published = {s: published[s] for s in there}
+        published = {s: published[s] for s in stored}
 
 
 def test_a_crash_point_counts_its_visits(tmp_path: Path) -> None:
@@ -147,15 +147,15 @@ def test_a_crash_point_counts_its_visits(tmp_path: Path) -> None:
     assert CheckpointStore(tmp_path).steps() == [1, 2, 3]
 
 
-def test_every_registered_crash_point_is_placed_once_and_none_is_unregistered() -> None:
+def test_every_crash_point_is_registered_and_used_once() -> None:
     package = Path(whet.__file__).parent
-    placed = [
+    used = [
         name for file in package.rglob("*.py") for name in re.findall(r'crash_point\("([\w.]+)"\)', file.read_text())
     ]
-    assert sorted(placed) == sorted(CRASH_POINTS)
+    assert sorted(used) == sorted(CRASH_POINTS)
 
 
-def test_a_crash_point_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_crash_point_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyError):
         crash_point("checkpoint.nowhere")
     for wrong in ("checkpoint.nowhere", "step.updated:0", "step.updated:soon"):

@@ -20,12 +20,12 @@ HOLD = (
 
 
 def assert_refused(folder: Path, words: str) -> None:
-    for _ in range(2):  # who asks must not wipe out who holds it
+    for _ in range(2):  # a refused process must not overwrite the holder's id
         with pytest.raises(WhetError, match=words), run_lock(folder):
             pass
 
 
-def test_a_second_process_is_told_who_holds_the_run_and_a_kill_frees_it(tmp_path: Path) -> None:
+def test_a_second_process_gets_the_id_of_the_holder_and_a_kill_releases_the_lock(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None
@@ -47,26 +47,26 @@ def test_a_second_lock_in_the_same_process_is_refused_until_the_first_is_release
         pass
 
 
-def test_a_folder_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_lock_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     assert_refused(tmp_path, r"can't be locked: .*Is a directory: .*\.lock")
 
 
-def test_a_forked_child_does_not_keep_the_run(tmp_path: Path) -> None:
-    told, tell = os.pipe()
-    with ExitStack() as holding:
-        holding.enter_context(run_lock(tmp_path))
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    with ExitStack() as stack:
+        stack.enter_context(run_lock(tmp_path))
         child = os.fork()
         if child == 0:
             try:
-                os.write(tell, b"x")
+                os.write(writer, b"x")
                 time.sleep(60)
             finally:
                 os._exit(0)
         try:
-            assert os.read(told, 1) == b"x"  # the child runs, so it has let go
-            assert_refused(tmp_path, "in use")  # the child's start released nothing
-            holding.close()
+            assert os.read(reader, 1) == b"x"  # the child runs, so it has released its copy of the lock
+            assert_refused(tmp_path, "in use")  # the parent still holds the lock
+            stack.close()
             with run_lock(tmp_path):
                 pass
         finally:

@@ -1,4 +1,4 @@
-"""What is kept, what is found damaged, and what happens when the disk is full."""
+"""Checkpoints are kept, verified and removed as configured, and survive damaged files and full disks."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoint.writer import Save, assert_whole, contents, save_all, write_contents
+from tests.checkpoint.writer import Save, assert_intact, contents, save_all, write_contents
 from whet.base.errors import WhetError
 from whet.checkpoint.config import CheckpointConfig
 from whet.checkpoint.manifest import CheckpointError
@@ -26,23 +26,23 @@ def store_with(folder: Path, saves: list[Save], **settings: object) -> Checkpoin
     return CheckpointStore(folder, config)
 
 
-def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_loaded(tmp_path: Path) -> None:
     store = store_with(tmp_path / "checkpoints", [(10, 0.5, 7)])
-    found = store.load("latest")
-    assert (found.step, found.metric, found.state) == (10, 0.5, {"seed": 7})
-    assert_whole(found)
-    assert store.load("best") == store.load(10) == found
+    checkpoint = store.load("latest")
+    assert (checkpoint.step, checkpoint.metric, checkpoint.state) == (10, 0.5, {"seed": 7})
+    assert_intact(checkpoint)
+    assert store.load("best") == store.load(10) == checkpoint
     assert (tmp_path / "checkpoints" / "latest").read_text() == "step-000010\n"
 
 
-def test_a_callback_may_be_awaited(tmp_path: Path) -> None:
+def test_the_callback_may_be_a_coroutine(tmp_path: Path) -> None:
     async def write(folder: Path) -> None:
         await asyncio.sleep(0)
         write_contents(folder, 3)
 
     store = CheckpointStore(tmp_path)
     asyncio.run(store.save(1, write, {"seed": 3}))
-    assert_whole(store.load(1))
+    assert_intact(store.load(1))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
@@ -53,17 +53,17 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert store_with(tmp_path / "d", saves, keep_last=1, keep_best=0).steps() == [5]
 
 
-def test_the_later_of_two_equally_good_is_the_best(tmp_path: Path) -> None:
+def test_the_later_of_two_equally_good_checkpoints_is_the_best(tmp_path: Path) -> None:
     assert store_with(tmp_path, [(1, 0.5, 1), (2, 0.5, 2)]).best() == 2
 
 
-def test_another_metric_is_not_compared(tmp_path: Path) -> None:
+def test_checkpoints_with_another_metric_are_never_the_best(tmp_path: Path) -> None:
     asyncio.run(save_all(tmp_path, [(1, 0.9, 1)], CheckpointConfig(best_metric="evaluation/reward")))
     store = store_with(tmp_path, [(2, 0.1, 2)])
     assert store.best() == 2
 
 
-def test_a_run_resumed_from_an_older_step_goes_on_from_there(tmp_path: Path) -> None:
+def test_a_run_resumed_from_an_older_step_continues_from_there(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1), (20, None, 2), (30, None, 3), (15, None, 4)], keep_last=2)
     assert store.load("latest").state == {"seed": 4}
     assert store.steps() == [15]
@@ -71,7 +71,7 @@ def test_a_run_resumed_from_an_older_step_goes_on_from_there(tmp_path: Path) -> 
 
 def test_the_same_step_saved_again_replaces_the_first(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1), (10, None, 2)])
-    assert_whole(store.load(10))
+    assert_intact(store.load(10))
     assert store.load(10).state == {"seed": 2}
 
 
@@ -84,7 +84,7 @@ def test_without_checkpoints_there_is_nothing_to_resume_and_no_best(tmp_path: Pa
             store.load(which)  # type: ignore[arg-type]
 
 
-def test_what_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_an_error_that_names_it(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1)])
     with pytest.raises(CheckpointError, match=r"no checkpoint of step 7; it has 10"):
         store.load(7)
@@ -93,34 +93,34 @@ def test_what_does_not_exist_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*contents(0), "state.json", "manifest.json"])
-@pytest.mark.parametrize("harm", ["flip", "truncate", "delete", "grow"])
-def test_a_damaged_file_is_named_and_the_one_before_is_used(
-    tmp_path: Path, name: str, harm: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "grow"])
+def test_a_damaged_file_is_named_and_the_previous_checkpoint_is_used(
+    tmp_path: Path, name: str, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = store_with(tmp_path, [(10, None, 1), (20, None, 2)])
     path = tmp_path / "step-000020" / name
     data = path.read_bytes()
-    harmed = {
+    damaged = {
         "flip": data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
         "truncate": data[:-1],
         "grow": data + b" ",
     }
-    if harm == "delete":
+    if damage == "delete":
         path.unlink()
     else:
-        path.write_bytes(harmed[harm])
+        path.write_bytes(damaged[damage])
 
     with pytest.raises(CheckpointError, match=name):
         store.load(20)
     with caplog.at_level(logging.WARNING):
-        found = store.load_latest()
-    assert found is not None
-    assert found.step == 10
+        checkpoint = store.load_latest()
+    assert checkpoint is not None
+    assert checkpoint.step == 10
     assert name in caplog.text
     assert "FALLING BACK TO STEP 10" in caplog.text
 
 
-def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
+def test_a_change_of_any_byte_of_a_manifest_is_detected(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, 0.5, 1)])
     path = tmp_path / "step-000010" / "manifest.json"
     data = path.read_bytes()
@@ -130,14 +130,14 @@ def test_every_byte_of_a_manifest_counts(tmp_path: Path) -> None:
             store.load(10)
 
 
-def test_a_file_that_does_not_belong_is_found(tmp_path: Path) -> None:
+def test_a_surplus_file_is_detected(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1)])
     (tmp_path / "step-000010" / "policy" / "extra.bin").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"policy/extra\.bin does not belong"):
         store.load(10)
 
 
-def test_without_verifying_sizes_and_names_are_still_compared(tmp_path: Path) -> None:
+def test_without_hashes_sizes_and_names_are_still_verified(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1)], verify=False)
     path = tmp_path / "step-000010" / "policy" / "model.safetensors"
     path.write_bytes(b"x" * 5000)
@@ -159,7 +159,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_from_scratch(tmp
         CheckpointStore(tmp_path).load_latest()
 
 
-def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(tmp_path: Path) -> None:
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1), (20, None, 2)], keep_last=2)
     (tmp_path / "step-000020" / "policy" / "model.safetensors").write_bytes(b"x" * 5000)
     assert store.load("latest").step == 10
@@ -167,7 +167,7 @@ def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(tmp_path: Pa
     assert store.steps() == [10, 30]
 
 
-def test_a_pointer_that_makes_no_sense_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_pointer_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_with(tmp_path, [(10, None, 1), (20, None, 2)])
     (tmp_path / "latest").write_bytes(b"\xff../../etc")
     assert store.load("latest").step == 20
@@ -176,7 +176,7 @@ def test_a_pointer_that_makes_no_sense_is_passed_over(tmp_path: Path, caplog: py
     assert store.load("latest").step == 20
 
 
-def test_a_folder_in_the_place_of_the_pointer_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_in_place_of_the_pointer_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_with(tmp_path, [(10, None, 1)])
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").mkdir()
@@ -184,10 +184,10 @@ def test_a_folder_in_the_place_of_the_pointer_is_named(tmp_path: Path, caplog: p
     assert f"{tmp_path}/latest can't be read" in caplog.text
     with pytest.raises(WhetError, match=r"latest can't be written: .*Is a directory"):
         asyncio.run(store.save(20, lambda folder: write_contents(folder, 2), {"seed": 2}))
-    assert_whole(store.load(10))
+    assert_intact(store.load(10))
 
 
-def test_a_file_in_the_place_of_a_checkpoint_is_a_damaged_one(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_checkpoint_folder_is_a_damaged_checkpoint(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1)])
     (tmp_path / "step-000020").write_text("?")
     (tmp_path / "latest").unlink()
@@ -196,25 +196,25 @@ def test_a_file_in_the_place_of_a_checkpoint_is_a_damaged_one(tmp_path: Path) ->
         store.load(20)
 
 
-def test_of_a_checkpoint_that_is_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+def test_pruning_removes_a_symbolic_link_and_not_its_target(tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "checkpoints", tmp_path / "elsewhere"
     store = store_with(folder, [(10, None, 1)], keep_last=1)
     (folder / "step-000010").rename(elsewhere)
     (folder / "step-000010").symlink_to(elsewhere)
-    assert_whole(store.load(10))
+    assert_intact(store.load(10))
     (folder / ".staging-step-000005-1").symlink_to(tmp_path)
     asyncio.run(store.save(20, lambda staging: write_contents(staging, 2), {"seed": 2}))
     assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-000020"]
     assert (elsewhere / "manifest.json").exists()
 
 
-def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(CheckpointError, match=r"checkpoint of step 1 can't be written: .*run/checkpoints"):
         asyncio.run(CheckpointStore(tmp_path / "run" / "checkpoints").save(1, lambda folder: None, {}))
 
 
-def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+def test_unrelated_files_are_not_removed(tmp_path: Path) -> None:
     for name in ("step-000001.bak", "notes.txt", ".hidden"):
         (tmp_path / name).mkdir()
     store_with(tmp_path, [(1, None, 1), (2, None, 2), (3, None, 3)], keep_last=1)
@@ -223,7 +223,7 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     }
 
 
-def test_a_failing_callback_leaves_everything_as_it_was(tmp_path: Path) -> None:
+def test_a_failing_callback_changes_nothing(tmp_path: Path) -> None:
     store = store_with(tmp_path, [(10, None, 1)])
 
     def fail(folder: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_failing_callback_leaves_everything_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="the learner died"):
         asyncio.run(store.save(20, fail, {}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000010"]
-    assert_whole(store.load("latest"))
+    assert_intact(store.load("latest"))
 
 
 def test_state_that_is_not_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_state_that_is_not_json_is_refused_before_anything_is_written(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cancelled_save_publishes_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_cancelled_save_publishes_an_intact_checkpoint_or_none(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
 
     async def cancelled(after: float) -> None:
@@ -265,7 +265,7 @@ def test_a_cancelled_save_publishes_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    # A limit on the size of a file stands for the end of the disk; it needs no rights and no mount.
+    # A limit on file size replaces a full disk: it needs neither privileges nor a mount.
     script = (
         "import asyncio, resource, sys\n"
         "from pathlib import Path\n"
@@ -286,10 +286,10 @@ def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(tmp_path: Path) 
     assert "no room for the checkpoint of step 20" in done.stdout, done.stderr
     assert "Older checkpoints are unchanged" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-000010"]
-    assert_whole(CheckpointStore(tmp_path).load("latest"))
+    assert_intact(CheckpointStore(tmp_path).load("latest"))
 
 
-def test_too_little_space_is_noticed_before_anything_is_written(
+def test_too_little_space_is_an_error_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = store_with(tmp_path, [(10, None, 1)])
@@ -302,7 +302,7 @@ def test_too_little_space_is_noticed_before_anything_is_written(
     assert store.load("latest").step == 10
 
 
-def test_readers_always_find_a_whole_checkpoint_while_one_is_written(tmp_path: Path) -> None:
+def test_readers_always_find_an_intact_checkpoint_during_a_save(tmp_path: Path) -> None:
     config = CheckpointConfig(keep_last=20, keep_best=0)
     asyncio.run(save_all(tmp_path, [(1, None, 1), (2, None, 2)], config))
     saves: list[Save] = [(step, None, step) for step in range(3, 12)]
@@ -311,20 +311,20 @@ def test_readers_always_find_a_whole_checkpoint_while_one_is_written(tmp_path: P
     seen = []
     end = time.monotonic() + 60
     while writer.is_alive() and time.monotonic() < end:
-        found = CheckpointStore(tmp_path, config).load_latest()
-        assert found is not None
-        seen.append(found.step)
+        checkpoint = CheckpointStore(tmp_path, config).load_latest()
+        assert checkpoint is not None
+        seen.append(checkpoint.step)
     writer.join()
     assert seen == sorted(seen)
     assert CheckpointStore(tmp_path).load("latest").step == 11
 
 
-def test_a_checkpoint_is_due_every_so_often_and_at_the_end() -> None:
+def test_a_checkpoint_is_due_every_n_steps_and_at_the_end() -> None:
     assert [step for step in range(1, 8) if CheckpointConfig(every=3).due(step, 7)] == [3, 6, 7]
     assert [step for step in range(1, 8) if CheckpointConfig(every=0).due(step, 7)] == [7]
 
 
-def test_the_manifest_can_be_checked_without_whet(tmp_path: Path) -> None:
+def test_the_manifest_can_be_verified_without_whet(tmp_path: Path) -> None:
     import hashlib
 
     store_with(tmp_path, [(10, 0.5, 1)])

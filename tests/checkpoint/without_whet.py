@@ -1,4 +1,4 @@
-"""Reading what was exported where whet can't be imported."""
+"""Runs scripts in a process that can't import whet, to read exported models."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ sys.meta_path.insert(0, Blocked())
 
 
 def run_without_whet(script: str, *arguments: Any, folder: Path) -> Any:
-    """What the script prints, read as JSON. It runs in ``folder``, with its arguments as JSON in ``sys.argv``."""
+    """Run the script in ``folder``, with its arguments as JSON in ``sys.argv``; return the JSON that it prints."""
     command = [sys.executable, "-c", BLOCK + script, *map(json.dumps, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,5 @@
-"""Saves checkpoints in a process of its own, so that it can be killed: arguments are a folder, the saves and a
-``CheckpointConfig``, the last two in JSON."""
+"""A program that saves checkpoints and can be killed. Arguments: a folder, the saves and a ``CheckpointConfig``, the
+last two in JSON."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ Save = tuple[int, float | None, int]  # step, metric, seed of the contents
 
 
 def contents(seed: int) -> dict[str, bytes]:
-    """The files of a checkpoint, by path."""
+    """Return the files of a checkpoint, by path."""
     return {"policy/model.safetensors": bytes([seed % 256]) * 5000, "policy/learner.json": b'{"seed": %d}' % seed}
 
 
@@ -31,8 +31,8 @@ async def save_all(folder: Path, saves: Sequence[Save], config: CheckpointConfig
         await store.save(step, lambda staging, seed=seed: write_contents(staging, seed), {"seed": seed}, metric)
 
 
-def assert_whole(checkpoint: Checkpoint) -> None:
-    """The files on disk are those that were given with this state."""
+def assert_intact(checkpoint: Checkpoint) -> None:
+    """Assert that the files on disk are the ones saved with this state."""
     for name, data in contents(checkpoint.state["seed"]).items():
         assert (checkpoint.folder / name).read_bytes() == data
 

@@ -1,4 +1,4 @@
-"""A file of the web is the one whose hash was given, or an error; it is fetched once."""
+"""A web file has the given hash or is an error; it is fetched once."""
 
 import hashlib
 import threading
@@ -32,7 +32,7 @@ def served(tmp_path, monkeypatch):
         server.shutdown()
 
 
-def test_rows_are_fetched_once_and_kept(served):
+def test_rows_are_fetched_once_and_cached(served):
     file, address = served
     file.write_text('{"question": "Who?"}\n')
     url = f"{address}#sha256={hashlib.sha256(file.read_bytes()).hexdigest()}"
@@ -41,7 +41,7 @@ def test_rows_are_fetched_once_and_kept(served):
     assert read_rows(url, Question)[0].question == "Who?"
 
 
-def test_another_file_is_an_error_and_is_not_kept(served, tmp_path):
+def test_a_file_with_another_hash_is_an_error_and_not_cached(served, tmp_path):
     file, address = served
     file.write_text('{"question": "Who?"}\n')
     url = f"{address}#sha256={'0' * 64}"
@@ -51,9 +51,9 @@ def test_another_file_is_an_error_and_is_not_kept(served, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "says"),
+    ("end", "message"),
     [("", "must end in #sha256="), ("#sha256=abc", "must end in"), (f"x#sha256={'0' * 64}", "can't be fetched.*404")],
 )
-def test_an_address_without_a_hash_or_without_a_file_is_an_error(served, end, says):
-    with pytest.raises(DataError, match=says):
+def test_an_address_without_a_hash_or_without_a_file_is_an_error(served, end, message):
+    with pytest.raises(DataError, match=message):
         fetch_file(served[1] + end)

@@ -1,4 +1,4 @@
-"""A model of the Hub is downloaded, and of one that is only planned, its config alone."""
+"""Downloads from the Hub are limited to the files that are needed."""
 
 from pathlib import Path
 from typing import Any
@@ -13,28 +13,28 @@ from whet.models.loading import load_model_config, resolve
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The kinds of files that the Hub is asked for, one list for each download."""
-    wanted: list[list[str]] = []
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Return the file patterns of the downloads from the Hub, one list for each."""
+    patterns: list[list[str]] = []
     tiny_llama().config.save_pretrained(tmp_path)
 
     def snapshot_download(path: str, *, allow_patterns: list[str], **_: Any) -> str:
-        wanted.append(allow_patterns)
+        patterns.append(allow_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     monkeypatch.setattr(fetching, "_hub_answers", lambda: True)
-    return wanted
+    return patterns
 
 
-def test_a_config_costs_no_download_of_weights(asked: list[list[str]]) -> None:
+def test_a_config_costs_no_download_of_weights(downloads: list[list[str]]) -> None:
     config = load_model_config(ModelConfig(path="some/model"))
     assert config.num_hidden_layers == 2
-    assert asked == [["*.json"]]
+    assert downloads == [["*.json"]]
 
 
-def test_code_is_downloaded_where_it_is_trusted(asked: list[list[str]]) -> None:
+def test_code_is_downloaded_if_it_is_trusted(downloads: list[list[str]]) -> None:
     resolve(ModelConfig(path="some/model"))
     resolve(ModelConfig(path="some/model", trust_remote_code=True))
-    assert ["*.safetensors" in kinds for kinds in asked] == [True, True]
-    assert ["*.py" in kinds for kinds in asked] == [False, True]
+    assert ["*.safetensors" in kinds for kinds in downloads] == [True, True]
+    assert ["*.py" in kinds for kinds in downloads] == [False, True]

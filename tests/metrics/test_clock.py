@@ -6,7 +6,7 @@ from whet.metrics.clock import Clock, Pace
 
 
 class Time:
-    """A clock's hands, moved by the test."""
+    """A time that the test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -15,7 +15,7 @@ class Time:
         return self.now
 
 
-def test_an_inner_phase_pauses_the_outer_one_and_all_add_up_to_the_step():
+def test_an_inner_phase_pauses_the_outer_one_and_their_times_sum_to_the_step():
     time = Time()
     clock = Clock(time)
     with clock.phase("generate"):
@@ -37,7 +37,7 @@ def test_a_lap_splits_an_open_phase_between_two_steps():
     assert clock.lap() == {"time/learn": 1, "time/other": 0, "time/step": 1}
 
 
-def test_a_phase_entered_twice_counts_both_and_the_next_step_starts_from_nothing():
+def test_a_phase_entered_twice_counts_both_and_the_next_step_starts_at_zero():
     time = Time()
     clock = Clock(time)
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_a_phase_that_fails_is_still_counted_and_closed():
     assert clock.lap() == {"time/learn": 1, "time/other": 1, "time/step": 2}
 
 
-def test_phases_of_other_tasks_are_apart_and_count_while_at_least_one_is_open():
+def test_phases_of_other_tasks_are_separate_and_count_while_at_least_one_is_open():
     time = Time()
 
     async def main() -> dict[str, float]:
@@ -118,7 +118,7 @@ def test_a_background_phase_may_outlive_a_step():
     assert asyncio.run(main()) == [2, 3]
 
 
-def test_names_the_clock_reports_itself_are_no_phases():
+def test_reserved_names_are_refused_as_phases():
     with pytest.raises(ValueError, match="step"), Clock().phase("step"):
         pass
 

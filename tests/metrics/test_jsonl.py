@@ -23,7 +23,7 @@ def test_a_line_is_readable_before_the_sink_is_closed(tmp_path):
     sink.close()
 
 
-def test_floats_are_read_back_exactly_also_those_of_numpy(tmp_path):
+def test_floats_are_read_back_exactly_numpys_too(tmp_path):
     sink = JSONLSink().open(tmp_path, {})
     sink.write(1, {"a": 0.1 + 0.2, "b": np.float32(0.1), "c": np.float64(1 / 3), "n": 3, "text": "x"})
     sink.close()
@@ -42,7 +42,7 @@ def test_numbers_that_are_not_finite_are_null_and_named(tmp_path):
     sink.write(1, {"loss": math.nan, "kl": math.inf, "entropy": 0.5})
     sink.close()
     text = (tmp_path / FILE).read_text()
-    line = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    line = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is invalid JSON"))
     assert (line["loss"], line["kl"], line["not_finite"]) == (None, None, ["loss", "kl"])
 
 
@@ -52,14 +52,14 @@ def test_two_runs_differ_in_time_only(tmp_path):
     assert all("time/written" in line for line in read_metrics(first))
 
 
-def test_resuming_drops_later_steps_and_goes_on(tmp_path):
+def test_resuming_drops_later_steps_and_appends(tmp_path):
     write(tmp_path, range(1, 8))
     path = write(tmp_path, range(6, 9), resume_step=5)
     assert [line["step"] for line in read_metrics(path)] == list(range(1, 9))
     assert path.read_text().count("\n") == 8
 
 
-def test_resuming_drops_a_line_torn_by_a_kill(tmp_path):
+def test_resuming_drops_a_line_cut_short_by_a_kill(tmp_path):
     path = write(tmp_path, range(1, 4))
     whole = path.read_bytes()
     for cut in (1, 5, len(whole.splitlines()[-1])):
@@ -69,7 +69,7 @@ def test_resuming_drops_a_line_torn_by_a_kill(tmp_path):
         assert path.read_bytes() == whole[: whole[:-1].rindex(b"\n") + 1]
 
 
-def test_truncating_leaves_a_file_alone_that_has_nothing_to_drop(tmp_path):
+def test_truncating_does_not_touch_a_file_without_later_steps(tmp_path):
     path = write(tmp_path, range(1, 4))
     before = path.stat().st_ino
     truncate_after(path, 3)
@@ -77,7 +77,7 @@ def test_truncating_leaves_a_file_alone_that_has_nothing_to_drop(tmp_path):
     truncate_after(tmp_path / "missing.jsonl", 3)
 
 
-def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
+def test_an_invalid_line_in_the_middle_is_an_error_that_names_it(tmp_path):
     path = write(tmp_path, range(1, 4))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b'{"step": 2, "los\n' + lines[2])
@@ -87,13 +87,13 @@ def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path):
         truncate_after(path, 3)
 
 
-def test_a_new_run_does_not_write_behind_an_old_one(tmp_path):
+def test_a_new_run_does_not_append_to_an_old_one(tmp_path):
     write(tmp_path, range(3))
     with pytest.raises(DataError, match="already has"):
         JSONLSink().open(tmp_path, {})
 
 
-def test_lines_of_one_step_and_kind_are_read_as_one(tmp_path):
+def test_lines_of_one_step_and_kind_are_merged(tmp_path):
     sink = JSONLSink().open(tmp_path, {})
     sink.write(2, {"evaluation/accuracy": 0.5}, "evaluation")
     sink.write(1, {"loss": 1.0})
@@ -103,7 +103,7 @@ def test_lines_of_one_step_and_kind_are_read_as_one(tmp_path):
     assert (first["step"], second["evaluation/accuracy"], second["evaluation/n"]) == (1, 0.6, 10)
 
 
-def test_a_metric_cannot_take_a_name_of_the_format(tmp_path):
+def test_a_metric_cannot_have_a_reserved_name(tmp_path):
     sink = JSONLSink().open(tmp_path, {})
     with pytest.raises(ValueError, match="step"):
         sink.write(1, {"step": 5})

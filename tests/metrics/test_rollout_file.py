@@ -15,7 +15,7 @@ from whet.metrics.rollout_file import (
 )
 
 
-def test_records_are_read_back_as_they_were_written(tmp_path):
+def test_records_are_read_back_unchanged(tmp_path):
     records = [record(12, 0), record(12, 1, False, HOSTILE), record(12, 2, pieces=["é", "\u2028", "\n", "日"])]
     path = write_rollouts(tmp_path, 12, records)
     assert path.name == "step-000012.jsonl"
@@ -24,10 +24,10 @@ def test_records_are_read_back_as_they_were_written(tmp_path):
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
-    strange = record(1, 0)
-    strange.logprobs[0] = -math.inf
-    strange.scores["x"] = math.nan
-    write_rollouts(tmp_path, 1, [strange])
+    bad = record(1, 0)
+    bad.logprobs[0] = -math.inf
+    bad.scores["x"] = math.nan
+    write_rollouts(tmp_path, 1, [bad])
     json.loads(rollout_path(tmp_path, 1).read_text(), parse_constant=lambda name: pytest.fail(name))
     read = next(read_rollouts(tmp_path, 1))
     assert read.logprobs[0] is None
@@ -35,7 +35,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
     assert read.scores == {"correct": 1.0}
 
 
-def test_missing_keys_take_defaults_and_unknown_ones_are_left_out(tmp_path):
+def test_missing_keys_take_defaults_and_unknown_ones_are_ignored(tmp_path):
     path = rollout_path(tmp_path, 3)
     path.parent.mkdir()
     path.write_text('{"step": 3, "answer": "4", "tokens": [1, 2], "colour": "blue"}\n')
@@ -49,12 +49,12 @@ def test_a_failed_rollout_is_neither_correct_nor_wrong():
     assert RolloutRecord(step=1, reward=0.1, scores={"correct": 0.0}).correct is False
 
 
-def test_a_missing_step_is_an_error_that_says_which_there_are(run_folder):
+def test_a_missing_step_is_an_error_with_the_existing_steps(run_folder):
     with pytest.raises(DataError, match="8 steps from 1 to 8"):
         list(read_rollouts(run_folder, 99))
 
 
-def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path):
+def test_an_invalid_line_is_an_error_that_names_it(tmp_path):
     path = rollout_path(tmp_path, 3)
     path.parent.mkdir()
     for line in ('{"step": 3', "[]", '{"answer": "no step"}'):
@@ -63,7 +63,7 @@ def test_a_line_that_is_no_record_is_an_error_that_names_it(tmp_path):
             list(read_rollouts(tmp_path, 3))
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_file(tmp_path):
     write_rollouts(tmp_path, 1, [record(1, 0)])
 
     def failing():
@@ -76,7 +76,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path):
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["step-000001.jsonl"]
 
 
-def test_steps_that_are_done_again_are_dropped(run_folder):
+def test_steps_that_will_be_repeated_are_dropped(run_folder):
     drop_rollouts_after(run_folder, 5)
     assert rollout_steps(run_folder) == [1, 2, 3, 4, 5]
     drop_rollouts_after(run_folder / "nothing", 5)

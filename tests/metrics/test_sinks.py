@@ -18,13 +18,13 @@ from whet.metrics.sinks.wandb import WandbSink
 from whet.show.console import ConsoleSink, ConsoleWriter
 
 
-def test_every_registered_name_leads_to_a_sink():
+def test_every_registered_name_is_a_sink():
     for path in SINKS.values():
         module, _, name = path.partition(":")
         assert issubclass(getattr(importlib.import_module(module), name), SinkConfig)
 
 
-def test_tensorboard_holds_the_numbers_and_forgets_steps_that_are_done_again(tmp_path):
+def test_tensorboard_has_the_numbers_and_hides_repeated_steps(tmp_path):
     sink = TensorBoardSink().open(tmp_path, {"name": "x"})
     for step in range(1, 6):
         sink.write(step, {"loss": float(step), "run/device": "cpu", "kl": float("nan")})
@@ -43,12 +43,12 @@ def test_tensorboard_holds_the_numbers_and_forgets_steps_that_are_done_again(tmp
     [(TensorBoardSink(), "torch.utils.tensorboard", "tensorboard"), (WandbSink(), "wandb", "wandb")],
 )
 def test_a_missing_package_is_an_error_that_names_the_extra(tmp_path, monkeypatch, sink, package, extra):
-    real = builtins.__import__
+    original = builtins.__import__
 
     def without(name, *args, **kwargs):
         if name == package:
             raise ModuleNotFoundError(name)
-        return real(name, *args, **kwargs)
+        return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(WhetError, match=rf"whet\[{extra}\]"):
@@ -77,12 +77,12 @@ def test_all_sinks_are_written_and_closing_closes_the_rest_when_one_fails(tmp_pa
         def close(self):
             raise OSError("disk gone")
 
-    class Noting(Broken):
+    class Recording(Broken):
         def close(self):
             closed.append(True)
 
     jsonl = JSONLSink().open(tmp_path, {})
-    sinks = OpenSinks([Noting(), Broken(), jsonl])
+    sinks = OpenSinks([Recording(), Broken(), jsonl])
     sinks.write(1, {"loss": 1.0})
     with pytest.raises(OSError, match="disk gone"):
         sinks.close()

@@ -21,7 +21,7 @@ def test_wilson_contains_the_proportion_and_stays_within_0_and_1(case):
     assert 0 <= low <= successes / n <= high <= 1
 
 
-def test_wilson_knows_nothing_from_no_trial_and_refuses_nonsense():
+def test_wilson_is_0_to_1_without_trials_and_refuses_impossible_counts():
     assert wilson(0, 0) == (0.0, 1.0)
     with pytest.raises(ValueError, match="not a proportion"):
         wilson(5, 4)
@@ -38,7 +38,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n, correct, k):
     assert pass_at_k(n, correct, k) == pytest.approx(sum(min(s) < correct for s in subsets) / len(subsets))
 
 
-def test_pass_at_k_does_not_overflow_and_refuses_more_than_was_sampled():
+def test_pass_at_k_does_not_overflow_and_refuses_k_above_n():
     assert pass_at_k(10_000, 1, 5_000) == pytest.approx(0.5)
     with pytest.raises(ValueError, match="k <= n"):
         pass_at_k(4, 1, 5)

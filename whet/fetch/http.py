@@ -26,7 +26,7 @@ class UnansweredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server has answered."""
+    """The response of a server."""
 
     status: int
     text: str

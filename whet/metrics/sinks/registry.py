@@ -1,4 +1,4 @@
-"""The sinks that a recipe can name: those of whet and of every installed distribution."""
+"""The sinks that a recipe can name: the sinks of whet and of every installed distribution."""
 
 from whet.config.entry_points import EntryPoints
 
