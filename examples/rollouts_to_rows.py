@@ -17,7 +17,7 @@ from whet.base.errors import DataError, WhetError
 from whet.base.seeds import derive_seed
 from whet.core.types import Message
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
-from whet.tasks.tools.calls_in_text import invokes_tool
+from whet.tasks.tools.hallucination import invokes_tool
 
 Answers = dict[str, RolloutRecord]  # the different answers to one task, by their text
 

@@ -318,7 +318,7 @@ def test_a_task_set_that_only_poses_tasks_will_do(model: Path) -> None:
     assert step.scores == {"reward_model": pytest.approx(step.reward)}
     with pytest.raises(ValueError, match="Poses grades nothing"):
         tasks(model, "Poses", grade_weight=1.0)
-    with pytest.raises(ValueError, match="Relative changes rewards in view of the group"):
+    with pytest.raises(ValueError, match="Relative sets the rewards of whole groups"):
         tasks(model, "Relative")
 
 

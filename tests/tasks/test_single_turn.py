@@ -10,8 +10,8 @@ from tests.toy import toy_recipe
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Episode, Group, Task
 from whet.tasks.base import Environment, Observation, Step, TaskSet
+from whet.tasks.episodes import SingleTurn
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.single_turn import SingleTurn
 
 TASK = Task("toy/train/3", [{"role": "user", "content": "2 + 2?"}])
 

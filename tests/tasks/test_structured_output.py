@@ -8,7 +8,7 @@ import pytest
 from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import DataError
 from whet.processes.pool import WorkerLimits
-from whet.tasks.few_shot import Example
+from whet.tasks.prompts import Example
 from whet.tasks.structured.grader import grade_in_worker
 from whet.tasks.structured.task_set import StructuredOutput, written
 from whet.tasks.structured.text import parse

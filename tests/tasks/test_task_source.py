@@ -58,7 +58,7 @@ def test_rows_are_held_out_or_come_from_a_file_of_their_own(tmp_path):
 
 
 def test_settings_of_a_file_without_one_and_too_few_different_tasks_are_errors():
-    with pytest.raises(ValidationError, match="with a path only"):
+    with pytest.raises(ValidationError, match="test_path and columns need a path"):
         MultipleChoice(columns={"question": "q"})
 
     class Same(MultipleChoice):

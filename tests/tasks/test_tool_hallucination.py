@@ -9,8 +9,7 @@ from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import DataError
 from whet.chat.call_formats import CallFormat
 from whet.chat.replies import ReplyFormat
-from whet.tasks.tools.calls_in_text import invokes_tool
-from whet.tasks.tools.hallucination import ToolHallucination
+from whet.tasks.tools.hallucination import ToolHallucination, invokes_tool
 from whet.tasks.validate import validate, wrong
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

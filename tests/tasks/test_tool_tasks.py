@@ -308,12 +308,12 @@ def test_traces_are_rows_with_the_tools_their_calls_and_their_results() -> None:
 
 
 def test_traces_of_a_task_set_that_knows_no_answers_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Room knows no right answer: define its gold\(\)"):
+    with pytest.raises(DataError, match=r"Room has no gold answer to any task: define its gold\(\)"):
         Traces(taskset=ROOM).read()
 
 
 def test_a_right_answer_that_earns_nothing_is_named() -> None:
-    with pytest.raises(DataError, match="the right answer to task 'room/0' earns 0"):
+    with pytest.raises(DataError, match="the gold answer to task 'room/0' earns 0"):
         Traces(taskset=Mistaken()).read()
 
 

@@ -41,10 +41,10 @@ _MOVED = {
         "processes.remote_calls processes.linux processes.numpy_part processes.values"
     ),
     "whet.tasks": (
-        "environments.base environments.cases environments.hosted=isolated environments.single_turn "
+        "environments.base environments.cases environments.hosted=isolated environments.single_turn=episodes "
         "environments.validate environments.traces environments.grading environments.problems "
         "environments.task_source environments.over=wrapped environments.prompts environments.registry "
-        "environments.program"
+        "environments.program tasks.single_turn=episodes tasks.play=episodes tasks.few_shot=prompts"
     ),
     "whet.tasks.adapters": (
         "environments.reasoning_gym_adapter=reasoning_gym environments.openenv environments.verifiers_adapter=verifiers"
@@ -72,7 +72,8 @@ _MOVED = {
     "whet.tasks.tools": (
         "environments.tool_tasks=base environments.calculator environments.corpus_search "
         "environments.database environments.office environments.office_tools "
-        "environments.tool_hallucination=hallucination environments.tool_calls_in_text=calls_in_text"
+        "environments.tool_hallucination=hallucination environments.tool_calls_in_text=hallucination "
+        "tasks.tools.calls_in_text=hallucination"
     ),
     "whet.weights": "learner.named_weights",
 }

@@ -31,10 +31,10 @@ from whet.endpoint.http_server import Server
 from whet.endpoint.request import ApiError
 from whet.processes.loop_thread import format_error
 from whet.tasks.base import TaskSet, checked_score
+from whet.tasks.episodes import play
 from whet.tasks.gym.items import final_text
 from whet.tasks.gym.rows import TASK
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.play import play
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,16 @@
-"""The interfaces of a task set and an environment. A ``TaskSet`` is settings: it poses tasks. Opened, it gives
+"""The interfaces of task sets and environments. A ``TaskSet`` is a config that returns tasks. Its ``open`` returns
 ``Environments``, which make one ``Environment`` for each episode.
 
 Environments exchange messages with the model: they have no access to tokens, models or torch.
 
-What to derive a task set from:
+Base classes of task sets:
 
     TaskSet           tasks of any origin, with ``grade`` for single replies or ``make`` for longer episodes
-    SplitTasks        both splits made together, once (``splits.py``; ``DrawnTasks`` from a seed, ``FileTasks`` of rows)
+    SplitTasks        both splits made together (``splits.py``; ``DrawnTasks`` from a seed, ``FileTasks`` from rows)
     SourcedTasks      rows of a file or, without one, tasks drawn from a seed (``task_source.py``)
     BoxedProblems     questions with a mathematical answer (``problems.py``)
     ToolTasks         tasks that are solved by calling tools (``tools/base.py``; ``SeededToolTasks`` from a seed)
-    WrappedTaskSet    the tasks of another task set, played or rewarded differently (``wrapped.py``; ``Rewarded``)
+    WrappedTaskSet    the tasks of another task set, with other episodes or rewards (``wrapped.py``; ``Rewarded``)
 """
 
 import contextlib
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 Grade = Mapping[str, float] | float
-"""Scores with ``"reward"`` among them, or the reward alone; a bool says whether the answer is right."""
+"""Scores including ``"reward"``, or the reward alone; a bool is the reward and whether the answer is right."""
 
 
 @dataclass(slots=True)
@@ -44,18 +44,18 @@ class Observation:
 
 @dataclass(slots=True)
 class Step:
-    """The environment's answer to one reply."""
+    """The environment's response to one reply."""
 
     reward: float = 0.0  # added to the episode's reward
     done: bool = True
-    messages: list[Message] = field(default_factory=list)  # shown to the model next, if not done
-    scores: dict[str, float] = field(default_factory=dict)  # named components, merged into the trajectory's scores
+    messages: list[Message] = field(default_factory=list)  # the next messages for the model, if not done
+    scores: dict[str, float] = field(default_factory=dict)  # named metrics, merged into the episode's scores
 
 
 @runtime_checkable
 class Environment(Protocol):
     """One episode; also a base class, whose ``close`` does nothing. An exception is an infrastructure failure, never a
-    reward: a bad answer of the model is a step with a low reward."""
+    reward: the step of a bad reply has a low reward."""
 
     @abstractmethod
     async def start(self) -> Observation:
@@ -66,14 +66,14 @@ class Environment(Protocol):
         """Return the reward and scores of a reply and, if the episode continues, the next messages."""
 
     async def close(self) -> None:
-        """Release what the episode holds. Called once at the end, also after an exception and before the first step. By
-        default nothing."""
+        """Release the episode's resources. Called once at the end, also after an exception and before the first step.
+        By default nothing."""
         return
 
 
 @dataclass(slots=True, frozen=True)
 class Address:
-    """Where a program finds the model: what a client of OpenAI's API is given."""
+    """The address of the model for a client of OpenAI's API."""
 
     base_url: str
     api_key: str
@@ -89,7 +89,7 @@ class Program(Protocol):
         """Do the task with the model at ``address``, and return the reward and scores of the episode."""
 
     async def close(self) -> None:
-        """Release what the episode holds. Called once at the end, also after an exception. By default nothing."""
+        """Release the episode's resources. Called once at the end, also after an exception. By default nothing."""
         return
 
 
@@ -98,13 +98,13 @@ async def called(call: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T
 @overload
 async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T: ...
 async def called(call: Callable[[*Ts], T | Awaitable[T]], *args: *Ts) -> T:
-    """Return ``call(*args)`` of a user's function, awaited where the function is ``async``."""
+    """Return ``call(*args)`` of a user's function, awaited if the function is ``async``."""
     result = call(*args)
     return await result if inspect.isawaitable(result) else result
 
 
 def place_of(kind: type, method: str) -> str:
-    """Return ``"Mine.grade (FILE:LINE)"`` of a method, to tell a user what to look at."""
+    """Return ``"MyTasks.grade (FILE:LINE)"`` of a method, for error messages."""
     function = inspect.unwrap(getattr(kind, method))
     code = getattr(function, "__code__", None)
     return f"{kind.__name__}.{method}" + (f" ({code.co_filename}:{code.co_firstlineno})" if code else "")
@@ -114,7 +114,7 @@ def finite(value: Any, what: str) -> float:
     """Return the value as a float. Raises ``DataError`` for anything that is not a finite number: a broken grader is
     never a reward of zero."""
     if isinstance(value, Real) or type(value).__name__ in ("bool", "bool_"):  # numpy's bool is not a Real
-        with contextlib.suppress(OverflowError):  # a whole number beyond every float
+        with contextlib.suppress(OverflowError):  # a whole number larger than any float
             number = float(value)
             if math.isfinite(number):
                 return number
@@ -122,67 +122,69 @@ def finite(value: Any, what: str) -> float:
     raise DataError(f"{what} is {shown[:80]}{'...' if len(shown) > 80 else ''}; it must be a finite number")
 
 
-_HIGHEST = 1e12  # beyond, sums and squares of rewards leave the range of the floats that are learned in
+_HIGHEST = 1e12  # sums and squares of larger rewards overflow the float32 of the learner
 
 
 def checked_score(name: str, value: Any, where: str) -> float:
-    """Return the score, or the reward, as a float. ``where`` says whose it is. Raises ``DataError`` for what is not a
-    finite number, or too large a one, and for ``correct`` beyond 0 to 1."""
+    """Return the score, or the reward, as a float. ``where`` names its origin in errors. Raises ``DataError`` for a
+    value that is not a finite number or is too large, and for a ``correct`` outside 0 to 1."""
     what = f"the reward {where}" if name == "reward" else f"the score {name} {where}"
     number = finite(value, what)
     if abs(number) > _HIGHEST:
         raise DataError(f"{what} is {number:g}; it must be from {-_HIGHEST:g} to {_HIGHEST:g}: scale the rewards down")
     if name == "correct" and not 0 <= number <= 1:
-        raise DataError(f"{what} is {number:g}; it must be from 0 to 1, for its mean is the accuracy")
+        raise DataError(f"{what} is {number:g}; it must be from 0 to 1, because its mean is the accuracy")
     return number
 
 
 class Environments:
-    """The live side of a task set: makes and grades its episodes, and holds what that takes (worker processes, models).
-    ``TaskSet.open`` builds it from the settings; whoever opens it closes it."""
+    """Makes and grades the episodes of a task set, and owns the resources for it (worker processes, models).
+    ``TaskSet.open`` creates it; its caller must close it."""
 
     def make(self, task: Task) -> Environment:
-        """Return a fresh episode of the task. By default one turn, graded by ``grade``."""
-        from whet.tasks.single_turn import SingleTurn
+        """Return a new episode of the task. By default it has one turn, graded by ``grade``."""
+        from whet.tasks.episodes import SingleTurn
 
         return SingleTurn(self, task)
 
     def program_for(self, task: Task) -> Program | None:
-        """Return a fresh episode of a task that is done by a program. By default None: ``make`` gives the episode."""
+        """Return a new episode that is run by a program. By default None: ``make`` returns the episode."""
         return None
 
     def grade(self, task: Task, answer: str) -> Grade | Awaitable[Grade]:
-        """Return the scores of one answer, ``"reward"`` among them, or the reward alone. Only used by the default
-        ``make``. Like every method here it may be ``async``, and should be where it waits for something."""
-        raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that does without")
+        """Return the scores of one answer, including ``"reward"``, or the reward alone. Only used by the default
+        ``make``. Like every method here it may be ``async``, and should be if it waits for something."""
+        raise ConfigError(f"{type(self).__name__} has no grade(): define it, or a make() that doesn't need it")
 
     async def score_group(self, task: Task, group: Group) -> None:
-        """Change rewards in view of the whole group (relative rewards), in training. By default nothing."""
+        """Set the rewards of the group's episodes relative to each other, in training. By default nothing."""
 
     async def close(self) -> None:
-        """Let go of what is held. By default nothing."""
+        """Release all resources. By default nothing."""
 
 
 class TaskSet(Data, Environments, ABC):
-    """Base of all task sets: a frozen config whose fields are its settings. Subclass it and give the dotted path as
-    ``data.type`` in a recipe; no change to the package is needed. What grading holds for long (worker processes, a
-    connection) belongs to an ``Environments`` of its own, which ``open`` returns."""
+    """Base of all task sets: a frozen config whose fields are its settings. Subclass it and name the dotted path as
+    ``data.type`` in a recipe; the package needs no change. Lasting resources of grading (worker processes, a
+    connection) belong to a separate ``Environments``, which ``open`` returns."""
 
     @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of ``"train"`` or ``"test"``, in a fixed order, no uid twice. They don't overlap."""
+        """Return the tasks of ``"train"`` or ``"test"``, in a fixed order. All uids differ, and the splits don't
+        overlap."""
 
     def cases(self) -> Sequence[Case]:
-        """Return answers with known rewards: good, bad, at the boundary and adversarial ones. ``whet validate`` grades
+        """Return answers with known rewards: good, bad, boundary and adversarial answers. ``whet validate`` grades
         them. By default none."""
         return ()
 
     def gold(self, task: Task) -> Answer | None:
-        """Return a right answer to the task, which earns full marks; None where the data know none, as by default."""
+        """Return a right answer to the task, which earns the full reward; None, as by default, if there is none."""
         return None
 
     def open(self) -> Environments:
-        """Build what makes and grades episodes. By default the task set itself, by its own ``make`` or ``grade``."""
+        """Return the object that makes and grades episodes. By default the task set itself, with its ``make`` or
+        ``grade``."""
         return self
 
     @property
@@ -192,5 +194,5 @@ class TaskSet(Data, Environments, ABC):
 
     @property
     def grades(self) -> bool:
-        """Whether answers are rewarded. A task set that only poses tasks can be rewarded by a reward model."""
+        """Return whether the task set rewards answers. If not, a reward model can reward them."""
         return self.own_episodes or type(self).open is not TaskSet.open

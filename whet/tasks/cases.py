@@ -1,4 +1,4 @@
-"""Answers whose reward is known, by which a grader is checked before anything is trained on it."""
+"""Cases: answers with known rewards, which check a grader before a policy is trained on it."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -14,9 +14,9 @@ Answer = str | Sequence[Message]  # the reply, or the replies of several turns i
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One answer to one task, and what it must be worth."""
+    """An answer to a task, with its expected reward."""
 
-    name: str  # what it tries, in a few words
+    name: str  # a short description
     task: Task
     answer: Answer
     expected: float  # the reward of the episode
@@ -31,16 +31,17 @@ def unearned(
     task: Task, gold: Answer | None, others: Sequence[Answer] = (), form: Callable[[str], str] = str
 ) -> Iterator[Case]:
     """Yield answers that take no work and must earn nothing: the question again, its expressions, constants, and right
-    answers to other tasks. What the right answer holds anyway is left out. ``form`` makes a reply of a text."""
-    question = next((text_of(said["content"]) for said in reversed(task.prompt) if said["role"] == "user"), "")
-    known = gold if isinstance(gold, str) else " ".join(text_of(said["content"]) for said in gold or ())
-    found = dict.fromkeys(match[1] or match[2] for match in _EXPRESSION.finditer(question))
-    expressions = [text for text in found if "=" not in text and re.search(r"[-+*/^\\]", text[1:])]
-    tried = [("the question again", question)]
-    tried += [("an expression of the question", text) for text in expressions[:4]]
-    tried += [("a constant", text) for text in CONSTANTS]
-    for name, text in tried:
-        if text.strip() and text not in known:
+    answers to other tasks. Texts that are part of the gold answer are left out. ``form`` makes a reply of a text."""
+    users = (message for message in reversed(task.prompt) if message["role"] == "user")
+    question = next((text_of(message["content"]) for message in users), "")
+    gold_text = gold if isinstance(gold, str) else " ".join(text_of(message["content"]) for message in gold or ())
+    formulas = dict.fromkeys(match[1] or match[2] for match in _EXPRESSION.finditer(question))
+    expressions = [text for text in formulas if "=" not in text and re.search(r"[-+*/^\\]", text[1:])]
+    texts = [("the question again", question)]
+    texts += [("an expression of the question", text) for text in expressions[:4]]
+    texts += [("a constant", text) for text in CONSTANTS]
+    for name, text in texts:
+        if text.strip() and text not in gold_text:
             yield Case(name, task, form(text), 0.0, "adversarial")
     for other in others:
         if other != gold:

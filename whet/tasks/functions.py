@@ -13,7 +13,7 @@ from whet.base.errors import ConfigError
 from whet.config.component import ComponentError, component_path, import_path
 from whet.core.types import Task
 from whet.tasks.base import Grade, called
-from whet.tasks.prompts import Posed, Prompts
+from whet.tasks.prompts import PromptRow, Prompts
 from whet.tasks.splits import Split
 
 _IN_PROCESS: dict[str, Callable[..., Any]] = {}  # functions that cannot be imported, such as lambdas
@@ -41,7 +41,7 @@ class FunctionTasks(Prompts):
         return splits
 
     @staticmethod
-    def data_of(row: Posed) -> dict[str, Any]:
+    def data_of(row: PromptRow) -> dict[str, Any]:
         return row.given
 
     async def grade(self, task: Task, answer: str) -> Grade:

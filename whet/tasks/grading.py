@@ -1,4 +1,4 @@
-"""Scores given in worker processes: an answer that breaks its grader is worth nothing, and says why."""
+"""Grading in worker processes: an answer that breaks its grader earns 0, and a score names the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ class GradingPool(Pool):
     """Worker processes that grade."""
 
     async def scores(self, function: Callable[..., dict[str, float]], *args: Any) -> dict[str, float]:
-        """Return the scores that ``function`` gives. A hostile answer, on which the worker hangs or dies, has a reward
-        of 0 and the reason, ``grading_timeout`` or ``grading_crash``, as a score of 1."""
+        """Return the scores that ``function`` returns. An answer on which the worker hangs or dies has a reward of 0
+        and the reason, ``grading_timeout`` or ``grading_crash``, as a score of 1."""
         try:
             scores: dict[str, float] = await self.call(function, *args)
         except (CallTimeout, CallCrash) as failure:

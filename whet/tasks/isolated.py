@@ -1,11 +1,11 @@
-"""Environments on a thread that the run can leave behind: their code may block, exit, fork, or never end, and the run's
-own event loop goes on to its deadlines.
+"""Environments on a separate thread, which the run can abandon: their code may block, exit, fork, or never end, and the
+run's event loop still meets its deadlines.
 
     run's event loop                                        thread of the environments
       episode: await environment.step(reply) ── call ──▶   step → grade → ...
                                              ◀── result ─
 
-Knows no episode: who waits, and for how long, is the caller's business.
+The caller sets the time limits of calls.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from whet.tasks.base import Address, Environment, Environments, Observation, Pro
 
 log = logging.getLogger(__name__)
 
-_CLOSING = 10.0  # seconds that all of it may take to close
-_GIVEN_UP = 2.0  # seconds that an episode may, once it is cancelled, and environments that block
+_CLOSING = 10.0  # seconds in which environments must close
+_GIVEN_UP = 2.0  # the same for a cancelled episode, and for environments whose code is blocked
 
 
 class IsolatedEnvironments(Environments):
@@ -39,16 +39,16 @@ class IsolatedEnvironments(Environments):
         return None if program is None else IsolatedProgram(program, self._thread)
 
     async def score_group(self, task: Task, group: Group) -> None:
-        said: object = await self._thread.run(self._scored, task, group)
-        if said is not None:
+        result: object = await self._thread.run(self._scored, task, group)
+        if result is not None:
             where = place_of(type(self._environments), "score_group")
-            raise DataError(f"{where} must set the reward of each of group.episodes and return nothing, not {said!r}")
+            raise DataError(f"{where} must set the reward of each of group.episodes and return None, not {result!r}")
 
     def _scored(self, task: Task, group: Group) -> Awaitable[object]:
         return self._environments.score_group(task, group)
 
     def blocked_at(self) -> str | None:
-        """Where the code is that lets nothing else run, "FILE:LINE in FUNCTION"; None while it waits."""
+        """Return the place of code that blocks the thread, as "FILE:LINE in FUNCTION"; None if none does."""
         return self._thread.blocked_at()
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class IsolatedEnvironments(Environments):
 
 
 class IsolatedProgram(Program):
-    """An episode of a program of theirs."""
+    """An episode that a program of the environments runs."""
 
     def __init__(self, program: Program, thread: LoopThread) -> None:
         self._program, self._thread = program, thread
@@ -76,7 +76,7 @@ class IsolatedProgram(Program):
 
 
 class IsolatedEnvironment(Environment):
-    """One episode of theirs, made when it starts."""
+    """An episode of the environments, which is made when it starts."""
 
     def __init__(self, environments: Environments, task: Task, thread: LoopThread) -> None:
         self._environments, self._task, self._thread = environments, task, thread
@@ -105,7 +105,7 @@ class IsolatedEnvironment(Environment):
         return step
 
     async def close(self) -> None:
-        """Wait for as long as it takes; not for long where nobody waits for the episode any more."""
+        """Close the episode: without a time limit, or within two seconds if it was cancelled."""
         if self._environment is None:
             return
         task = asyncio.current_task()

@@ -9,8 +9,8 @@ from pydantic import Field, field_validator
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case, Kind, unearned
-from whet.tasks.few_shot import Example, messages
 from whet.tasks.math.grader import MathGrader, compare_numbers
+from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import Split, SplitTasks, question_key
 
 BOXED = "Reason step by step and put the final answer in \\boxed{}."

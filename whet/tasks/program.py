@@ -1,8 +1,8 @@
 """Tasks that are done by a program: any agent that is written for OpenAI's API.
 
-The program is a function ``solve(task, base_url, api_key)``, called once for each episode. All that it asks the model
-behind ``base_url`` is recorded and trained on, with the one reward of the episode. A plain function runs on a thread of
-its own, an ``async`` one on the thread of all environments, where it must not block.
+The program is a function ``solve(task, base_url, api_key)``, called once for each episode. All of its requests to the
+model behind ``base_url`` are recorded and trained on, with the one reward of the episode. A plain function runs on a
+separate thread; an ``async`` function runs on the thread of all environments, which it must not block.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from whet.core.types import Group, Task
 from whet.processes.threads import JobThread
 from whet.tasks.base import Address, Environment, Environments, Program, Step, called, checked_score
 from whet.tasks.cases import Case
-from whet.tasks.play import play
+from whet.tasks.episodes import play
 from whet.tasks.wrapped import WrappedTaskSet
 
 Solve = Callable[[Task, str, str], Any]
@@ -32,7 +32,7 @@ class AgentTasks(WrappedTaskSet):
     """The function that does a task, as in ``my_agent:solve``. It returns a text, which the task set grades, or the
     reward, or a dict with ``reward`` and scores."""
     deadline: float = Field(600.0, gt=0)
-    """Seconds that the program may take for one episode."""
+    """Seconds for one episode of the program."""
 
     @field_validator("program")
     @classmethod
@@ -70,24 +70,24 @@ class AgentEnvironments(Environments):
 
 
 class AgentEpisode(Program):
-    """One call of the program."""
+    """An episode: one call of the program."""
 
     def __init__(self, environments: AgentEnvironments, task: Task) -> None:
         self.environments, self.task = environments, task
 
     async def run(self, address: Address) -> Step:
-        """Raises ``TimeoutError`` after the deadline, and what the program raises."""
+        """Return the reward and scores. Raises ``TimeoutError`` after the deadline, and the program's errors."""
         tasks = self.environments.tasks
         limit = asyncio.timeout(tasks.deadline)
         try:
             async with limit:
                 result = await self._solve(address)
         except TimeoutError:
-            if not limit.expired():  # the program's own
+            if not limit.expired():  # an error of the program
                 raise
             why = f"{tasks.program} took more than data.deadline = {tasks.deadline:g} s for {self.task.uid}"
             raise TimeoutError(why) from None
-        return await self._worth(result)
+        return await self._step(result)
 
     async def _solve(self, address: Address) -> Any:
         solve, arguments = self.environments.solve, (self.task, address.base_url, address.api_key)
@@ -99,10 +99,11 @@ class AgentEpisode(Program):
         finally:
             thread.end()
 
-    async def _worth(self, result: Any) -> Step:
+    async def _step(self, result: Any) -> Step:
+        """Return the step of the program's result: a text, the reward, or a dict of scores."""
         if isinstance(result, str):
             return await self._grade(result)
-        where = f"that {self.environments.tasks.program} returned for {self.task.uid}"
+        where = f"that {self.environments.tasks.program} returned for {self.task.uid}"  # "the reward that ..."
         scores = dict(result) if isinstance(result, Mapping) else {"reward": result}
         if "reward" not in scores:
             raise DataError(f"the dict {where} has no 'reward', only {', '.join(map(str, scores)) or 'nothing'}")
@@ -110,9 +111,12 @@ class AgentEpisode(Program):
         return Step(checked.pop("reward"), scores=checked)
 
     async def _grade(self, answer: str) -> Step:
-        """Return the step that the answer is worth as the only reply in an episode of the task set."""
+        """Return the step of the answer as the only reply in an episode of the task set."""
         _, step = await play(self.environments.make(self.task), answer)
         if not step.done:
             kind = type(self.environments.tasks.taskset).__name__
-            raise DataError(f"{kind} has episodes of several turns, which can't grade the text of a program")
+            raise DataError(
+                f"{kind} has episodes of several turns, which can't grade a text; return the reward from "
+                f"{self.environments.tasks.program} instead"
+            )
         return step

@@ -1,9 +1,11 @@
-"""Tasks of a file that are graded elsewhere: by a program, a reward model, or a class derived from this one."""
+"""The messages of prompts, with solved examples; and a file's prompts as tasks without a grader."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 from pydantic import Field
 
+from whet.config import Config
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.row import Row, read_rows
@@ -12,14 +14,30 @@ from whet.data.split import Tally
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, question_key, split_files
 
 
-class Posed(Row):
+class Example(Config):
+    """A solved example: a user message and a reply to it."""
+
+    question: str
+    answer: str
+
+
+def messages(system: str | None, user: str, examples: Sequence[Example] = ()) -> list[Message]:
+    """Return the messages of a prompt, with the examples as earlier turns of the conversation."""
+    conversation: list[Message] = [{"role": "system", "content": system}] if system is not None else []
+    for example in examples:
+        conversation.append({"role": "user", "content": example.question})
+        conversation.append({"role": "assistant", "content": example.answer})
+    return [*conversation, {"role": "user", "content": user}]
+
+
+class PromptRow(Row):
     """A row of ``prompt``, a text or messages. All other fields become the task's ``data``."""
 
     prompt: Asked
 
 
 class Prompts(FileTasks):
-    """The rows of a file as tasks, which it doesn't grade itself."""
+    """The rows of a file as tasks without a grader: a program, a reward model or a subclass rewards them."""
 
     test_size: int = Field(default=100, ge=0, le=MAX_SIZE)
 
@@ -27,7 +45,7 @@ class Prompts(FileTasks):
         return split_files("prompts", self.path, self.test_path, self.test_size, self._read, _key)
 
     def _read(self, path: str, split: Split, tally: Tally) -> list[Task]:
-        rows = read_rows(path, Posed, self.columns)
+        rows = read_rows(path, PromptRow, self.columns)
         tally.rows += len(rows)
         return [
             Task(f"prompts/{split}/{number}", cast(list[Message], row.prompt), self.data_of(row))
@@ -35,7 +53,7 @@ class Prompts(FileTasks):
         ]
 
     @staticmethod
-    def data_of(row: Posed) -> dict[str, Any]:
+    def data_of(row: PromptRow) -> dict[str, Any]:
         """Return the ``data`` of a row's task: by default all columns but ``prompt``."""
         return dict(row.model_extra or {})
 

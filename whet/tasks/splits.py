@@ -1,7 +1,6 @@
-"""Task sets in two splits: drawn from a seed or read from files. No question appears twice, in one
-split or in both.
+"""Task sets in two splits, generated from a seed or read from files. All questions of both splits differ.
 
-``SplitTasks`` is the base of both; ``DrawnTasks`` and ``FileTasks`` add the settings that drawing and reading need.
+``SplitTasks`` is the common base; ``DrawnTasks`` and ``FileTasks`` add the settings of each origin.
 """
 
 import random
@@ -27,7 +26,7 @@ class SplitTasks(TaskSet, ABC):
     """Base of task sets that make the tasks of both splits together, once. Subclasses define ``splits``."""
 
     test_size: int = Field(default=200, ge=0, le=MAX_SIZE)
-    """Test tasks: the number to draw; with a file, the most to use."""
+    """Test tasks to generate or, with a file, the most to use."""
 
     @abstractmethod
     def splits(self) -> Mapping[Split, Sequence[Task]]:
@@ -42,15 +41,15 @@ class SplitTasks(TaskSet, ABC):
 
 
 class DrawnTasks(SplitTasks, ABC):
-    """Base of task sets that are drawn from a seed alone: they need no download, and can have any size."""
+    """Base of task sets that are generated from a seed: they need no download, and can have any size."""
 
     train_size: int = Field(default=2000, ge=1, le=MAX_SIZE)
-    """Training tasks to draw."""
+    """Training tasks to generate."""
     seed: int = 0
 
     @property
     def sizes(self) -> dict[Split, int]:
-        """Tasks of each split."""
+        """Return the number of tasks in each split."""
         return {"train": self.train_size, "test": self.test_size}
 
 
@@ -60,9 +59,9 @@ class FileTasks(SplitTasks, ABC):
     path: str
     """A JSONL file, or ``hf:name:config:split`` on the Hugging Face Hub."""
     test_path: str | None = None
-    """The same; None: test_size rows of ``path`` are held out."""
+    """A file of test tasks; None: ``test_size`` rows of ``path`` are held out."""
     columns: dict[str, str] = Field(default={})
-    """What the fields are called there, where they have other names, as in ``{answer: solution}``."""
+    """Columns of the file with other names than the fields, as in ``{answer: solution}``."""
 
 
 def checked_split(split: str) -> Split:
@@ -73,16 +72,16 @@ def checked_split(split: str) -> Split:
 
 
 def question_key(question: str) -> int:
-    """Return a number that is the same for two questions that differ in letter case and spacing alone."""
+    """Return a number that is equal for two questions that differ only in letter case and spacing."""
     return derive_seed("held out", " ".join(question.split()).casefold())
 
 
 def draw_splits(
     name: str, seed: int, sizes: Mapping[Split, int], draw: Callable[[random.Random], T], key: Key[T], variety: str
 ) -> dict[Split, list[tuple[int, T]]]:
-    """Draw the test tasks and then the training tasks, all with different keys; each comes with the number of its draw.
+    """Return the tasks of both splits, all with different keys, each with the number of its draw.
 
-    Raises ``ConfigError`` when too few tasks differ; ``variety`` names the settings that allow for more.
+    Raises ``ConfigError`` if too few tasks differ; ``variety`` names the settings that allow more.
     """
     taken = set[int]()
     drawn = dict[Split, list[tuple[int, T]]]()
@@ -99,7 +98,7 @@ def draw_splits(
 
 def draw_distinct(draw: Callable[[], T], size: int, key: Key[T], taken: set[int]) -> list[tuple[int, T]]:
     """Return up to ``size`` tasks whose keys are not in ``taken``, each with the number of its draw, and add their keys
-    to ``taken``. Fewer are returned when too many draws repeat a key."""
+    to ``taken``. Fewer are returned if too many draws repeat a key."""
     drawn = list[tuple[int, T]]()
     for number in range(_most_draws(size)):
         if len(drawn) == size:
@@ -123,8 +122,8 @@ def split_files(
     read: Callable[[str, Split, Tally], list[T]],
     key: Key[T],
 ) -> dict[Split, list[T]]:
-    """Return the tasks of one file or two, in two splits that share no key. ``read`` returns the tasks of a file's rows
-    and enters the rows, and what it drops, in the tally."""
+    """Return the tasks of one or two files, in two splits without a common key. ``read`` returns the tasks of a file's
+    rows, and counts read and dropped rows in the tally."""
     tally = Tally(f"{name} ({path})", 0)
     train = read(path, "train", tally)
     test = read(test_path, "test", tally) if test_path else None
@@ -134,10 +133,10 @@ def split_files(
 def split_train_test(
     name: str, train: list[T], test: list[T] | None, test_size: int, key: Key[T], tally: Tally
 ) -> dict[Split, list[T]]:
-    """Return distinct tasks in two splits that share no key. ``test`` None: ``test_size`` of ``train`` are held out;
-    otherwise ``test_size`` bounds ``test``. ``tally`` counts both files' rows.
+    """Return distinct tasks in two splits without a common key. With ``test`` None, ``test_size`` of ``train`` are held
+    out; otherwise ``test_size`` limits ``test``. ``tally`` counts the rows of both files.
 
-    Raises ``ConfigError`` when more than half would be held out, and ``DataError`` when no training task remains.
+    Raises ``ConfigError`` if more than half would be held out, and ``DataError`` if no training task remains.
     """
     train = distinct(train, key, tally)
     if test is None and test_size * 2 > len(train):

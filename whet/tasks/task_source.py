@@ -1,5 +1,4 @@
-"""Tasks that are read from a file or, without one, drawn from a seed; either way in two splits without a question in
-common."""
+"""Task sets that read a file or, without one, generate tasks from a seed, in two splits without a common question."""
 
 import random
 from abc import ABC, abstractmethod
@@ -13,52 +12,52 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.data.split import Tally
 from whet.tasks.cases import Case, Kind, unearned
-from whet.tasks.few_shot import Example, messages
+from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, draw_splits, question_key, split_files
 
 
 class SourcedTasks(FileTasks, ABC):
-    """Base of task sets that read rows (``read``) and can make tasks up (``draw``). Both leave uids to this class."""
+    """Base of task sets that read rows (``read``) or generate tasks (``draw``). This class sets the uids."""
 
     name: ClassVar[str]
-    variety: ClassVar[str] = "variety"  # the settings that allow for more different tasks
+    variety: ClassVar[str] = "variety"  # the settings that allow more different tasks, for an error message
 
-    path: str | None = None  # type: ignore[assignment]  # without a file, tasks are made up
+    path: str | None = None  # type: ignore[assignment]  # without a file, tasks are generated
     """A JSONL file, here or on the web (``https://...#sha256=...``), or ``hf:name:config:split`` on the Hugging Face
-    Hub; None: tasks are made up, from ``seed``."""
+    Hub; None: tasks are generated from ``seed``."""
     train_size: int | None = Field(default=None, ge=1, le=MAX_SIZE)
-    """The most training tasks, the first ones; None: all of a file, or 2,000 that are made up."""
+    """Most training tasks; the first are used. None: all of a file, or 2,000 generated tasks."""
     seed: int = 0
     system: str | None = None
     examples: tuple[Example, ...] = ()
-    """What the user says, in full, and replies to it, shown before each task as earlier turns."""
+    """Complete user messages with replies to them, which come before each task as earlier turns."""
 
     @model_validator(mode="after")
     def _file_settings_have_a_file(self) -> "SourcedTasks":
         if self.path is None and (self.test_path is not None or self.columns):
-            raise ValueError("test_path and columns are read with a path only")
+            raise ValueError("test_path and columns need a path; give one, or remove them to generate tasks")
         return self
 
     @abstractmethod
     def read(self, path: str) -> list[Task]:
-        """Return the tasks of a file's rows. Raises ``DataError`` naming the row for one that can't be graded."""
+        """Return the tasks of a file's rows. Raises ``DataError`` naming a row that can't be graded."""
 
     @abstractmethod
     def draw(self, rng: random.Random) -> Task:
-        """Return a task that is made up."""
+        """Return a generated task."""
 
     def key(self, task: Task) -> int:
-        """Return a number that is the same for two tasks that ask the same."""
+        """Return a number that is equal for two tasks with the same question."""
         return question_key(
             "\n".join(text_of(message["content"]) for message in task.prompt if message["role"] == "user")
         )
 
     def answers(self, task: Task) -> Iterable[tuple[Kind, str, str, float]]:
-        """Yield answers to a task whose reward is known: kind, what it tries, answer, reward."""
+        """Yield answers to a task with known rewards: kind, description, answer, reward."""
         return ()
 
     def unearned(self, tasks: Sequence[Task]) -> Iterable[Case]:
-        """Yield answers to the first of some tasks that must earn nothing; by default those of ``cases.unearned``."""
+        """Yield answers to the first task that must earn nothing; by default ``cases.unearned``."""
         return unearned(tasks[0], self.gold(tasks[0]))
 
     def cases(self) -> Sequence[Case]:

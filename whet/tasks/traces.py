@@ -1,4 +1,4 @@
-"""Conversations in which a task set's own tasks are solved, to learn from before the policy solves them itself."""
+"""Conversations that solve the tasks of a task set with its gold answers, for supervised fine-tuning."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -14,27 +14,28 @@ from whet.data.row_kinds import Conversation, Example
 from whet.data.rows import SupervisedRows
 from whet.tasks.base import Environments, TaskSet, called
 from whet.tasks.cases import Answer
-from whet.tasks.play import play
+from whet.tasks.episodes import play
 from whet.tasks.registry import TASK_SETS
 
 
 class Traces(SupervisedRows):
-    """The right answers that a task set knows (its ``gold``), each played in its environment, so that the results of
-    tools stand in it as the policy will see them."""
+    """The gold answers of a task set, each played in its environment, so that the rows have the results of tools as the
+    policy will see them."""
 
     path: Literal["gold"] = "gold"
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """Whose tasks."""
+    """The task set whose gold answers are the rows."""
     limit: int | None = Field(default=None, ge=1)
-    """At most so many tasks to learn from, the first ones."""
+    """Most training tasks; the first are used."""
 
     def read(self) -> tuple[Sequence[Example], Sequence[Example]]:
-        """Raises ``DataError`` where none is known, or one doesn't earn full marks."""
+        """Return the rows of both splits. Raises ``DataError`` if no task has a gold answer, or one doesn't earn the
+        full reward."""
         tasks = self.taskset.tasks("train")[: self.limit], self.taskset.tasks("test")[: self.test_size]
-        with ThreadPoolExecutor(1, "traces") as thread:  # an event loop may be running on this one
+        with ThreadPoolExecutor(1, "traces") as thread:  # an event loop may be running on the calling thread
             train, test = thread.submit(asyncio.run, _played(self.taskset, *tasks)).result()
         if not train:
-            raise DataError(f"{type(self.taskset).__name__} knows no right answer: define its gold()")
+            raise DataError(f"{type(self.taskset).__name__} has no gold answer to any task: define its gold()")
         return train, test
 
 
@@ -42,13 +43,14 @@ async def _played(taskset: TaskSet, *splits: Sequence[Task]) -> list[list[Exampl
     environments = taskset.open()
     try:
         return [
-            [await _conversation(environments, task, gold) for task, gold in _known(taskset, tasks)] for tasks in splits
+            [await _conversation(environments, task, gold) for task, gold in _golds(taskset, tasks)] for tasks in splits
         ]
     finally:
         await called(environments.close)
 
 
-def _known(taskset: TaskSet, tasks: Sequence[Task]) -> Iterator[tuple[Task, Answer]]:
+def _golds(taskset: TaskSet, tasks: Sequence[Task]) -> Iterator[tuple[Task, Answer]]:
+    """Yield the tasks that have a gold answer, with it."""
     for task in tasks:
         if (gold := taskset.gold(task)) is not None:
             yield task, gold
@@ -56,7 +58,10 @@ def _known(taskset: TaskSet, tasks: Sequence[Task]) -> Iterator[tuple[Task, Answ
 
 async def _conversation(environments: Environments, task: Task, gold: Answer) -> Conversation:
     observation, episode = await play(environments.make(task), gold)
-    if (marks := episode.scores.get("correct", episode.reward)) < 1:  # the scale of rewards differs between task sets
-        raise DataError(f"the right answer to task {task.uid!r} earns {marks:g}; `whet validate` says more")
+    if (score := episode.scores.get("correct", episode.reward)) < 1:  # the scale of rewards differs between task sets
+        raise DataError(
+            f"the gold answer to task {task.uid!r} earns {score:g} instead of 1; "
+            "`whet validate` checks all gold answers"
+        )
     messages = [*observation.messages, *episode.messages]
     return Conversation.of(task.uid, {"messages": messages, "tools": observation.tools})

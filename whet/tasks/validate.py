@@ -1,5 +1,5 @@
-"""Grades answers whose reward is known: the cases that a task set declares, a sample of the data's own right answers,
-and, against each other's tasks, the same answers again."""
+"""Validation of a task set's graders by answers with known rewards: the cases that it declares, a sample of its gold
+answers, and gold answers of other tasks, which should be wrong."""
 
 import asyncio
 import math
@@ -16,30 +16,30 @@ from whet.core.types import Task
 from whet.processes.loop_thread import format_error
 from whet.tasks.base import TaskSet
 from whet.tasks.cases import Answer
+from whet.tasks.episodes import play
 from whet.tasks.isolated import IsolatedEnvironments
-from whet.tasks.play import play
 
-GOLD, OTHERS = "gold", "another's gold"  # right answers of the data: to their own task, and to another one
-_DEADLINE = 120.0  # seconds that one answer may take
+GOLD, OTHERS = "gold", "another's gold"  # kinds of answers: gold answers of the task, and of another task
+_DEADLINE = 120.0  # seconds for one answer
 
 
 class ValidationConfig(Config):
-    """Whether a run checks its graders before it trains."""
+    """The check of a run's graders before it trains."""
 
     required: bool = False
     """Grade answers with known rewards first, as ``whet validate`` does; stop if any is graded wrongly."""
     samples: int = Field(20, ge=0)
-    """How many of the data's own right answers to grade."""
+    """Number of gold answers to grade."""
 
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """An answer, what it should be worth and what it is."""
+    """An answer with its expected reward and its reward."""
 
-    kind: str  # of the case; or GOLD, OTHERS
+    kind: str  # the kind of the case, or GOLD or OTHERS
     name: str
     expected: float
-    got: float | None = None
+    got: float | None = None  # None after an error
     error: str = ""
 
     @property
@@ -52,18 +52,17 @@ class Graded:
 
 
 async def validate(taskset: TaskSet, samples: int) -> list[Graded]:
-    """Grade all cases, and ``samples`` of the right answers that the data know. Raises ``ConfigError`` where there is
-    nothing to grade."""
+    """Grade all cases and ``samples`` gold answers. Raises ``ConfigError`` if there is nothing to grade."""
     cases, golds = taskset.cases(), _golds(taskset, samples)
     if not cases and not golds:
         name = type(taskset).__name__
-        raise ConfigError(f"{name} declares no answer whose reward is known: define its cases() or gold()")
+        raise ConfigError(f"{name} declares no answer with a known reward: define its cases() or gold()")
     answers: list[tuple[str, str, Task, Answer, float]]
     answers = [(case.kind, case.name, case.task, case.answer, case.expected) for case in cases]
     answers += [(GOLD, task.uid, task, gold, 1.0) for task, gold in golds]
-    for (task, own), (other, gold) in zip(golds, [*golds[1:], *golds[:1]], strict=True):
-        if own != gold:
-            answers.append((OTHERS, f"{task.uid}, {other.uid}", task, gold, 0.0))
+    for (task, gold), (other, other_gold) in zip(golds, [*golds[1:], *golds[:1]], strict=True):
+        if gold != other_gold:
+            answers.append((OTHERS, f"{task.uid}, {other.uid}", task, other_gold, 0.0))
     environments = IsolatedEnvironments(taskset.open())
     try:
         return [await _graded(environments, *answer) for answer in answers]
@@ -72,19 +71,21 @@ async def validate(taskset: TaskSet, samples: int) -> list[Graded]:
 
 
 def wrong(graded: Sequence[Graded]) -> list[Graded]:
-    """Return what is not graded as it should be. Another task's answer may be right by chance, so those count only
-    where more than half of them are accepted."""
-    others = [one for one in graded if one.kind == OTHERS]
-    chance = sum(not one.right for one in others) <= len(others) / 2
-    return [one for one in graded if not one.right and (one.kind != OTHERS or one.error or not chance)]
+    """Return the answers that are graded wrongly. The gold answer of another task may be right by chance, so these only
+    count if more than half of them are accepted."""
+    others = [answer for answer in graded if answer.kind == OTHERS]
+    by_chance = sum(not answer.right for answer in others) <= len(others) / 2
+    return [
+        answer for answer in graded if not answer.right and (answer.kind != OTHERS or answer.error or not by_chance)
+    ]
 
 
 async def require(taskset: TaskSet, samples: int) -> None:
     """Raise ``DataError`` naming the first answer that is graded wrongly."""
-    if found := wrong(await validate(taskset, samples)):
-        first = found[0]
+    if failures := wrong(await validate(taskset, samples)):
+        first = failures[0]
         raise DataError(
-            f"{len(found)} answers with known rewards are graded wrongly, so nothing is trained on them; the first, "
+            f"{len(failures)} answers with known rewards are graded wrongly, so nothing is trained on them; the first, "
             f"{first.name!r} ({first.kind}), should earn {first.expected:g}, but: {first.outcome}. "
             "`whet validate` lists them all"
         )
@@ -93,11 +94,11 @@ async def require(taskset: TaskSet, samples: int) -> None:
 def _golds(taskset: TaskSet, samples: int) -> list[tuple[Task, Answer]]:
     tasks = [*taskset.tasks("train"), *taskset.tasks("test")]
     random.Random(derive_seed(0, "validate")).shuffle(tasks)
-    found: list[tuple[Task, Answer]] = []
-    for task in tasks[: 10 * samples]:  # of some data only a few rows have one
-        if len(found) < samples and (gold := taskset.gold(task)) is not None:
-            found.append((task, gold))
-    return found
+    golds: list[tuple[Task, Answer]] = []
+    for task in tasks[: 10 * samples]:  # in some data sets only a few rows have a gold answer
+        if len(golds) < samples and (gold := taskset.gold(task)) is not None:
+            golds.append((task, gold))
+    return golds
 
 
 async def _graded(

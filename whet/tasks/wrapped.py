@@ -1,4 +1,4 @@
-"""Task sets that pose the tasks of another one, and reward or play them in a way of their own."""
+"""Base classes of task sets with the tasks of another task set, and other rewards or episodes."""
 
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
@@ -16,7 +16,7 @@ class WrappedTaskSet(TaskSet):
     """Tasks of ``taskset``. Subclasses define ``open``."""
 
     taskset: Annotated[TaskSet, Component(TASK_SETS)]
-    """The task set that poses tasks."""
+    """The task set whose tasks are used."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         return self.taskset.tasks(split)
@@ -26,18 +26,18 @@ class WrappedTaskSet(TaskSet):
 
 
 class Rewarded(WrappedTaskSet):
-    """Base of those whose rewards stand in for the task set's own."""
+    """Base of wrapped task sets that replace the rewards of the task set."""
 
-    rewarded_by: ClassVar[str]  # who would overrule it
+    rewarded_by: ClassVar[str]  # the source of the new rewards, for an error message
 
     grade_weight: float = 0.0
-    """Adds this times the task set's own reward."""
+    """Weight of the task set's own reward, which is added to the new reward."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         name = type(self.taskset).__name__
         if type(self.taskset).score_group is not Environments.score_group:
-            raise ValueError(f"{name} changes rewards in view of the group, which {self.rewarded_by} would overrule")
+            raise ValueError(f"{name} sets the rewards of whole groups, which {self.rewarded_by} would replace")
         if self.grade_weight and not self.taskset.grades:
-            raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing")
+            raise ValueError(f"grade_weight = {self.grade_weight:g}, but {name} grades nothing; set it to 0")
         return self

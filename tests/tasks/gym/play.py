@@ -9,8 +9,8 @@ import httpx
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environments
+from whet.tasks.episodes import play as base_play
 from whet.tasks.gym.tasks import GymEnvironments, NemoGym
-from whet.tasks.play import play as base_play
 
 
 def says(text: str) -> Message:

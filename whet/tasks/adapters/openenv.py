@@ -17,7 +17,7 @@ from whet.base.strict_json import STRICT
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Observation, Step, finite
-from whet.tasks.few_shot import messages
+from whet.tasks.prompts import messages
 from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split
 
 with extra("tasks", "data.type=openenv"):

@@ -25,9 +25,9 @@ from whet.data.split import Tally, distinct
 from whet.processes.pool import WorkerLimits
 from whet.tasks.base import Environments
 from whet.tasks.cases import Case
-from whet.tasks.few_shot import messages
 from whet.tasks.grading import GradingPool
 from whet.tasks.math.grader import last_boxed
+from whet.tasks.prompts import messages
 from whet.tasks.splits import MAX_SIZE, DrawnTasks, Split, checked_split, question_key
 
 AnswerKind = Literal["boxed", "tag", "last_line", "whole"]

@@ -16,7 +16,7 @@ from whet.core.content import text_of
 from whet.core.types import Message
 from whet.data.row import Row, Text, missing
 from whet.tasks.base import TaskSet
-from whet.tasks.few_shot import messages
+from whet.tasks.prompts import messages
 
 TASK = "whet_task"  # the field of a row that names its task
 _ROLES = {"developer": "system"}

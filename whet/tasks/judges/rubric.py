@@ -9,9 +9,9 @@ from pydantic import model_validator
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Task
 from whet.tasks.base import Environments
+from whet.tasks.episodes import graded
 from whet.tasks.judges.judge import AnswerRefusedError, Judge, JudgeEnvironments
 from whet.tasks.judges.prompts import EQUAL, RUBRIC, asked, conversation, mark
-from whet.tasks.single_turn import graded
 from whet.tasks.wrapped import WrappedTaskSet
 
 _MARKS = r"[\s*_`\"'()\[\]<>]*"  # Markdown and brackets; not a sign or a point, which belong to the number

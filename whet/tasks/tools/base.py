@@ -18,8 +18,8 @@ from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Observation, Step, TaskSet
 from whet.tasks.cases import Answer, Case, unearned
-from whet.tasks.few_shot import Example, messages
-from whet.tasks.single_turn import checked_scores
+from whet.tasks.episodes import checked_scores
+from whet.tasks.prompts import Example, messages
 from whet.tasks.splits import DrawnTasks, Split, draw_splits, question_key
 from whet.tools.registry import TOOL_SOURCES
 from whet.tools.source import ToolServer, ToolSource

@@ -20,7 +20,7 @@ from whet.base.errors import DataError
 from whet.base.seeds import derive_seed
 from whet.core.types import Task
 from whet.tasks.cases import Answer
-from whet.tasks.few_shot import messages
+from whet.tasks.prompts import messages
 from whet.tasks.splits import Split, question_key
 from whet.tasks.tools.base import SeededToolTasks, right_or_wrong, solution
 from whet.tasks.tools.office_tools import NOW, TABLES, CustomerStatus, Office, Row, Tables, TaskList

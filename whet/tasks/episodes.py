@@ -1,11 +1,12 @@
-"""The commonest episode: one prompt, one reply, one grade."""
+"""The episode of one turn, and episodes played with given replies instead of a model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from whet.base.errors import DataError
 from whet.core.content import text_of
 from whet.core.types import Message, Task
 from whet.tasks.base import Environment, Environments, Grade, Observation, Step, called, checked_score, place_of
+from whet.tasks.cases import Answer
 
 
 class SingleTurn(Environment):
@@ -18,18 +19,19 @@ class SingleTurn(Environment):
         return Observation(messages=list(self.task.prompt))
 
     async def step(self, reply: Message) -> Step:
-        """Raises ``DataError`` when the grade is not a finite number: a broken grader is never a reward of zero."""
+        """Return the grade of the reply. Raises ``DataError`` for a grade that is not a finite number: a broken grader
+        is never a reward of zero."""
         scores = await graded(self.environments, self.task, text_of(reply["content"]))
         return Step(reward=scores.pop("reward"), scores=scores, done=True)
 
 
 async def graded(environments: Environments, task: Task, answer: str) -> dict[str, float]:
-    """Return what ``environments.grade`` gives to one answer, with ``reward`` among the scores."""
+    """Return the scores of one answer by ``environments.grade``, including ``reward``."""
     return checked_scores(await called(environments.grade, task, answer), task, environments)
 
 
 def checked_scores(scores: Grade, task: Task, environments: Environments) -> dict[str, float]:
-    """Return the scores as floats, with ``reward`` among them. Raises ``DataError`` naming the task otherwise."""
+    """Return the scores as floats, including ``reward``. Raises ``DataError`` naming the task for invalid scores."""
     where = f"{place_of(type(environments), 'grade')} of task {task.uid!r}"
     if not isinstance(scores, Mapping):
         reward = checked_score("reward", scores, f"returned by {where}")
@@ -37,3 +39,26 @@ def checked_scores(scores: Grade, task: Task, environments: Environments) -> dic
     if "reward" not in scores:
         raise DataError(f"{where} must return the reward, or a dict with the key 'reward', not {scores!r}")
     return {name: checked_score(name, value, f"returned by {where}") for name, value in scores.items()}
+
+
+async def play(environment: Environment, answer: Answer) -> tuple[Observation, Step]:
+    """Give an environment the replies of ``answer`` until the episode is done, and close it.
+
+    Returns the first messages for the model, and the whole episode as one step: rewards are summed, later scores
+    replace earlier ones, and ``messages`` is the conversation after the first messages.
+    """
+    replies: Sequence[Message] = [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
+    episode = Step(done=False)
+    try:
+        observation = await environment.start()
+        for reply in replies:
+            step = await environment.step(reply)
+            episode.reward += step.reward
+            episode.scores |= step.scores
+            episode.messages += [reply, *step.messages]
+            episode.done = step.done
+            if step.done:
+                break
+    finally:
+        await environment.close()
+    return observation, episode
