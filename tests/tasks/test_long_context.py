@@ -9,7 +9,7 @@ import pytest
 from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import DataError
 from whet.core.types import Task
-from whet.tasks.long_context.task_set import NAMES, LongContext
+from whet.tasks.long_context import NAMES, LongContext
 
 TASKS = LongContext(train_size=1, test_size=0)
 TEXT = " ".join(f"word{n}" for n in range(200))

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from whet.base.errors import ConfigError, DataError
 from whet.tasks.math.arithmetic import Arithmetic, by_precedence
-from whet.tasks.math.dataset import Math
-from whet.tasks.math.gsm8k import GSM8K
+from whet.tasks.math.dataset import GSM8K, Math
 
 
 def write(path, rows):

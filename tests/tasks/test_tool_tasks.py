@@ -19,8 +19,7 @@ from whet.core.types import Message, Task
 from whet.processes.loop_thread import UserCodeExit
 from whet.tasks.base import Step
 from whet.tasks.cases import Answer
-from whet.tasks.games.guessing import Guessing
-from whet.tasks.games.sliding_puzzle import SlidingPuzzle
+from whet.tasks.games import Guessing, SlidingPuzzle
 from whet.tasks.registry import TASK_SETS
 from whet.tasks.tools.base import SeededToolTasks, ToolTasks, right_or_wrong, says, solution
 from whet.tasks.tools.calculator import Calculator, calculate

@@ -12,10 +12,9 @@ from whet.tasks.adapters.reasoning_gym import ReasoningGym
 from whet.tasks.base import Observation, Step, TaskSet
 from whet.tasks.cases import Case
 from whet.tasks.choice.task_set import MultipleChoice
-from whet.tasks.games.guessing import Guessing
-from whet.tasks.games.sliding_puzzle import SlidingPuzzle
+from whet.tasks.games import Guessing, SlidingPuzzle
 from whet.tasks.instructions.task_set import InstructionFollowing
-from whet.tasks.long_context.task_set import LongContext
+from whet.tasks.long_context import LongContext
 from whet.tasks.math.arithmetic import Arithmetic
 from whet.tasks.math.notation import last_boxed
 from whet.tasks.structured.task_set import StructuredOutput

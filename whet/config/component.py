@@ -3,7 +3,7 @@
 A mapping such as ``{type: gsm8k, limit: 10}`` or a bare name is converted to an instance of the named ``Config``. Only
 the chosen class is imported. Independent of YAML and files.
 
-    data: Annotated[TaskSet, Component({"gsm8k": "whet.tasks.math.gsm8k:GSM8K"})]
+    data: Annotated[TaskSet, Component({"gsm8k": "whet.tasks.math.dataset:GSM8K"})]
 """
 
 import importlib

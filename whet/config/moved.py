@@ -44,23 +44,23 @@ _MOVED = {
         "environments.base environments.cases environments.hosted=isolated environments.single_turn=episodes "
         "environments.validate environments.traces environments.grading environments.problems "
         "environments.task_source environments.over=wrapped environments.prompts environments.registry "
-        "environments.program tasks.single_turn=episodes tasks.play=episodes tasks.few_shot=prompts"
+        "environments.guessing=games environments.sliding_puzzle=games "
+        "environments.long_context environments.program tasks.games.guessing=games tasks.games.sliding_puzzle=games "
+        "tasks.long_context.task_set=long_context tasks.single_turn=episodes tasks.play=episodes tasks.few_shot=prompts"
     ),
     "whet.tasks.adapters": (
         "environments.reasoning_gym_adapter=reasoning_gym environments.openenv environments.verifiers_adapter=verifiers"
     ),
     "whet.tasks.choice": "environments.multiple_choice=task_set environments.choice_grader=grader",
     "whet.tasks.code": "environments.code=task_set environments.code_rows=rows environments.code_tests=tests",
-    "whet.tasks.games": "environments.guessing environments.sliding_puzzle",
     "whet.tasks.gym": "environments.gym_rows=rows gym.client gym.items gym.rows gym.tasks tasks.gym.training_rows=rows",
     "whet.tasks.instructions": "environments.instruction_following=task_set environments.instruction_checks=checks",
     "whet.tasks.judges": (
         "judges.comparison judges.environments=judge judges.genrm judges.genrm_training judges.judge "
         "judges.prompts judges.rubric tasks.judges.task_sets=judge"
     ),
-    "whet.tasks.long_context": "environments.long_context=task_set",
     "whet.tasks.math": (
-        "environments.arithmetic environments.gsm8k environments.math_dataset=dataset "
+        "environments.arithmetic environments.gsm8k=dataset tasks.math.gsm8k=dataset environments.math_dataset=dataset "
         "environments.math_grader=grader environments.math_answers=answers "
         "environments.math_notation=notation environments.formulas environments.written_numbers"
     ),

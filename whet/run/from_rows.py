@@ -11,7 +11,7 @@ from whet.data.jsonl import Placed, read_jsonl
 from whet.data.row import Row
 from whet.data.row_kinds import Conversation, Preference
 from whet.tasks.functions import name_of
-from whet.tasks.prompts import Posed
+from whet.tasks.prompts import PromptRow
 
 RowData = Iterable[Mapping[str, Any]] | str | Path
 """A list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``, the path of a JSONL file, or ``hf:name``."""
@@ -31,7 +31,7 @@ class Training:
     algorithm: str
 
 
-_REWARDED = Training(frozenset({"prompt"}), Posed, "function", "grpo")
+_REWARDED = Training(frozenset({"prompt"}), PromptRow, "function", "grpo")
 _FROM_ROWS = (
     Training(frozenset({"chosen", "rejected"}), Preference, "preference", "dpo"),
     Training(frozenset({"messages"}), Conversation, "supervised", "sft"),

@@ -12,7 +12,7 @@ import pytest
 from tests.tasks.gym.play import over, play, says
 from whet.base.errors import ConfigError
 from whet.endpoint.gym import application, check_single_turn, serve
-from whet.tasks.games.guessing import Guessing
+from whet.tasks.games import Guessing
 from whet.tasks.gym.rows import write_rows
 from whet.tasks.instructions.task_set import InstructionFollowing
 from whet.tasks.math.arithmetic import Arithmetic

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from tests.groups import episode
 from whet.base.errors import ConfigError
 from whet.core.types import Group, Status, Task
-from whet.tasks.games.guessing import Guessing
+from whet.tasks.games import Guessing
 from whet.tasks.judges.comparison import read_comparison
 from whet.tasks.judges.genrm import ComparedEnvironments, GenRM
 from whet.tasks.judges.genrm_training import GenRMTraining

@@ -1,4 +1,6 @@
-"""MATH: competition problems with LaTeX answers (Hendrycks et al., arXiv 2103.03874), and files of the same form."""
+"""Data sets of mathematical problems: MATH (Hendrycks et al., arXiv 2103.03874), competition problems with LaTeX
+answers, and files of the same form; and GSM8K (Cobbe et al., arXiv 2110.14168), grade-school word problems with
+numbers."""
 
 import contextlib
 import json
@@ -13,8 +15,11 @@ from whet.data.split import Tally
 from whet.tasks.base import Environments
 from whet.tasks.math.answers import is_prose
 from whet.tasks.math.notation import last_boxed
+from whet.tasks.math.written_numbers import as_number
 from whet.tasks.problems import BoxedProblems, Problem
 from whet.tasks.splits import MAX_SIZE, FileTasks, Split, split_files
+
+GSM8K_HUB = "hf:openai/gsm8k:main:"
 
 
 def _rating(value: Any) -> Any:
@@ -50,7 +55,7 @@ def _unboxed(answer: str | None) -> str | None:
     return answer if answer is None or (boxed := last_boxed(answer)) is None else boxed
 
 
-class Question(Row):
+class MathRow(Row):
     """A row of MATH, with an ``answer`` or a boxed one in its ``solution``; of DAPO or Skywork (``prompt``,
     ``reward_model``); or with an ``expected_answer`` (NeMo Gym, OpenMathInstruct)."""
 
@@ -112,7 +117,7 @@ class Math(FileTasks, BoxedProblems):
         return split_files("math", self.path, self.test_path, self.test_size, self._read, Problem.key)
 
     def _read(self, path: str, split: Split, tally: Tally) -> list[Problem]:
-        rows, problems = read_rows(path, Question, self.columns), []
+        rows, problems = read_rows(path, MathRow, self.columns), []
         tally.rows += len(rows)
         for index, row in enumerate(rows):
             if not row.answer or not row.answer.strip():
@@ -125,7 +130,7 @@ class Math(FileTasks, BoxedProblems):
                 problems.append(Problem(f"math/{split}/{index}", row.problem, row.answer, difficulty=row.difficulty))
         return problems
 
-    def _difficult_enough(self, row: Question) -> bool:
+    def _difficult_enough(self, row: MathRow) -> bool:
         low, high = self.min_difficulty, self.max_difficulty
         if low is None and high is None:
             return True
@@ -135,3 +140,40 @@ class Math(FileTasks, BoxedProblems):
                 "data.min_difficulty and data.max_difficulty need one in every row"
             )
         return (low is None or row.difficulty >= low) and (high is None or row.difficulty <= high)
+
+
+def _final_number(answer: str) -> str:
+    """Return the number after the ``####`` of a worked solution."""
+    _, mark, number = answer.rpartition("####")
+    if not mark or as_number(number) is None:
+        raise ValueError("must end in '#### ' and a number")
+    return number.strip()
+
+
+class GSM8KRow(Row):
+    """A row of GSM8K."""
+
+    question: Text
+    answer: Annotated[Text, AfterValidator(_final_number)]
+
+
+class GSM8K(BoxedProblems):
+    """Rows of ``question`` and ``answer``. The number after ``####`` in the answer is the gold answer."""
+
+    path: str | None = None
+    """A JSONL file; None: the Hugging Face dataset, both splits."""
+    test_path: str | None = None
+    """A JSONL file; None: test_size rows of ``path`` are held out."""
+    test_size: int = Field(default=500, ge=0, le=MAX_SIZE)
+    """The most test problems to use."""
+
+    def problems(self) -> dict[Split, list[Problem]]:
+        path, test_path = self.path, self.test_path
+        if path is None:
+            path, test_path = f"{GSM8K_HUB}train", test_path or f"{GSM8K_HUB}test"
+        return split_files("gsm8k", path, test_path, self.test_size, self._read, Problem.key)
+
+    def _read(self, path: str, split: Split, tally: Tally) -> list[Problem]:
+        rows = read_rows(path, GSM8KRow)
+        tally.rows += len(rows)
+        return [Problem(f"gsm8k/{split}/{index}", row.question, row.answer) for index, row in enumerate(rows)]
