@@ -1,4 +1,4 @@
-"""The task sets that a recipe can name: those of whet and of every installed distribution."""
+"""The task sets that a recipe can name: the built-in task sets, and task sets of installed distributions."""
 
 from whet.config.entry_points import EntryPoints
 
