@@ -111,7 +111,7 @@ def train(
                reward=lambda answer, solution: solution in answer)
 
     ``model``: a folder, a Hub id or a built-in name. ``data``: a list of dicts, a ``datasets.Dataset``, a DataFrame or
-    the path of a JSONL file; each row has a ``prompt``, a text or messages. ``reward``: a function, sync or async, of
+    the path of a data file; each row has a ``prompt``, a text or messages. ``reward``: a function, sync or async, of
     the model's answer and, by their names, of columns of the row (or of all of them: ``row``); it returns a number, a
     bool, or a dict of scores with the key ``reward``. The model then learns by GRPO. Without a reward, rows with
     ``messages`` or ``prompt`` and ``completion`` are learned by SFT, ``chosen`` and ``rejected`` by DPO.
@@ -184,17 +184,12 @@ def result(folder: str | os.PathLike[str]) -> "Result":
 def finished(title: str, folder: Path, train: Callable[[StopRequest], Path]) -> Path:
     """Train into the folder while showing the progress, write the report, print a summary, and return the folder."""
     from whet.show.live_report import shown
+    from whet.show.summary import print_summary  # takes a while
 
     with readers_may_go():
         with shown(title, folder):
             folder = without_loop(train)
-
-        from whet.metrics.sinks.jsonl import FILE
-
-        if (folder / FILE).exists():  # no report without the sink that it is made from
-            from whet.show.summary import print_summary
-
-            print_summary(folder)
+        print_summary(folder)
     return folder
 
 

@@ -26,6 +26,7 @@ class WithSteps(Settings):
     """Further sections of a recipe."""
 
     steps: int = 3
+    duration: str = "3 steps"
     learner: Learner = Learner()
     generator: Generator = Generator()
 

@@ -18,6 +18,7 @@ from whet.cli.main import main
 from whet.core.types import Task
 from whet.learner.learner import WorkerLearner
 from whet.metrics.rollout_file import read_rollouts, rollout_path
+from whet.metrics.sinks.jsonl import read_metrics
 from whet.run import run
 from whet.run.build import trained_weights
 from whet.run.evaluate import evaluate
@@ -42,9 +43,9 @@ def test_overrides_of_a_resume_are_kept(tiny_model: Path, tmp_path: Path) -> Non
         run.resume(folder, ["steps=1"])
 
 
-def test_a_run_may_keep_no_metrics_file(tiny_model: Path, tmp_path: Path) -> None:
+def test_metrics_are_in_the_run_folder_with_any_sinks(tiny_model: Path, tmp_path: Path) -> None:
     folder = run.start(toy_recipe(tiny_model, steps=1, sinks=["console"]), tmp_path / "run")
-    assert not (folder / "metrics.jsonl").exists()
+    assert read_metrics(folder / "metrics.jsonl")[-1]["step"] == 1
 
 
 def test_a_best_metric_that_nobody_measures_is_said_aloud(

@@ -15,6 +15,7 @@ from whet.base.errors import ConfigError, DataError, WhetError
 from whet.config import RecipeError
 from whet.core.types import Task
 from whet.data.in_memory import as_rows, write_rows
+from whet.run.from_rows import RowFiles
 from whet.show.result import Result
 from whet.tasks.functions import FunctionTasks, name_of
 
@@ -136,7 +137,8 @@ def test_a_reward_that_raises_is_reported_once_with_its_line(
 
 
 def test_rows_of_answers_need_no_reward(tiny_model: Path, tmp_path: Path) -> None:
-    said = [{"prompt": f"{n}?", "completion": "abc"} for n in range(12)]
+    said = tmp_path / "said.csv"
+    said.write_text("prompt,completion\n" + "".join(f"{n}?,abc\n" for n in range(12)))
     result = whet.train(model=tiny_model, data=said, steps=1, batch_size=2, folder=tmp_path / "sft")
     assert result.recipe.algorithm.__class__.__name__ == "SFT"
     assert result.evaluate()["evaluation/n"] == 1  # type: ignore[index]
@@ -145,6 +147,11 @@ def test_rows_of_answers_need_no_reward(tiny_model: Path, tmp_path: Path) -> Non
     assert result.recipe.algorithm.__class__.__name__ == "DPO"
     with pytest.raises(ConfigError, match="evaluate\\(\\) has no setting 'samples' here; it has: limit, split"):
         result.evaluate(samples=3)
+
+
+def test_published_forms_of_conversations_are_recognized() -> None:
+    turns = [{"from": "human", "value": "2 + 2?"}, {"from": "gpt", "value": "4"}]
+    assert RowFiles([{"conversations": turns}], None, None).training.algorithm == "sft"
 
 
 def test_a_callback_gets_each_step_and_its_exception_ends_the_run(tiny_model: Path, tmp_path: Path) -> None:

@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from whet.base.errors import ConfigError
+from whet.data.files import is_text_table, read_file
+from whet.data.forms import conversation
 from whet.data.in_memory import as_rows, write_rows
-from whet.data.jsonl import Placed, read_jsonl
+from whet.data.jsonl import Placed
 from whet.data.row import Row
 from whet.data.row_kinds import Conversation, Preference
 from whet.tasks.functions import name_of
 from whet.tasks.prompts import PromptRow
 
 RowData = Iterable[Mapping[str, Any]] | str | Path
-"""A list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``, the path of a JSONL file, or ``hf:name``."""
+"""A list of dicts, a ``datasets.Dataset``, a ``pandas.DataFrame``, the path of a data file, or ``hf:name:split``."""
 
 _KEYS = {"data": "path", "test": "test_path"}  # argument of whet.train -> key of a recipe's data
 _FILES = {"data": "rows.jsonl", "test": "test.jsonl"}  # in the run folder
+_WEB = ("hf:", "http:", "https:")
 _MOST_HELD_OUT = 100  # each is answered before and after training
 
 
@@ -48,8 +51,11 @@ class RowFiles:
         self._rows = {name: _read(source, name) for name, source in self._sources.items()}
         self._name = None if reward is None else name_of(reward)
         self.training = _training_of(self._rows["data"]) if reward is None else _REWARDED
-        for where, row in (placed for rows in self._rows.values() for placed in rows or ()):
-            self.training.row.of(where, row)
+        for name, rows in self._rows.items():
+            source = self._sources[name]
+            as_texts = isinstance(source, str | Path) and is_text_table(source)
+            for where, row in rows or ():
+                self.training.row.of(where, row, as_texts)
 
     def recipe(self, folder: Path) -> dict[str, Any]:
         """Return the sections of a recipe, with the paths of the files that ``write`` writes."""
@@ -81,17 +87,17 @@ def _read(data: RowData, name: str) -> list[Placed] | None:
     """Return the rows, each with its place; None if they are on the web."""
     if not isinstance(data, str | Path):
         return as_rows(data, name)
-    return None if str(data).startswith(("hf:", "http:", "https:")) else read_jsonl(data)
+    return None if str(data).startswith(_WEB) else read_file(data)
 
 
 def _path(data: RowData, written: Path) -> str:
     if not isinstance(data, str | Path):
         return str(written.absolute())
-    return str(Path(data).absolute()) if Path(data).exists() else str(data)
+    return str(data) if str(data).startswith(_WEB) else str(Path(data).expanduser().absolute())
 
 
 def _training_of(rows: list[Placed] | None) -> Training:
-    columns = set(rows[0][1]) if rows else set[str]()
+    columns = set(conversation(rows[0][1])) if rows else set[str]()
     for training in _FROM_ROWS:
         if training.columns <= columns:
             return training

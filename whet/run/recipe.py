@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Annotated, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from whet.algorithms.base import Algorithm, OnlineAlgorithm
 from whet.algorithms.registry import ALGORITHMS
@@ -23,6 +23,7 @@ from whet.learner.config import LearnerConfig, OptimizerConfig
 from whet.losses.composite import PolicyLoss
 from whet.losses.off_policy import TIS
 from whet.metrics.sinks import SinkConfig
+from whet.metrics.sinks.jsonl import JSONLSink
 from whet.metrics.sinks.registry import SINKS
 from whet.models.config import ModelConfig
 from whet.parallel.config import ParallelConfig
@@ -92,7 +93,12 @@ class Recipe(Config):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoints: CheckpointConfig = CheckpointConfig()
     sinks: tuple[Annotated[SinkConfig, Component(SINKS)], ...] = Field(default=("console", "jsonl"))  # type: ignore[arg-type]
-    """The outputs of metrics."""
+    """The outputs of metrics. ``jsonl`` is always among them: reports, ``whet resume`` and Python read its file."""
+
+    @field_validator("sinks")
+    @classmethod
+    def _with_jsonl(cls, sinks: tuple[SinkConfig, ...]) -> tuple[SinkConfig, ...]:
+        return sinks if any(isinstance(sink, JSONLSink) for sink in sinks) else (*sinks, JSONLSink())
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Recipe":
