@@ -292,9 +292,49 @@ def test_what_says_nothing_is_taken() -> None:
         made = {"id": "1", "type": "function", "function": {"name": "f", "arguments": ""}}
         result = {"role": "tool", "tool_call_id": "1", "content": ""}
         assert (await at.chat("hi", {"role": "assistant", "tool_calls": [made]}, result)).status_code == 200
-        parts = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+
+    run("hello", ask)
+
+
+def test_contents_may_be_parts_in_both_apis() -> None:
+    async def ask(at: Scene) -> None:
+        parts: Any = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+        said: Any = {"role": "assistant", "content": [{"type": "text", "text": "hel"}, {"type": "text", "text": "lo"}]}
         assert (await at.chat(parts)).status_code == 200
-        assert at.recording.trajectories[-1].messages[0]["content"] == "ab"
+        assert (await at.chat(user("ab"), said, parts)).status_code == 200
+        [line] = at.recording.trajectories
+        assert [message["content"] for message in line.messages] == [parts["content"], "hello"] * 2
+        flat = [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]
+        asked: Any = [{"role": "user", "content": flat}, *said_items(said), {"role": "user", "content": flat}]
+        await at.openai.responses.create(model="m", input=asked)
+        assert at.recording.trajectories[-1].messages[2]["content"] == parts["content"]
+        tokens = [span.tokens for branch in at.recording.trajectories for span in branch.spans]
+        assert tokens[0] == RENDERER.render_prompt([user("ab")])
+
+    run("hello", ask)
+
+
+def said_items(message: Any) -> list[Any]:
+    """The message as a client of the Responses API sends it back."""
+    texts = [{"type": "output_text", "text": part["text"], "annotations": []} for part in message["content"]]
+    return [{"type": "message", "id": "1", "role": "assistant", "status": "completed", "content": texts}]
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_image"])
+def test_an_image_is_refused_in_words(kind: str) -> None:
+    async def ask(at: Scene) -> None:
+        content: Any = [{"type": kind, "image_url": "http://x"}]
+        answers = [
+            await at.chat({"role": "user", "content": content}),
+            await at.http.post(
+                f"{at.address.base_url}/responses",
+                json={"model": "m", "input": [{"role": "user", "content": content}]},
+                headers={"Authorization": f"Bearer {at.address.api_key}"},
+            ),
+        ]
+        for answer in answers:
+            assert answer.status_code == 400
+            assert "(images are not supported yet)" in answer.json()["error"]["message"]
 
     run("hello", ask)
 

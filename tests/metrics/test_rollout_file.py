@@ -17,6 +17,7 @@ from whet.metrics.rollout_file import (
 
 def test_records_are_read_back_unchanged(tmp_path):
     records = [record(12, 0), record(12, 1, False, HOSTILE), record(12, 2, pieces=["é", "\u2028", "\n", "日"])]
+    records[0].messages[1]["content"] = [{"type": "text", "text": "How many"}, {"type": "text", "text": " legs?"}]
     path = write_rollouts(tmp_path, 12, records)
     assert path.name == "step-000012.jsonl"
     assert path.read_bytes().count(b"\n") == 3

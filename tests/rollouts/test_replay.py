@@ -8,7 +8,7 @@ import pytest
 
 from tests.toy import toy_recipe
 from whet.base.errors import DataError
-from whet.core.types import Episode, Group, Span, Status, Task, Trajectory, Usage
+from whet.core.types import Episode, Group, Message, Span, Status, Task, Trajectory, Usage
 from whet.metrics.sinks.jsonl import read_metrics
 from whet.rollouts.audit import audit
 from whet.rollouts.replay import drop_groups_after, keep_groups, kept_groups
@@ -38,7 +38,8 @@ def test_groups_come_back_as_they_were(tmp_path: Path) -> None:
         [Trajectory(spans, [{"role": "user", "content": "\ud800"}])], 1.5, {"correct": 1.0}, Status.TRUNCATED
     )
     episode.usage, episode.limit = Usage(turns=1), "turns"
-    groups = [Group("0000001:a", Task("a", [{"role": "user", "content": "é"}], {"x": [1]}), [episode])]
+    prompt: list[Message] = [{"role": "user", "content": [{"type": "text", "text": "é"}]}]
+    groups = [Group("0000001:a", Task("a", prompt, {"x": [1]}), [episode])]
     for step in (1, 2):
         keep_groups(tmp_path, step, groups)
     assert kept_groups(tmp_path, 2) == groups

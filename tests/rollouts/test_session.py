@@ -190,3 +190,38 @@ def test_each_reply_keeps_what_it_earned_and_the_episode_the_sum() -> None:
     assert (episode.status, episode.limit) == (Status.TRUNCATED, "turns")
     assert [span.reward for span in episode.spans if span.trained] == [0.5, 0.5, 0.5]
     assert episode.reward == 1.5
+
+
+def parts(*texts: str) -> Message:
+    return {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+
+
+def test_messages_in_parts_are_recorded_as_parts_and_have_the_tokens_of_their_text() -> None:
+    plain, cut = Session(recording()), Session(recording())
+    run(talk(plain, "what is it", "and that"))
+    messages = [parts("what ", "is it")]
+    messages.append(run(cut.reply(messages)).message)
+    assert cut.extended_by([user("what is it"), messages[1], user("x")]), "the same text"
+    assert cut.extended_by([parts("wh", "at is it"), messages[1], user("x")])
+    assert not cut.extended_by([parts("what is"), messages[1], user("x")])
+    messages.append(parts("and", " that"))
+    run(cut.reply(messages))
+    assert cut.messages[0] == parts("what ", "is it")
+    assert cut.messages[2] == parts("and", " that")
+    assert cut.tokens == plain.tokens
+
+
+def test_long_observations_in_parts_lose_their_middle_as_text() -> None:
+    session = Session(recording(max_observation_tokens=60))
+    messages = [user("hi")]
+    messages.append(run(session.reply(messages)).message)
+    run(session.reply([*messages, parts("a" * 500, "b" * 500)]))
+    shown = session.messages[2]["content"]
+    assert isinstance(shown, str)
+    assert "characters left out]" in shown
+
+
+def test_an_image_is_refused_in_words() -> None:
+    image: Message = {"role": "user", "content": [{"type": "image", "url": "cat.png"}]}
+    with pytest.raises(DataError, match=r"^images are not supported yet: message 2 of s has a part of type 'image'$"):
+        run(Session(recording()).reply([user("see"), image]))

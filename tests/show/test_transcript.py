@@ -32,6 +32,18 @@ def test_each_reply_stands_by_itself_with_its_reward_and_weights() -> None:
     assert parts[2].text == "3"
 
 
+def test_contents_in_parts_are_shown_as_text() -> None:
+    record = agent()
+    record.messages[0]["content"] = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "2?"}]
+    record.data = {"question": "1 + 2?", "answer": "three"}
+    assert [part.text for part in transcript(record)] == ["1 + 2?", "add(1,2)", "3", "3."]
+    assert task_data(record) == [("answer", "three")]
+    console = Console(width=100)
+    with console.capture() as shown:
+        console.print(render(record))
+    assert "1 + 2?" in shown.get()
+
+
 def test_what_a_branch_took_over_is_context() -> None:
     parts = list(transcript(agent(branch=1, turns=1)))
     assert [part.tokens for part in parts] == [None, None, None, range(2)]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import DataError
+from whet.core.content import text_of
 from whet.tasks.choice.grader import chosen
 from whet.tasks.choice.task_set import MultipleChoice
 
@@ -190,7 +191,7 @@ def test_rows_of_gym_keep_their_prompt_and_their_way_of_grading(tmp_path):
     ]:
         task = one_task(tmp_path, {**row, "options": row["options"][:2], **more})
         assert [message["role"] for message in task.prompt] == ["system", "user"]
-        assert task.prompt[1]["content"] == "Which?"
+        assert text_of(task.prompt[1]["content"]) == "Which?"
         assert task.data["mode"] == mode
         assert task.data["answer"] == "B"
     with pytest.raises(DataError, match="not a regular expression"):

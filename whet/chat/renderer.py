@@ -4,7 +4,6 @@ A conversation is rendered once, by appending: ``render_prompt`` gives the first
 ``render_next`` gives only what comes after it. Tokens that were seen or sampled are never rendered again, because a
 template may write earlier turns differently when later ones exist (dropped thinking, moved system prompts).
 Texts are rendered hidden (``control_tokens.py``), so that none of them can write a control token.
-Contents in parts reach a template that writes the text of parts; to others they are shown as text.
 Knows no model and no environment.
 """
 
@@ -18,6 +17,7 @@ from whet.base.errors import ConfigError, DataError
 from whet.chat.call_formats import SAMPLE_TOOL, SAMPLES, CallFormat, format_of, reads_back
 from whet.chat.control_tokens import NO_TEXT, ControlTokens
 from whet.chat.length import longer_than
+from whet.chat.parts import render_contents
 from whet.chat.replies import ReplyFormat, ResponseTemplate
 from whet.chat.thinking import CLOSE, OPEN, opens_thought, with_thought
 from whet.chat.tools_as_text import as_text
@@ -272,16 +272,10 @@ class Renderer:
         def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
             return self._apply(messages, tools, generate)
 
-        texts = in_text(messages)
-        rendered = self._control.render(apply, *self._written(texts, tools))
-        if all(isinstance(message["content"], str) for message in messages):
-            return rendered
-        replies_in_text = [text if text["role"] == "assistant" else m for m, text in zip(messages, texts, strict=True)]
-        with contextlib.suppress(DataError):  # the template takes no parts
-            in_parts = self._control.render(apply, *self._written(replies_in_text, tools))
-            if self._control.alike(in_parts, rendered):
-                return in_parts
-        return rendered
+        def render(messages: Sequence[Message]) -> str:
+            return self._control.render(apply, *self._written(messages, tools))
+
+        return render_contents(self._control, render, messages)
 
     def _apply(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None, generate: bool = False

@@ -1,7 +1,7 @@
 """Rows of conversations: messages that are checked one by one, and in the order in which they can be learned from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Annotated, Any, Self, cast
@@ -9,26 +9,28 @@ from typing import Annotated, Any, Self, cast
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.base.strict_json import STRICT
+from whet.core.content import content_of, in_text, text_of
 from whet.core.types import Message
-from whet.data.content import text_of
 from whet.data.forms import conversation
 from whet.data.row import Row, missing, unicode
 
 
 def _message(value: dict[str, Any]) -> dict[str, Any]:
-    calls, content = value.get("tool_calls"), text_of(value.get("content"))
+    calls, content = value.get("tool_calls"), value.get("content")
     if not isinstance(value.get("role"), str):
         raise ValueError("must be a message with a 'role' and a 'content'")
     if calls is not None and not (isinstance(calls, list) and all(map(_is_call, calls))):
         raise ValueError("must hold 'tool_calls' that are a list of calls with the name of a function")
     if content is None and calls:
         content = ""  # as the OpenAI API has it for a reply that only calls tools
-    if not isinstance(content, str):
+    if not isinstance(content, str | list):
         raise ValueError("must be a message whose 'content' is a text")
-    if value["role"] == "assistant" and not content.strip() and not calls:
+    content = content_of(content)
+    text = unicode(text_of(content))
+    if value["role"] == "assistant" and not text.strip() and not calls:
         raise ValueError("must not be an empty reply")
     kept = {key: part for key, part in value.items() if key != "tool_calls" or calls}
-    return kept | {"content": unicode(content)}
+    return kept | {"content": text if value["role"] == "assistant" else content}
 
 
 def _is_call(call: Any) -> bool:
@@ -155,8 +157,9 @@ class Preference(Example):
 
     @property
     def question(self) -> list[Message]:
-        pairs = zip(self.chosen[:-1], self.rejected[:-1], strict=False)
-        return as_messages(self.prompt or [left for left, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)])
+        chosen, rejected = as_messages(self.chosen[:-1]), as_messages(self.rejected[:-1])
+        pairs = takewhile(lambda pair: _alike(pair[:1], pair[1:]), zip(chosen, rejected, strict=False))
+        return as_messages(self.prompt) or [message for message, _ in pairs]
 
     @property
     def answers(self) -> list[Answer]:
@@ -168,12 +171,17 @@ class Preference(Example):
                 )
         prompt, size = self.question, len(self.question)
         chosen, rejected = as_messages(self.chosen), as_messages(self.rejected)
-        if chosen[:size] == prompt == rejected[:size]:  # both repeat it
+        if _alike(chosen[:size], prompt) and _alike(rejected[:size], prompt):  # both repeat it
             chosen, rejected = chosen[size:], rejected[size:]
         for name, answer in (("chosen", chosen), ("rejected", rejected)):
             if not answer:
                 raise ValueError(f"field {name!r} must hold an answer after the prompt")
         return [Answer("chosen", prompt + chosen, 1.0), Answer("rejected", prompt + rejected, 0.0)]
+
+
+def _alike(messages: Sequence[Message], others: Sequence[Message]) -> bool:
+    """Return whether the messages are equal once their contents are texts."""
+    return in_text(messages) == in_text(others)
 
 
 def as_messages(checked: list[dict[str, Any]]) -> list[Message]:

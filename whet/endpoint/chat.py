@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, JsonValue, ValidationInfo, field_validator
 
+from whet.core.content import text_of
 from whet.core.types import Message
 from whet.endpoint.request import (
     Answer,
@@ -13,7 +14,7 @@ from whet.endpoint.request import (
     Function,
     Question,
     Request,
-    Text,
+    TextOrParts,
     Wanted,
     incoming,
     name_results,
@@ -43,7 +44,7 @@ class ChatMessage(BaseModel):
     """A message of the conversation. What else a client echoes of a reply (annotations, token ids) is left out."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text = ""
+    content: TextOrParts = ""
     name: str | None = None
     """Of the tool, in its result."""
     reasoning_content: str | None = None
@@ -59,7 +60,8 @@ class ChatMessage(BaseModel):
 
     def message(self) -> Message:
         """Return it in our form."""
-        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+        content = text_of(self.content) if self.role == "assistant" else self.content
+        message: Message = {"role": "system" if self.role == "developer" else self.role, "content": content}
         if self.role == "assistant" and self.reasoning_content:
             message["reasoning_content"] = self.reasoning_content
         if self.role == "assistant" and self.tool_calls:

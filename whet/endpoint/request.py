@@ -24,8 +24,9 @@ from pydantic import (
 )
 
 from whet.chat.calls import checked_arguments
+from whet.core.content import Content, content_of, text_of
 from whet.core.types import Message, ToolCall
-from whet.data.content import text_of
+from whet.data.messages import read_by
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -99,7 +100,12 @@ def only(*supported: Any) -> AfterValidator:
     return AfterValidator(check)
 
 
-Text = Annotated[str, BeforeValidator(lambda content: "" if content is None else text_of(content))]
+def _content(value: object) -> Content:
+    return "" if value is None else content_of(value)
+
+
+TextOrParts = Annotated[Content, read_by(_content)]  # a text or parts
+Text = Annotated[str, read_by(lambda value: text_of(_content(value)))]  # parts are joined
 Arguments = Annotated[dict[str, Any], BeforeValidator(checked_arguments)]
 Parameters = Annotated[
     dict[str, Any], BeforeValidator(lambda schema: checked_arguments({} if schema is None else schema))

@@ -5,8 +5,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, JsonValue, Tag
 
+from whet.core.content import Content, text_of
 from whet.core.types import Message
 from whet.endpoint.request import (
     Answer,
@@ -15,6 +16,7 @@ from whet.endpoint.request import (
     Question,
     Request,
     Text,
+    TextOrParts,
     Wanted,
     incoming,
     name_results,
@@ -29,7 +31,7 @@ class MessageItem(BaseModel):
     """Somebody's words."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text
+    content: TextOrParts
 
 
 class CallItem(BaseModel):
@@ -44,7 +46,7 @@ class ResultItem(BaseModel):
     """The result of a call."""
 
     call_id: str
-    output: Text
+    output: TextOrParts
 
 
 class ReasoningItem(BaseModel):
@@ -55,6 +57,10 @@ class ReasoningItem(BaseModel):
 
 def _kind(item: object) -> str | None:
     return item.get("type", "message") if isinstance(item, dict) else None
+
+
+def _as_items(value: object) -> object:
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 Item = Annotated[
@@ -75,7 +81,7 @@ class FlatTool(Function):
 class ResponsesRequest(Request):
     """See OpenAI's reference of responses."""
 
-    input: str | list[Item]
+    input: Annotated[list[Item], BeforeValidator(_as_items)]
     instructions: str | None = None
     tools: list[FlatTool] = Field(default_factory=list)
     max_output_tokens: int | None = Field(None, gt=0)
@@ -88,7 +94,7 @@ class ResponsesRequest(Request):
 
     def question(self) -> Question:
         tools = [tool.schema_for_template() for tool in self.tools] if self.tool_choice == "auto" else []
-        messages = _messages(self.input) if isinstance(self.input, list) else [_said("user", self.input)]
+        messages = _messages(self.input)
         if self.instructions:
             messages.insert(0, _said("system", self.instructions))
         wanted = Wanted(self.temperature, self.top_p, self.top_k, self.min_p, strict=strict_of(self.tools))
@@ -130,7 +136,7 @@ class ResponsesRequest(Request):
             yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
 
-def _said(role: str, content: str) -> Message:
+def _said(role: str, content: Content) -> Message:
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
@@ -154,7 +160,7 @@ def _messages(items: list[Any]) -> list[Message]:
             elif isinstance(item, ReasoningItem):
                 reply["reasoning_content"] = item.content
             else:
-                reply["content"] = item.content
+                reply["content"] = text_of(item.content)
         replying = own
     return messages
 

@@ -3,7 +3,8 @@
 prompt is computed once."""
 
 import json
-from functools import cache, partial
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -11,8 +12,10 @@ import torch
 from whet.base.dtype import torch_dtype
 from whet.base.errors import DataError, WhetError
 from whet.chat.control_tokens import ControlTokens
+from whet.chat.parts import render_contents
 from whet.core.batch import Batch
-from whet.core.types import Episode, Group, Span, Task, Trajectory
+from whet.core.content import text_of
+from whet.core.types import Episode, Group, Message, Span, Task, Trajectory
 from whet.models.attention.forest import forest_hidden, supports_forest, use_forest_attention
 from whet.models.config import ModelConfig
 from whet.models.loading import resolve
@@ -79,7 +82,7 @@ class RewardModel:
                 results[index] = CutScore(score) if cut[index] else score
         return results
 
-    def _fitting(self, messages: list[Any], tools: list[Any] | None) -> tuple[list[int], bool]:
+    def _fitting(self, messages: list[Message], tools: list[Any] | None) -> tuple[list[int], bool]:
         """Return the tokens of a conversation, shortened to fit the model, and whether it was shortened. The replies
         are then cut to the largest common length that fits, each with its proper end, so that a reply that is too long
         is judged by its beginning. Raises ``DataError`` if the rest alone is too long."""
@@ -87,7 +90,7 @@ class RewardModel:
         if self.longest is None or len(tokens) <= self.longest:
             return tokens, False
         fitting = None
-        fits, too_long = -1, 1 + max(len(message["content"]) for message in messages)
+        fits, too_long = -1, 1 + max(len(text_of(message["content"])) for message in messages)
         while too_long - fits > 1:
             middle = (fits + too_long) // 2
             tried = self._tokens([_cut(message, middle) for message in messages], tools)
@@ -102,14 +105,20 @@ class RewardModel:
             )
         return fitting, True
 
-    def _tokens(self, messages: list[Any], tools: list[Any] | None) -> list[int]:
+    def _tokens(self, messages: list[Message], tools: list[Any] | None) -> list[int]:
         from jinja2 import TemplateError
 
-        try:
-            write = partial(self.tokenizer.apply_chat_template, tokenize=False)
-            tokens = self.control.encode(self.control.render(write, messages, tools))
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
+        def write(messages: list[Message], tools: list[Any] | None) -> str:
+            try:
+                text: str = self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False)
+            except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+                raise DataError(f"the reward model's chat template can't render the conversation: {error}") from error
+            return text
+
+        def render(messages: Sequence[Message]) -> str:
+            return self.control.render(write, list(messages), tools)
+
+        tokens = self.control.encode(render_contents(self.control, render, messages))
         while len(tokens) > 1 and tokens[-1] == self.padding:  # a classifier uses the last token that isn't padding
             tokens.pop()
         return tokens
@@ -146,11 +155,11 @@ class RewardModel:
             )
 
 
-def _cut(message: dict[str, Any], characters: int) -> dict[str, Any]:
+def _cut(message: Message, characters: int) -> Message:
     """Return the message; for a reply, the beginning of its text, without thoughts and calls."""
     if message["role"] != "assistant":
         return message
-    return {"role": "assistant", "content": message["content"][:characters]}
+    return {"role": "assistant", "content": text_of(message["content"])[:characters]}
 
 
 @cache

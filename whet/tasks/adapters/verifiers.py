@@ -16,6 +16,7 @@ from pydantic import Field
 
 from whet.base.errors import ConfigError, DataError
 from whet.core.types import Message, Task
+from whet.data.messages import messages_of
 from whet.data.split import Tally
 from whet.tasks.base import Address, Environments, Program, Step
 from whet.tasks.splits import MAX_SIZE, Split, SplitTasks, question_key, split_train_test
@@ -140,10 +141,10 @@ def _read(rows: Any, name: str) -> list[Task]:
 
 
 def _messages(prompt: Any) -> list[Message]:
-    conversation = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if any(not isinstance(message.get("content"), str) for message in conversation):
-        raise DataError("a prompt of the environment has contents other than text, which are not supported")
-    return [{"role": message["role"], "content": message["content"]} for message in conversation]
+    try:
+        return messages_of([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+    except ValueError as problem:
+        raise DataError(f"a prompt of the environment {problem}") from None
 
 
 def _ignore(*_: Any) -> None:

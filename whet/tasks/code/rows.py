@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field, model_validator
 
+from whet.data.messages import messages_of
 from whet.data.row import Text
 from whet.tasks.code.tests import IMPORTS, Test, called, module_of_tests, stream
 from whet.tasks.gym.rows import GymRow
@@ -63,7 +64,10 @@ class CodeRow(GymRow):
     def _can_be_tested(self) -> "CodeRow":
         self.checks, self.preamble = [], ""
         if isinstance(self.prompt, list):
-            self.responses_create_params = _conversation(self.prompt)
+            try:
+                self.responses_create_params = messages_of(self.prompt)
+            except ValueError as problem:
+                raise ValueError(f"field 'prompt' {problem}") from None
             self.prompt = None
         if self.prompt is not None and not isinstance(self.prompt, str):
             raise ValueError("field 'prompt' must be a text or a list of messages")
@@ -213,14 +217,6 @@ def _called(test: dict[str, Any], name: str | None) -> str | None:
 def _is_program(source: str, name: str) -> bool:
     """Return whether a solution is a whole program, not a continuation of its prompt."""
     return bool(re.search(rf"^([ \t]*)(async )?def {re.escape(name)}\(", source, re.MULTILINE))
-
-
-def _conversation(given: list[Any]) -> list[dict[str, str]]:
-    for message in given:
-        fields = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None,)
-        if not all(isinstance(text, str) for text in fields):
-            raise ValueError("field 'prompt' must be a text or a list of messages")
-    return [{"role": message["role"], "content": message["content"]} for message in given]
 
 
 def _first(solutions: Any) -> str | None:

@@ -6,14 +6,13 @@ A row holds its prompt, or in ``responses_create_params`` a conversation of Open
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, cast
-
-from pydantic import AfterValidator, BeforeValidator
+from typing import Annotated, Any
 
 from whet.base.errors import DataError
 from whet.base.files import write_atomically
 from whet.core.content import text_of
 from whet.core.types import Message
+from whet.data.messages import messages_of, read_by
 from whet.data.row import Row, Text, missing
 from whet.tasks.base import TaskSet
 from whet.tasks.prompts import messages
@@ -22,7 +21,7 @@ TASK = "whet_task"  # the field of a row that names its task
 _ROLES = {"developer": "system"}
 
 
-def _messages(value: Any) -> Any:
+def _messages(value: object) -> list[Message]:
     """Return the messages of ``responses_create_params``. Its ``input`` is a text or a list of messages, whose contents
     are texts or parts."""
     items = value.get("input") if isinstance(value, dict) else None
@@ -30,17 +29,8 @@ def _messages(value: Any) -> Any:
         items = [{"role": "user", "content": items}]
     if not isinstance(items, list) or not all(isinstance(item, dict) and "role" in item for item in items):
         raise ValueError("must be an object whose 'input' is a text or a list of messages")
-    return [{"role": _ROLES.get(item["role"], item["role"]), "content": _text(item.get("content"))} for item in items]
-
-
-def _text(content: Any) -> Any:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return content
-
-
-def _has_user_message(conversation: list[dict[str, str]]) -> list[dict[str, str]]:
-    if not any(message["role"] == "user" and message["content"].strip() for message in conversation):
+    conversation = messages_of([item | {"role": _ROLES.get(item["role"], item["role"])} for item in items])
+    if not any(message["role"] == "user" and text_of(message["content"]).strip() for message in conversation):
         raise ValueError("must contain a user message with a text")
     return conversation
 
@@ -49,13 +39,11 @@ class GymRow(Row):
     """Base of rows with a prompt."""
 
     prompt: Text | None = None
-    responses_create_params: (
-        Annotated[list[dict[str, str]], BeforeValidator(_messages), AfterValidator(_has_user_message)] | None
-    ) = None
+    responses_create_params: Annotated[list[Message], read_by(_messages)] | None = None
 
     @property
     def conversation(self) -> list[Message] | None:
-        return cast(list[Message] | None, self.responses_create_params)
+        return self.responses_create_params
 
     def shown(self, system: str | None) -> list[Message]:
         """Return the conversation, or the prompt after ``system``. Raises ``DataError`` without either."""

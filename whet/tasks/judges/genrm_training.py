@@ -11,6 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from whet.core.types import Message, Task
+from whet.data.messages import Messages
 from whet.data.row import Row, read_rows
 from whet.tasks.cases import Case, Kind
 from whet.tasks.judges.comparison import Comparison, read_comparison
@@ -21,7 +22,7 @@ from whet.tasks.task_source import SourcedTasks
 class JudgedPair(Row):
     """A row: ``context`` (messages), ``response1``, ``response2``, and the verdict of people on them."""
 
-    context: list[dict[str, str]] = Field(min_length=1)
+    context: Messages
     response1: str
     response2: str
     score_1: float = Field(ge=1, le=5)
@@ -50,7 +51,7 @@ class GenRMTraining(SourcedTasks):
 
     def read(self, path: str) -> list[Task]:
         return [
-            self._pose(list(map(_message, row.context)), first, second, verdict)
+            self._pose(row.context, first, second, verdict)
             for row in read_rows(path, JudgedPair, self.columns)
             for first, second, verdict in self._orders(
                 row.response1, row.response2, Comparison(row.score_1, row.score_2, row.ranking)
@@ -102,7 +103,3 @@ class GenRMTraining(SourcedTasks):
         yield "bad", "no verdict", "The first one is better.", -self.malformed
         yield "boundary", "half a verdict", '{"score_1": 5}', -self.malformed
         yield "adversarial", "numbers out of range", '{"score_1": 50, "score_2": 1, "ranking": 1}', -self.malformed
-
-
-def _message(given: dict[str, str]) -> Message:
-    return {"role": given["role"], "content": given["content"]}

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from whet.base.errors import DataError
 from whet.base.extras import require
+from whet.core.content import content_of, text_of
 from whet.data.row import Row, Text, read_rows
 from whet.data.split import Tally
 from whet.tasks.base import Environments
@@ -73,7 +74,7 @@ class MathRow(Row):
         try:
             if "reward_model" in values:
                 prompt = values["prompt"]
-                asked = prompt if isinstance(prompt, str) else prompt[0]["content"]
+                asked = prompt if isinstance(prompt, str) else text_of(content_of(prompt[0]["content"]))
                 fields = {
                     "problem": asked.removeprefix(_DAPO[0]).removesuffix(_DAPO[1]),
                     "answer": _answer_text(values["reward_model"]["ground_truth"]),

@@ -16,6 +16,7 @@ from whet.chat.call_formats import CallFormat
 from whet.chat.replies import ReplyFormat
 from whet.core.content import text_of
 from whet.core.types import Message, Task
+from whet.data.messages import Messages
 from whet.data.row import Row, read_rows
 from whet.tasks.base import Environment, Observation, Step
 from whet.tasks.cases import Case, Kind
@@ -58,7 +59,7 @@ _MOST = 20_000  # characters of a reply that are searched
 class IrrelevantTools(Row):
     """A row of BFCL: the turns of a conversation, and functions that don't help with it."""
 
-    question: list[list[dict[str, str]]] = Field(min_length=1)
+    question: list[Messages] = Field(min_length=1)
     function: list[dict[str, Any]]
 
 
@@ -72,7 +73,7 @@ class ToolHallucination(SourcedTasks):
 
     def read(self, path: str) -> list[Task]:
         rows = read_rows(path, IrrelevantTools, self.columns)
-        return [self._task([_message(turn) for turn in row.question[0]], map(_tool, row.function)) for row in rows]
+        return [self._task(row.question[0], map(_tool, row.function)) for row in rows]
 
     def draw(self, rng: random.Random) -> Task:
         request = rng.choice(_REQUESTS)
@@ -156,10 +157,6 @@ def _in_text(content: str, declared: Collection[str]) -> bool:
     names = "|".join([_TOOLS, *(re.escape(name.rpartition(".")[2]) for name in declared)])
     prose = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)
     return re.search(_LINE.format(names=names), prose, re.IGNORECASE | re.MULTILINE) is not None
-
-
-def _message(turn: dict[str, str]) -> Message:
-    return {"role": turn["role"], "content": turn["content"]}
 
 
 def _tool(function: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,27 @@
+"""Contents in parts as a chat template takes them: as parts if it writes the texts of parts, and otherwise as text."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+from whet.base.errors import DataError
+from whet.chat.control_tokens import ControlTokens
+from whet.core.content import in_text
+from whet.core.types import Message
+
+
+def render_contents(
+    control: ControlTokens, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
+) -> str:
+    """Return ``render`` of the messages, a hidden rendering of ``control``. Parts are kept where that changes nothing
+    but white space; replies are always rendered as text. Raises ``DataError`` naming a message with another part than
+    text."""
+    texts = in_text(messages)
+    rendered = render(texts)
+    if all(isinstance(message["content"], str) for message in messages):
+        return rendered
+    pairs = zip(messages, texts, strict=True)
+    with contextlib.suppress(DataError):  # the template takes no parts
+        in_parts = render([text if text["role"] == "assistant" else message for message, text in pairs])
+        if control.alike(in_parts, rendered):
+            return in_parts
+    return rendered
