@@ -15,6 +15,7 @@ from typing import Any
 
 from whet.base.errors import DataError, WhetError
 from whet.base.seeds import derive_seed
+from whet.core.content import text_of
 from whet.core.types import Message
 from whet.metrics.rollout_file import RolloutRecord, read_rollouts, rollout_steps
 from whet.tasks.tools.hallucination import invokes_tool
@@ -32,7 +33,7 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
             said = json.dumps([plain(message) for message in record.messages])
             if record.correct is None:
                 dropped["failed"] += 1
-            elif last is None or not (last["content"].strip() or last.get("tool_calls")):
+            elif last is None or not (text_of(last["content"]).strip() or last.get("tool_calls")):
                 dropped["empty"] += 1
             elif said in tasks.setdefault(record.task, {}):
                 dropped["given before"] += 1
@@ -44,9 +45,10 @@ def read_answers(run: Path, dropped: Counter[str]) -> tuple[int, dict[str, Answe
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """Return the message in the form of rows."""
+    """Return the message in the form of rows, with its content as text."""
     kept = {key: part for key, part in message.items() if key != "malformed_calls"}
-    return kept | {"content": message["content"].strip()} if message["role"] == "assistant" else kept
+    content = text_of(message["content"])
+    return kept | {"content": content.strip() if message["role"] == "assistant" else content}
 
 
 def prompt_size(answers: Answers) -> int:

@@ -83,8 +83,9 @@ def test_a_file_of_another_kind_is_refused_with_its_line(solutions: Path, tmp_pa
     assert "Traceback" not in done.stderr
 
 
-def record(task: str, answer: str, correct: float, status: str = "completed") -> RolloutRecord:
-    talk = [{"role": "user", "content": f"ask {task}"}, {"role": "assistant", "content": answer}]
+def record(task: str, answer: str, correct: float, status: str = "completed", parts: bool = False) -> RolloutRecord:
+    said = [{"type": "text", "text": answer}] if parts else answer
+    talk = [{"role": "user", "content": f"ask {task}"}, {"role": "assistant", "content": said}]
     return RolloutRecord(
         step=1, uid=f"1:{task}", task=task, sample=0, prompt="", answer=answer, messages=talk, reward=correct,
         scores={"correct": correct}, status=status,
@@ -93,7 +94,9 @@ def record(task: str, answer: str, correct: float, status: str = "completed") ->
 
 def test_answers_of_a_run_become_pairs_texts_or_scored_rows(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    write_rollouts(run, 1, [record("a", "1", 1), record("a", "2", 0), record("a", "3", 0), record("a", "2", 0)])
+    write_rollouts(
+        run, 1, [record("a", "1", 1), record("a", "2", 0), record("a", "3", 0), record("a", "2", 0, parts=True)]
+    )
     write_rollouts(
         run, 2, [record("a", "4", 1), record("b", "5", 1), record("b", " ", 0), record("b", "6", 0, "failed")]
     )

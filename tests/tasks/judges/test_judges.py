@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tests.groups import episode
 from whet.base.errors import ConfigError
-from whet.core.types import Group, Status, Task
+from whet.core.types import Group, Message, Status, Task
 from whet.tasks.games import Guessing
 from whet.tasks.judges.comparison import read_comparison
 from whet.tasks.judges.genrm import ComparedEnvironments, GenRM
@@ -54,6 +54,13 @@ def test_a_verdict_that_can_not_be_read_is_asked_for_again_with_another_seed() -
     value, seen = ask(lambda _: next(said))
     assert value == 7
     assert len({body["seed"] for body in seen}) == 3
+
+
+def test_messages_of_parts_are_sent_as_text() -> None:
+    asked, seen = client(lambda _: "7")
+    message: Message = {"role": "user", "content": [{"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]}
+    assert asyncio.run(asked.ask([message], number, "t")) == 7
+    assert seen[0]["messages"] == [{"role": "user", "content": "2 + 2?"}]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pydantic import Field
 from whet.base.errors import ConfigError
 from whet.base.seeds import derive_seed
 from whet.config import Config
+from whet.core.content import in_text
 from whet.core.types import Message
 from whet.fetch.http import Answer, HttpClient, UnansweredError, retried
 from whet.tasks.base import Environments, TaskSet, called
@@ -106,7 +107,7 @@ class JudgeClient:
         """Return the text of the judge's reply. Raises ``UnansweredError`` if the answer has none."""
         judge = self.judge
         body: dict[str, Any] = {
-            "model": judge.model, "messages": list(messages), "temperature": judge.temperature,
+            "model": judge.model, "messages": in_text(messages), "temperature": judge.temperature,
             "max_tokens": judge.max_tokens, "seed": seed % 2**31,
         }  # fmt: skip
         answer = await self._post(body)
