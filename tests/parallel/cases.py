@@ -1,4 +1,4 @@
-"""The training that ranks do in these tests: a few steps of a learner in some layout, with all its outputs."""
+"""A few training steps of a learner in any layout, with all its outputs."""
 
 from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
@@ -27,15 +27,15 @@ from whet.parallel.parameters import full_tensor, local
 
 CPU = torch.device("cpu")
 LANGUAGE = {"logprobs", "entropy", "topk", "reference_logprobs", "topk_ids"}
-ENOUGH = 10_000  # tokens of a micro-batch that takes everything
-RECOMPUTED = {"activation_checkpointing": True}  # of a case's ``learner``
+ENOUGH = 10_000  # tokens of a micro-batch that contains the whole batch
+RECOMPUTED = {"activation_checkpointing": True}  # for ``learner`` of a case
 TOP_P = Distribution(temperature=0.7, top_p=0.9)
 LOSSES = {"policy": PolicyGradient(), "entropy": WithEntropy(), "value": ValueLoss()}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One learner's settings, and what it is trained on."""
+    """The settings of a learner and of its training data."""
 
     model: Path
     parallel: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Case:
     loss: str = "policy"
     learner: dict[str, Any] = field(default_factory=dict)
     max_tokens: int = 40
-    groups: int = 6  # of prompts: three make about two micro-batches
+    groups: int = 6  # of a batch: three make about two micro-batches
     distribution: Distribution = field(default_factory=lambda: Distribution(temperature=0.7))
     steps: int = 3
     trains: bool = True
@@ -59,32 +59,32 @@ class Case:
 
 
 @dataclass
-class Said:
+class Outputs:
     """The outputs of a learner on one rank: full tensors, by name."""
 
-    scored: dict[str, Tensor]  # [N] before the first step, by column; 0 but for this shard's trained tokens
-    scored_after: dict[str, Tensor]  # the same after the last step, when the model is no longer its reference
+    scored: dict[str, Tensor]  # [N] before the first step, by column; 0 except for this shard's trained tokens
+    scored_after: dict[str, Tensor]  # the same after the last step, when the model differs from its reference
     gradients: dict[str, Tensor]  # of the first step
     losses: list[float]  # of this shard, by step
     norms: list[float]
     weights: dict[str, Tensor]  # after the last step
-    published: dict[str, Tensor]  # the same as a generator gets it
+    published: dict[str, Tensor]  # the same as published to a generator
     described: LearnerFacts
 
 
 def batch_of(step: int, distribution: Distribution, groups: int = 6) -> Batch:
-    """Groups with shared prompts; every step has another batch."""
+    """Return a batch of groups with shared prompts, different for each step."""
     random = torch.Generator().manual_seed(step)
 
     def tokens(count: int) -> list[int]:
         return torch.randint(0, VOCABULARY, (count,), generator=random).tolist()
 
-    sizes = [(7, [5, 9, 2]), (4, [3, 6]), (11, [8, 1, 13])]  # of prompts, and of what follows them
-    made = [
+    sizes = [(7, [5, 9, 2]), (4, [3, 6]), (11, [8, 1, 13])]  # tokens of a prompt, and of its answers
+    groups_of_prompts = [
         group(f"group {number}", tokens(prompt), [tokens(size) for size in answers])
         for number, (prompt, answers) in enumerate(islice(cycle(sizes), groups))
     ]
-    batch = Batch.from_groups(made, distribution=distribution).weigh("sequence")
+    batch = Batch.from_groups(groups_of_prompts, distribution=distribution).weigh("sequence")
     batch.fill("topk_ids", torch.randint(0, VOCABULARY, (len(batch), 3), generator=random))
     random.manual_seed(step)
     both = torch.tensor([0, 1]) + torch.randint(0, 3, (len(batch), 2, 1), generator=random)
@@ -108,7 +108,7 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
         follows_routes=case.follows_routes,
     )
     worker = LearnerWorker(config, info_of(rendezvous, rank, parallel.ranks, parallel.ranks_per_shard))
-    if case.lora and case.trains:  # B is zero at first: then A would get no gradient
+    if case.lora and case.trains:  # B is initialised to zero, so A would get no gradient
         with torch.no_grad():
             for name, parameter in worker.module.by_name():
                 if "lora_B" in name:
@@ -116,12 +116,12 @@ def build(case: Case, rendezvous: str, rank: int) -> LearnerWorker:
     return worker
 
 
-def held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
+def parameter_counts(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
     """Return the number of parameters on this rank."""
     return [sum(local(p).numel() for p in build(case, rendezvous, rank).module.parameters()) for case in cases]
 
 
-def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
+def build_errors(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
     messages = []
     for case in cases:
         with pytest.raises(WhetError) as caught:
@@ -130,36 +130,36 @@ def refused(rendezvous: str, rank: int, cases: list[Case]) -> list[str]:
     return messages
 
 
-def gathered(worker: LearnerWorker) -> dict[str, Tensor]:
+def full_weights(worker: LearnerWorker) -> dict[str, Tensor]:
     return {name: full_tensor(p.detach(), CPU).clone() for name, p in worker.module.by_name()}
 
 
 def micro_batches(case: Case, worker: LearnerWorker, step: int) -> list[MicroBatch]:
-    """All of a batch on one rank, its shard on one of many."""
+    """Return the micro-batches of this rank's shard of a batch."""
     unit, info = LOSSES[case.loss].unit, worker.info
     return pack(batch_of(step, case.distribution, case.groups), info.shards, case.max_tokens, unit)[info.shard]
 
 
 def score(case: Case, worker: LearnerWorker) -> dict[str, Tensor]:
-    """Columns of the first batch, 0 where another shard has the tokens."""
+    """Return columns of the first batch, 0 for tokens of other shards."""
     columns = {"values"} if case.loss == "value" else LANGUAGE
     micro, size = micro_batches(case, worker, 0), len(batch_of(0, case.distribution, case.groups))
     top = None if case.loss == "value" else Top(4, VOCABULARY - 3)
     answers = worker.score(micro, columns, top)
-    found = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
-    for one, answer in zip(micro, answers, strict=True):
-        trained = one.batch.trained
+    scores = {name: t.new_zeros(size, *t.shape[1:]) for name, t in answers[0].items()}
+    for micro_batch, answer in zip(micro, answers, strict=True):
+        trained = micro_batch.batch.trained
         for name, column in answer.items():
-            found[name][one.tokens[trained]] = column[trained]
-    return found
+            scores[name][micro_batch.tokens[trained]] = column[trained]
+    return scores
 
 
 def score_all(rendezvous: str, rank: int, cases: list[Case]) -> list[dict[str, Tensor]]:
     return [score(case, build(case, rendezvous, rank)) for case in cases]
 
 
-def train(rendezvous: str, rank: int, case: Case) -> Said:
-    """Score, then a few steps, then score again."""
+def train(rendezvous: str, rank: int, case: Case) -> Outputs:
+    """Score, train a few steps, and score again."""
     worker = build(case, rendezvous, rank)
     loss = LOSSES[case.loss]
 
@@ -172,17 +172,17 @@ def train(rendezvous: str, rank: int, case: Case) -> Said:
     gradients = {n: full_tensor(p.grad, CPU).clone() for n, p in worker.module.by_name() if p.grad is not None}
     updates = [worker.update(micro(step), loss) for step in range(case.steps)]
     assert not any(update.skipped for update in updates)
-    return Said(
+    return Outputs(
         scored,
         score(case, worker),
         gradients,
         [update.loss for update in updates],
         [update.gradient_norm for update in updates],
-        gathered(worker),
+        full_weights(worker),
         {name: t.clone() for name, t in published(worker).items()},
         worker.facts(),
     )
 
 
-def train_all(rendezvous: str, rank: int, cases: list[Case]) -> list[Said]:
+def train_all(rendezvous: str, rank: int, cases: list[Case]) -> list[Outputs]:
     return [train(rendezvous, rank, case) for case in cases]

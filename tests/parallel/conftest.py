@@ -13,7 +13,7 @@ SIZES = {**SMALL, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 def save(folder: Path, model: PreTrainedModel) -> Path:
-    """With weights of norms that no number of bfloat16 is, unlike the ones that they begin with."""
+    """Save a model with norm weights that bfloat16 can't represent, unlike the initial ones."""
     random = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -23,7 +23,7 @@ def save(folder: Path, model: PreTrainedModel) -> Path:
 
 
 def one_sided(model: PreTrainedModel) -> PreTrainedModel:
-    """All tokens go to the first half of the experts."""
+    """Return the model with a router that sends all tokens to the first half of the experts."""
     for name, bias in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             bias[: len(bias) // 2] += 100.0
@@ -32,9 +32,9 @@ def one_sided(model: PreTrainedModel) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Llama with an untied head; Qwen3 with tied embeddings and norms of queries and keys; Gemma 3 with sliding
-    windows and norms that compute in float32; mixtures of experts, of which DeepSeek's router computes in float32.
-    Two layers, but where the name says more."""
+    """Tiny models by name, with two layers unless the name says more: Llama with an untied head; Qwen3 with tied
+    embeddings and norms of queries and keys; Gemma 3 with sliding windows and norms that compute in float32; mixtures
+    of experts, of which DeepSeek's router computes in float32."""
     folder = tmp_path_factory.mktemp("models")
     return {
         "llama": save(folder / "llama", tiny_llama(VOCABULARY, **SIZES)),

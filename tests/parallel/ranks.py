@@ -1,7 +1,7 @@
 """Runs a function on several ranks, each a separate process, with a deadline and without orphans.
 
 Processes are forked from a server that has imported torch and transformers already, so that a group costs less than a
-second. What a function returns comes back by rank; what it raises fails the test with its rank's traceback.
+second. Results are returned by rank; an exception of a rank fails the test with its traceback.
 """
 
 import os
@@ -19,13 +19,13 @@ from whet.cluster.base import RankInfo
 
 
 def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: float = 240.0) -> list[Any]:
-    """``function(rendezvous, rank, *args)`` on each rank; the results. Both must be importable and picklable."""
+    """Call ``function(rendezvous, rank, *args)`` on each rank; return the results. Function and results are pickled."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     rendezvous = f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryDirectory() as scratch:
         files = [Path(scratch) / str(rank) for rank in range(ranks)]
-        work = [(file, function, rendezvous, rank, args) for rank, file in enumerate(files)]
-        processes = [PROCESSES.Process(target=_one, args=one, daemon=True) for one in work]
+        jobs = [(file, function, rendezvous, rank, args) for rank, file in enumerate(files)]
+        processes = [PROCESSES.Process(target=_run, args=job, daemon=True) for job in jobs]
         try:
             for process in processes:
                 process.start()
@@ -38,12 +38,12 @@ def on_ranks(ranks: int, function: Callable[..., Any], *args: Any, deadline: flo
 
 
 def _wait(processes: list[Any], files: list[Path], end: float) -> None:
-    """Until all are done, one fails or time is up."""
+    """Wait until all processes have ended. Raises ``AssertionError`` if one fails, or at the time ``end``."""
     while True:
         alive = [process for process in processes if process.is_alive()]
         for rank, (process, file) in enumerate(zip(processes, files, strict=True)):
-            said, value = pickle.loads(file.read_bytes()) if file.exists() else ("", "")
-            if said == "failed" or (not process.is_alive() and not file.exists()):
+            status, value = pickle.loads(file.read_bytes()) if file.exists() else ("", "")
+            if status == "failed" or (not process.is_alive() and not file.exists()):
                 raise AssertionError(f"rank {rank} ended with exit code {process.exitcode}\n{value}")
         if not alive:
             return
@@ -52,7 +52,7 @@ def _wait(processes: list[Any], files: list[Path], end: float) -> None:
         alive[0].join(0.1)
 
 
-def _one(file: Path, function: Callable[..., Any], rendezvous: str, rank: int, args: tuple[Any, ...]) -> None:
+def _run(file: Path, function: Callable[..., Any], rendezvous: str, rank: int, args: tuple[Any, ...]) -> None:
     try:
         answer = ("done", function(rendezvous, rank, *args))
     except BaseException:

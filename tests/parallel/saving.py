@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from tests.learner.parts import PolicyGradient
-from tests.parallel.cases import Case, build, gathered, micro_batches
+from tests.parallel.cases import Case, build, full_weights, micro_batches
 from tests.parallel.ranks import on_ranks
 from tests.tiny import tiny_tokenizer
 from whet.base.errors import WhetError
@@ -21,43 +21,44 @@ from whet.checkpoint.export import export
 from whet.checkpoint.store import CheckpointStore
 
 
-def go_on(rendezvous: str, rank: int, case: Case, come_from: Path | None, go_to: Path | None, steps: range) -> Any:
-    """Load, train, save; the weights before and after training."""
+def resume(rendezvous: str, rank: int, case: Case, source: Path | None, target: Path | None, steps: range) -> Any:
+    """Load, train, save; return the weights before and after training, and the step."""
     worker = build(case, rendezvous, rank)
-    if come_from is not None:
-        worker.state.load(come_from)
-    before = gathered(worker)
+    if source is not None:
+        worker.state.load(source)
+    before = full_weights(worker)
     for step in steps:
         worker.update(micro_batches(case, worker, step), PolicyGradient())
-    after = gathered(worker)
-    if go_to is not None:
-        worker.state.save(go_to)
+    after = full_weights(worker)
+    if target is not None:
+        worker.state.save(target)
     return before, after, worker.progress.step
 
 
 def folders(tmp_path: Path, *names: str) -> list[Path]:
-    made = [tmp_path / name for name in names]
-    for folder in made:
+    paths = [tmp_path / name for name in names]
+    for folder in paths:
         folder.mkdir()
-    return made
+    return paths
 
 
-def assert_handed_on(said: list[Any]) -> None:
-    """Each of what ``go_on`` returned began with the weights that the one before left, to the last bit."""
-    for (_, saved, _), (loaded, _, _) in pairwise(said):
+def assert_weights_unchanged(runs: list[Any]) -> None:
+    """Assert that each result of ``resume`` began with the last weights of the one before, bit for bit."""
+    for (_, saved, _), (loaded, _, _) in pairwise(runs):
         assert all(torch.equal(saved[name], loaded[name]) for name in saved | loaded)
 
 
-def refuse(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, bool]:
+def load_error(rendezvous: str, rank: int, case: Case, folder: Path) -> tuple[str, bool]:
+    """Return the error of loading ``folder``, and whether the weights are unchanged."""
     worker = build(case, rendezvous, rank)
-    before = gathered(worker)
+    before = full_weights(worker)
     with pytest.raises(WhetError) as caught:
         worker.state.load(folder)
-    after = gathered(worker)
+    after = full_weights(worker)
     return str(caught.value), all(torch.equal(before[name], after[name]) for name in before)
 
 
-def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile: Path) -> None:
+def save_twice(rendezvous: str, rank: int, case: Case, stopped: Path, background: Path) -> None:
     """Save once with training stopped, and once during training."""
     worker = build(case, rendezvous, rank)
 
@@ -65,20 +66,20 @@ def save_twice(rendezvous: str, rank: int, case: Case, at_once: Path, meanwhile:
         worker.update(micro_batches(case, worker, step), PolicyGradient())
 
     update(0)
-    worker.state.save(at_once)
-    worker.state.begin_save(meanwhile)
+    worker.state.save(stopped)
+    worker.state.begin_save(background)
     for step in range(1, 4):
         update(step)
     worker.state.finish_save()
 
 
 def exported(case: Case, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
-    """(the model folder that becomes of one step on two ranks, in float32; their weights)."""
+    """Return (the exported folder of a model after one step on two ranks, in float32; their weights)."""
     base, run, [shards] = folder / "base", folder / "run", folders(folder, "shards")
     shutil.copytree(case.model, base)
     tiny_tokenizer().save_pretrained(base)
     case = replace(case, model=base, learner={"precision": "float32"})
-    _, weights, _ = on_ranks(2, go_on, case, None, shards, range(1))[0]
+    _, weights, _ = on_ranks(2, resume, case, None, shards, range(1))[0]
     store = CheckpointStore(run / "checkpoints")
     asyncio.run(store.save(1, lambda folder: shutil.copytree(shards, folder / "policy") and None, {}))
     lora = {"lora": {"rank": 2, "alpha": 4.0}} if case.lora else {}
@@ -88,17 +89,17 @@ def exported(case: Case, folder: Path) -> tuple[Path, dict[str, torch.Tensor]]:
 
 
 def pieces(folder: Path) -> dict[str, torch.Tensor]:
-    """By name and place; which rank writes what several have does not matter."""
-    found = {}
+    """Return the tensors in the files of a folder, by name and place in the full tensor; any rank may write copies."""
+    tensors = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             places = json.loads(file.metadata().get("DCP_SHARDING_INFO", "{}"))
-            found |= {f"{name} {places.get(name)}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return found
+            tensors |= {f"{name} {places.get(name)}": file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return tensors
 
 
-def assert_same_files(one: Path, other: Path) -> None:
+def assert_same_files(first: Path, second: Path) -> None:
     """Assert that two folders have the same contents, bit for bit."""
-    a, b = pieces(one), pieces(other)
+    a, b = pieces(first), pieces(second)
     assert a.keys() == b.keys()
     assert [name for name in a if not torch.equal(a[name], b[name])] == []

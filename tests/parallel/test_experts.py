@@ -11,17 +11,17 @@ from tests.parallel.cases import (
     RECOMPUTED,
     TOP_P,
     Case,
-    Said,
+    Outputs,
     build,
-    refused,
+    build_errors,
     score,
     score_all,
     train,
     train_all,
 )
-from tests.parallel.comparing import assert_scored_alike, check, far, tables
+from tests.parallel.comparing import assert_scored_alike, check, deviations, tables
 from tests.parallel.ranks import on_ranks
-from tests.parallel.saving import assert_handed_on, exported, folders, go_on
+from tests.parallel.saving import assert_weights_unchanged, exported, folders, resume
 from tests.parallel.skipping import assert_skipped, skip
 from whet.base.errors import WhetError
 from whet.models.config import LoraSettings, ModelConfig
@@ -96,7 +96,7 @@ ROUGH = {
     "expert, balanced, an idle rank": ("deepseek", EXPERT, IDLE),
     "pipeline, balanced": ("deepseek", {"pipeline": 2}, {"learner": {"balance": 0.02}}),
 }
-"""DeepSeek's router computes in float32, whatever the model is in."""
+"""DeepSeek's router computes in float32, for any dtype of the model."""
 
 
 @tables(QUICK, THOROUGH_2, THOROUGH_4)
@@ -105,7 +105,7 @@ def test_several_ranks_learn_the_same_as_one(models, table):
 
 
 @pytest.mark.slow
-def test_the_generators_experts_are_taken_on_every_shard(models):
+def test_the_generators_experts_are_used_on_every_shard(models):
     follows = {"follows_routes": True}
     table = {
         "fsdp": ("moe", {"fsdp": 2}, follows),
@@ -126,11 +126,11 @@ def test_a_router_that_computes_in_float32_learns_nearly_the_same(models):
 
 @pytest.mark.slow
 def test_float32_learns_nearly_the_same(models):
-    single = {"learner": {"precision": "float32"}, "groups": 12}  # with fewer, AdamW makes much of float32's rounding
+    single = {"learner": {"precision": "float32"}, "groups": 12}  # with fewer, AdamW amplifies rounding
     table = {
         "expert": ("moe", EXPERT, single),
         "tensor": ("mixtral", {"tensor": 2}, single),
-        "experts that no token reaches": ("one-sided", EXPERT, single),  # products are other ones than in float64
+        "experts that no token reaches": ("one-sided", EXPERT, single),  # other matrix products than in float64
     }
     check(models, table, 5e-6)
 
@@ -142,16 +142,16 @@ def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models, mode
     layouts = {"fsdp": 2}, EXPERT
     spread = on_ranks(2, train_all, [Case(models[model], layout, learner=narrow) for layout in layouts])[0]
     exact, alone = train("", 0, Case(models[model])), train("", 0, Case(models[model], learner=narrow))
-    own = [relative_error(said, exact) for said in (alone, *spread)]
-    assert 0.001 < own[0] < 0.2
-    assert all(error < 1.5 * own[0] for error in own[1:])
-    for said in spread:
-        assert_scored_alike(alone, said)
+    errors = [relative_error(outputs, exact) for outputs in (alone, *spread)]
+    assert 0.001 < errors[0] < 0.2
+    assert all(error < 1.5 * errors[0] for error in errors[1:])
+    for outputs in spread:
+        assert_scored_alike(alone, outputs)
 
 
-def relative_error(said: Said, exact: Said) -> float:
-    """Of all gradients of the first step together."""
-    wrong = sum(((said.gradients[name] - g) ** 2).sum() for name, g in exact.gradients.items())
+def relative_error(outputs: Outputs, exact: Outputs) -> float:
+    """Return the relative error of all gradients of the first step together."""
+    wrong = sum(((outputs.gradients[name] - g) ** 2).sum() for name, g in exact.gradients.items())
     return float(wrong / sum((g**2).sum() for g in exact.gradients.values())) ** 0.5
 
 
@@ -161,25 +161,27 @@ def test_every_rank_keeps_only_its_part(models):
         "mixtral": [{"fsdp": 4}, BOTH, {"fsdp": 4, "expert": 4}, {"fsdp": 2, "tensor": 2, "expert": 2}],
         "two experts": [{"fsdp": 4}, BOTH, {"tensor": 2, "fsdp": 2}],
     }.items():
-        [total] = experts_held("", 0, [Case(models[name])])
-        for shares in zip(*on_ranks(4, experts_held, [Case(models[name], layout) for layout in layouts]), strict=True):
+        [total] = expert_parameters("", 0, [Case(models[name])])
+        for shares in zip(
+            *on_ranks(4, expert_parameters, [Case(models[name], layout) for layout in layouts]), strict=True
+        ):
             assert shares == (total / 4,) * 4
 
 
-def experts_held(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
-    """Numbers that this rank keeps of all experts."""
+def expert_parameters(rendezvous: str, rank: int, cases: list[Case]) -> list[int]:
+    """Return the number of expert parameters on this rank."""
     workers = [build(case, rendezvous, rank) for case in cases]
     return [sum(local(p).numel() for name, p in w.module.by_name() if ".experts." in name) for w in workers]
 
 
 @pytest.mark.slow
-def test_what_only_scores_is_spread_too(models):
+def test_a_frozen_model_is_split_too(models):
     narrow = {"precision": "bfloat16"}
     for learner, tolerance in (({}, 1e-12), (narrow, 0.0)):
         case = Case(models["moe"], EXPERT, trains=False, learner=learner)
-        said = [answers[0] for answers in on_ranks(2, score_all, [case])]
+        outputs = [answers[0] for answers in on_ranks(2, score_all, [case])]
         for name, expected in score(case.one_rank(), build(case.one_rank(), "", 0)).items():
-            assert not list(far(name, {name: expected}, {name: said[0][name] + said[1][name]}, tolerance))
+            assert not list(deviations(name, {name: expected}, {name: outputs[0][name] + outputs[1][name]}, tolerance))
 
 
 def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
@@ -187,32 +189,32 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     assert_skipped(on_ranks(2, skip, case, tmp_path), case)
 
 
-def test_a_learner_goes_on_over_one_and_two_ranks_and_one(models, tmp_path):
-    """The weights come back bit for bit, and the steps equal the steps of a learner that never stopped."""
+def test_a_learner_resumes_on_one_and_two_ranks_and_one(models, tmp_path):
+    """The weights are restored bit for bit, and the steps equal the steps of an uninterrupted learner."""
     first, second = folders(tmp_path, "1", "2")
-    one, two = Case(models["moe"]), Case(models["moe"], EXPERT)
-    _, straight, _ = go_on("", 0, one, None, None, range(3))
-    said = [go_on("", 0, one, None, first, range(1)), on_ranks(2, go_on, two, first, second, range(1, 3))[0]]
-    said.append(go_on("", 0, one, second, None, range(0)))
-    assert_handed_on(said)
-    assert_close(straight, said[-1][1], 1e-12)
+    single, pair = Case(models["moe"]), Case(models["moe"], EXPERT)
+    _, uninterrupted, _ = resume("", 0, single, None, None, range(3))
+    outputs = [resume("", 0, single, None, first, range(1)), on_ranks(2, resume, pair, first, second, range(1, 3))[0]]
+    outputs.append(resume("", 0, single, second, None, range(0)))
+    assert_weights_unchanged(outputs)
+    assert_close(uninterrupted, outputs[-1][1], 1e-12)
 
 
 @pytest.mark.slow
-def test_a_learner_goes_on_with_other_ranks(models, tmp_path):
+def test_a_learner_resumes_with_other_layouts(models, tmp_path):
     first, second, third = folders(tmp_path, "2", "4", "tensor")
     layouts = BOTH, {"fsdp": 2, "tensor": 2, "expert": 2}, {"fsdp": 4}
     cases = [Case(models["two experts"], layout) for layout in layouts]
-    said = [on_ranks(4, go_on, cases[0], None, first, range(1))[0]]
-    said.append(on_ranks(4, go_on, cases[1], first, second, range(1, 2))[0])
-    said.append(on_ranks(4, go_on, cases[2], second, third, range(2, 3))[0])
-    said.append(go_on("", 0, cases[0].one_rank(), third, None, range(0)))
-    assert_handed_on(said)
+    outputs = [on_ranks(4, resume, cases[0], None, first, range(1))[0]]
+    outputs.append(on_ranks(4, resume, cases[1], first, second, range(1, 2))[0])
+    outputs.append(on_ranks(4, resume, cases[2], second, third, range(2, 3))[0])
+    outputs.append(resume("", 0, cases[0].one_rank(), third, None, range(0)))
+    assert_weights_unchanged(outputs)
 
 
 @pytest.mark.slow
-def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
-    """Each expert under the names that its family's checkpoints have."""
+def test_files_of_several_ranks_are_exported_to_one_model_folder(models, tmp_path):
+    """The experts have the names of their family's checkpoints."""
     out, weights = exported(Case(models["moe"], EXPERT), tmp_path)
     written = load_file(out / "model.safetensors")
     inside = "model.layers.1.mlp.experts"
@@ -220,13 +222,13 @@ def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_
     assert torch.equal(written[f"{inside}.2.up_proj.weight"], weights[f"{inside}.gate_up_proj"][2].chunk(2)[1])
 
 
-def test_what_cannot_be_spread_is_refused_on_every_rank(models):
+def test_a_model_that_cannot_be_split_is_refused_on_every_rank(models):
     cases = [
         Case(models["llama"], EXPERT),
         Case(models["deepseek"], {"tensor": 2}),
         Case(models["moe"], {"tensor": 2, "sequence_parallel": False}),
     ]
-    for messages in on_ranks(2, refused, cases):
+    for messages in on_ranks(2, build_errors, cases):
         assert "LlamaModel has no experts to split; set parallel.expert to 1" in messages[0]
         assert "its tensor-parallel plan does not include" in messages[1]
         assert "parallel.sequence_parallel must be true" in messages[2]
@@ -235,16 +237,18 @@ def test_what_cannot_be_spread_is_refused_on_every_rank(models):
 @pytest.mark.slow
 def test_a_size_that_does_not_divide_the_experts_is_refused(models):
     odd = [Case(models["two experts"], {"fsdp": 4, "expert": 4})]
-    assert all("does not divide the 2 experts of MixtralModel" in said[0] for said in on_ranks(4, refused, odd))
+    assert all(
+        "does not divide the 2 experts of MixtralModel" in messages[0] for messages in on_ranks(4, build_errors, odd)
+    )
 
 
-def test_experts_borrow_ranks_that_are_there():
+def test_expert_parallelism_uses_ranks_of_other_dimensions():
     assert ParallelConfig(fsdp=2, context=2, tensor=2, replicas=3, expert=8).ranks == 24
     with pytest.raises(ValueError, match="expert = 4 does not divide fsdp x context x tensor = 2"):
         ParallelConfig(fsdp=2, replicas=2, expert=4)
 
 
-def test_adapters_go_to_what_is_not_an_expert(models):
+def test_adapters_are_not_added_to_experts(models):
     def adapted(targets: object) -> set[str]:
         config = ModelConfig(path=str(models["moe"]), lora=LoraSettings(rank=2, target_modules=targets))
         names = (name for name, _ in load_model(config, dtype=torch.float32).named_parameters())
@@ -259,5 +263,5 @@ def test_adapters_go_to_what_is_not_an_expert(models):
 @pytest.mark.slow
 def test_adapted_experts_under_tensor_parallelism_are_refused(models):
     case = Case(models["moe"], {"tensor": 2}, lora=True, lora_experts=True)
-    for message in on_ranks(2, refused, [case]):
+    for message in on_ranks(2, build_errors, [case]):
         assert "model.lora.experts = true adapts experts, whose tokens parallel.tensor splits over ranks" in message[0]

@@ -7,8 +7,19 @@ inside transformers compute in float32 even then, token by token, so that this r
 import pytest
 import torch
 
-from tests.parallel.cases import ENOUGH, RECOMPUTED, TOP_P, Case, build, held, score, score_all, train, train_all
-from tests.parallel.comparing import assert_scored_alike, check, far, tables, worst_error
+from tests.parallel.cases import (
+    ENOUGH,
+    RECOMPUTED,
+    TOP_P,
+    Case,
+    build,
+    parameter_counts,
+    score,
+    score_all,
+    train,
+    train_all,
+)
+from tests.parallel.comparing import assert_scored_alike, check, deviations, tables, worst_error
 from tests.parallel.ranks import on_ranks
 from whet.parallel.config import ParallelConfig
 
@@ -23,7 +34,7 @@ QUICK = {
     "context": ("qwen", CONTEXT, {}),
     "context, lora": ("llama", CONTEXT, {"lora": True}),
 }
-"""Two ranks: model, layout, and what is changed of a ``Case``."""
+"""Two ranks: model, layout, and other fields of a ``Case``."""
 
 THOROUGH_2 = {
     "fsdp, qwen": ("qwen", FSDP, {"distribution": TOP_P}),
@@ -66,10 +77,10 @@ COMPILED = {
 GEMMA = {"tensor": ("gemma", TENSOR, {}), "context": ("gemma", CONTEXT, {}), "lora": ("gemma", FSDP, {"lora": True})}
 
 
-def test_a_reference_stays_what_the_learner_was(models):
-    """So that the columns that are compared below are worth comparing."""
-    one = train("", 0, Case(models["llama"]).one_rank())
-    before, after = one.scored, one.scored_after
+def test_a_reference_model_does_not_change(models):
+    """Otherwise the comparisons of its log-probs below would say nothing."""
+    alone = train("", 0, Case(models["llama"]).one_rank())
+    before, after = alone.scored, alone.scored_after
     assert torch.equal(before["reference_logprobs"], after["reference_logprobs"])
     assert not torch.allclose(before["logprobs"], after["logprobs"], atol=1e-3)
 
@@ -80,7 +91,7 @@ def test_several_ranks_learn_the_same_as_one(models, table):
 
 
 @pytest.mark.slow
-def test_two_ranks_learn_nearly_the_same_where_numbers_are_float32(models):
+def test_two_ranks_learn_nearly_the_same_in_float32(models):
     check(models, FLOAT32, 5e-6)
     check(models, GEMMA, 2e-5)
 
@@ -92,39 +103,41 @@ def test_compiled_layers_are_as_exact_as_in_one_process(models):
 
 @pytest.mark.slow
 def test_bfloat16_scores_the_same_and_is_as_exact_as_in_one_process(models):
-    """Matrices that travel in bfloat16 are the ones that autocast would have rounded."""
+    """Only matrices that autocast would round are gathered in bfloat16."""
     narrow = {"precision": "bfloat16"}
     cases = [Case(models["qwen"], layout, learner=narrow) for layout in (FSDP, TENSOR, CONTEXT)]
     cases.append(Case(models["qwen"], FSDP, learner=narrow | {"compile": True}))
     spread = on_ranks(2, train_all, cases)[0]
     exact, alone = train("", 0, Case(models["qwen"])), train("", 0, Case(models["qwen"], learner=narrow))
 
-    own = worst_error(alone.gradients, exact.gradients)
-    assert 0.001 < own < 0.1
-    assert all(worst_error(said.gradients, exact.gradients) < 1.5 * own for said in spread)
+    error = worst_error(alone.gradients, exact.gradients)
+    assert 0.001 < error < 0.1
+    assert all(worst_error(outputs.gradients, exact.gradients) < 1.5 * error for outputs in spread)
     assert_scored_alike(alone, spread[0])
 
 
 @pytest.mark.slow
-def test_what_only_scores_is_spread_too(models):
-    """A teacher, a frozen reward model."""
+def test_a_frozen_model_is_split_too(models):
+    """Such as a teacher or a reward model."""
     layouts = [FSDP | {"cpu_offload": True}, TENSOR, CONTEXT, {"pipeline": 2}]
     cases = [
         Case(models["qwen"], layout, loss=loss, trains=False) for layout in layouts for loss in ("policy", "value")
     ]
-    said = on_ranks(2, score_all, cases)
+    outputs = on_ranks(2, score_all, cases)
     for index, case in enumerate(cases):
-        speakers = said[:: ParallelConfig(**case.parallel).ranks_per_shard]
+        leaders = outputs[:: ParallelConfig(**case.parallel).ranks_per_shard]
         for name, expected in score(case.one_rank(), build(case.one_rank(), "", 0)).items():
-            together = sum(answers[index][name] for answers in speakers)
-            assert not list(far(name, {name: expected}, {name: together}, 1e-12))
+            together = sum(answers[index][name] for answers in leaders)
+            assert not list(deviations(name, {name: expected}, {name: together}, 1e-12))
 
 
 @pytest.mark.slow
 def test_every_rank_keeps_only_its_part(models):
     layouts = {"fsdp": 4}, {"fsdp": 2, "tensor": 2}, {"context": 2, "fsdp": 2}, {"replicas": 2, "fsdp": 2}
     cases = [Case(models["qwen"], layout) for layout in layouts]
-    [total] = held("", 0, [Case(models["qwen"])])
-    quarter, also, with_context, half = (sum(numbers) for numbers in zip(*on_ranks(4, held, cases), strict=True))
+    [total] = parameter_counts("", 0, [Case(models["qwen"])])
+    quarter, also, with_context, half = (
+        sum(numbers) for numbers in zip(*on_ranks(4, parameter_counts, cases), strict=True)
+    )
     assert (quarter, with_context, half) == (total, total, 2 * total)
     assert total < also < 1.05 * total  # norms are on every rank of a tensor group

@@ -21,14 +21,14 @@ from tests.parallel.cases import (
     Case,
     batch_of,
     build,
-    held,
+    build_errors,
     micro_batches,
-    refused,
+    parameter_counts,
     train_all,
 )
-from tests.parallel.comparing import check, far, some, worst_error
+from tests.parallel.comparing import check, deviations, restricted, worst_error
 from tests.parallel.ranks import info_of, on_ranks
-from tests.parallel.saving import assert_same_files, folders, go_on, refuse, save_twice
+from tests.parallel.saving import assert_same_files, folders, load_error, resume, save_twice
 from tests.parallel.skipping import assert_skipped, skip
 from whet.base.errors import WhetError
 from whet.cluster.processes import ProcessCluster
@@ -110,7 +110,7 @@ def test_a_pipeline_multiplies_with_every_other_layout(models, schedule, lora):
 
 
 @SLOW
-def test_a_pipeline_learns_nearly_the_same_where_numbers_are_float32(models):
+def test_a_pipeline_learns_nearly_the_same_in_float32(models):
     check(models, FLOAT32, 5e-6, cut=True)
     check(models, GEMMA, 2e-5)
 
@@ -119,37 +119,37 @@ def test_a_pipeline_learns_nearly_the_same_where_numbers_are_float32(models):
 def test_a_pipeline_in_bfloat16_scores_the_same_and_is_as_exact_as_one_process(models):
     narrow = {"precision": "bfloat16"}
     cases = [Case(models["qwen of 4"], layout, learner=narrow) for layout in (TWO, INTERLEAVED)]
-    said = on_ranks(2, train_all, cases)
+    outputs = on_ranks(2, train_all, cases)
     exact, alone = (train_all("", 0, [Case(models["qwen of 4"], learner=how)])[0] for how in ({}, narrow))
 
-    own = worst_error(alone.gradients, exact.gradients)
-    assert 0.001 < own < 0.2
-    for first, second in zip(*said, strict=True):
-        assert worst_error(first.gradients | second.gradients, exact.gradients) < 1.5 * own
+    error = worst_error(alone.gradients, exact.gradients)
+    assert 0.001 < error < 0.2
+    for first, second in zip(*outputs, strict=True):
+        assert worst_error(first.gradients | second.gradients, exact.gradients) < 1.5 * error
         for name, column in alone.scored.items():
             assert torch.equal(first.scored[name], column)
 
 
 def five(rendezvous: str, rank: int, case: Case) -> Any:
-    """Outputs for five micro-batches, and their gradient: a number that is not divisible by two ranks of two stages."""
+    """Return the outputs of five micro-batches, and their gradient: two ranks of two stages need an even number."""
     worker = build(case, rendezvous, rank)
-    micro = [one for step in range(4) for one in micro_batches(case, worker, step)][:5]
+    micro = [micro_batch for step in range(4) for micro_batch in micro_batches(case, worker, step)][:5]
     scored = worker.score(micro, LANGUAGE, Top(4, VOCABULARY - 3))
     total, metrics, logprobs = worker.accumulate(micro, PolicyGradient())
     gradients = {name: full_tensor(p.grad, CPU) for name, p in worker.module.by_name()}
-    columns = {f"{i} {name}": column for i, said in enumerate(scored) for name, column in said.items()}
+    columns = {f"{i} {name}": column for i, outputs in enumerate(scored) for name, column in outputs.items()}
     columns |= {f"{i} of the update": column for i, column in enumerate(logprobs)}
     return float(total), metrics.result(), columns, gradients
 
 
-def test_the_number_of_micro_batches_may_be_any(models):
+def test_any_number_of_micro_batches_is_allowed(models):
     case = Case(models["qwen of 4"], INTERLEAVED)
     loss, metrics, columns, gradients = five("", 0, Case(models["qwen of 4"]))
-    for said in on_ranks(2, five, case):
-        assert said[0] == pytest.approx(loss, rel=1e-12)
-        assert said[1] == metrics  # the one that was added is not among them
-        assert not list(far("column", columns, said[2], 1e-12))
-        assert not list(far("gradient", some(gradients, said[3]), said[3], 1e-12))
+    for outputs in on_ranks(2, five, case):
+        assert outputs[0] == pytest.approx(loss, rel=1e-12)
+        assert outputs[1] == metrics  # without the micro-batch that was added
+        assert not list(deviations("column", columns, outputs[2], 1e-12))
+        assert not list(deviations("gradient", restricted(gradients, outputs[3]), outputs[3], 1e-12))
 
 
 # Saving, skipping, refusing
@@ -163,16 +163,16 @@ LONG = [{}, INTERLEAVED, {"fsdp": 2}, TWO, {}]
     [([{}, TWO, {}], False), pytest.param(LONG, False, marks=SLOW), pytest.param(LONG, True, marks=SLOW)],
     ids=["short", "long", "long, lora"],
 )
-def test_a_learner_goes_on_with_and_without_a_pipeline(models, tmp_path, layouts, lora):
-    """Each loads what the one before saved; weights come back to the last bit."""
+def test_a_learner_resumes_with_and_without_a_pipeline(models, tmp_path, layouts, lora):
+    """Each learner loads the checkpoint of the one before; weights are restored bit for bit."""
     model, places = models["qwen of 4"], folders(tmp_path, *"01234"[: len(layouts)])
     last = len(layouts) - 1
-    _, straight, _ = go_on("", 0, Case(model, lora=lora), None, None, range(last))
+    _, straight, _ = resume("", 0, Case(model, lora=lora), None, None, range(last))
     loaded_and_left: list[list[dict[str, Tensor]]] = []
     for index, layout in enumerate(layouts):
         args = (Case(model, layout, lora=lora), places[index - 1] if index else None, places[index])
         steps = range(index, min(index + 1, last))
-        ranks = on_ranks(2, go_on, *args, steps) if layout else [go_on("", 0, *args, steps)]
+        ranks = on_ranks(2, resume, *args, steps) if layout else [resume("", 0, *args, steps)]
         assert {step for _, _, step in ranks} == {min(index + 1, last)}
         loaded_and_left.append([{k: t for rank in ranks for k, t in rank[which].items()} for which in (0, 1)])
     for (_, left), (loaded, _) in pairwise(loaded_and_left):
@@ -180,7 +180,7 @@ def test_a_learner_goes_on_with_and_without_a_pipeline(models, tmp_path, layouts
         assert all(torch.equal(left[name], loaded[name]) for name in left)
     assert_close(straight, loaded_and_left[-1][1], 1e-12)
     written = [name for file in places[last - 1].glob("*.safetensors") for name in keys(file)]
-    assert len(written) == len(set(written))  # tied embeddings, which two stages have, once
+    assert len(written) == len(set(written))  # tied embeddings of two stages are written once
 
 
 def keys(file: Path) -> list[str]:
@@ -189,25 +189,25 @@ def keys(file: Path) -> list[str]:
 
 
 @SLOW
-def test_saving_a_pipeline_while_training_goes_on_writes_the_same(models, tmp_path):
+def test_saving_a_pipeline_during_training_writes_the_same(models, tmp_path):
     at_once, meanwhile = folders(tmp_path, "at once", "meanwhile")
     on_ranks(2, save_twice, Case(models["qwen"], TWO), at_once, meanwhile)
     assert_same_files(at_once, meanwhile)
 
 
-def test_the_stages_of_a_pipeline_refuse_together_what_does_not_fit(models, tmp_path):
+def test_a_checkpoint_that_does_not_fit_is_refused_on_all_stages(models, tmp_path):
     other, damaged = folders(tmp_path, "other", "damaged")
-    go_on("", 0, Case(models["llama"]), None, other, range(1))
+    resume("", 0, Case(models["llama"]), None, other, range(1))
     two = Case(models["qwen"], TWO)
-    on_ranks(2, go_on, two, None, damaged, range(1))
+    on_ranks(2, resume, two, None, damaged, range(1))
     sorted(damaged.glob("shard-*"))[1].unlink()
     for folder, words in ((other, "lm_head.weight is not of this model"), (damaged, "is missing")):
-        for message, unchanged in on_ranks(2, refuse, two, folder):
+        for message, unchanged in on_ranks(2, load_error, two, folder):
             assert words in message
             assert unchanged
 
 
-def test_all_stages_skip_a_step_that_is_bad(models, tmp_path):
+def test_all_stages_skip_a_bad_step(models, tmp_path):
     case = Case(models["qwen"], TWO)
     assert_skipped(on_ranks(2, skip, case, tmp_path), case)
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001-001"]
@@ -215,14 +215,14 @@ def test_all_stages_skip_a_step_that_is_bad(models, tmp_path):
 
 def test_every_stage_keeps_only_its_part(models):
     cases = [Case(models[model], TWO) for model in ("llama", "qwen of 4")]
-    llama, qwen = zip(*on_ranks(2, held, cases), strict=True)
-    alone = held("", 0, [case.one_rank() for case in cases])
+    llama, qwen = zip(*on_ranks(2, parameter_counts, cases), strict=True)
+    alone = parameter_counts("", 0, [case.one_rank() for case in cases])
     assert sum(llama) == alone[0]
     assert max(llama) == min(llama) + 16  # the last norm
     assert sum(qwen) == alone[1] + VOCABULARY * 16  # tied embeddings are at both ends
 
 
-def test_what_cannot_be_cut_into_stages_is_refused_on_every_rank(models, tmp_path):
+def test_a_model_that_cannot_be_split_into_stages_is_refused_on_every_rank(models, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
     small = {"vocab_size": 32, "bos_token_id": 0, "eos_token_id": 0}
@@ -233,7 +233,7 @@ def test_what_cannot_be_cut_into_stages_is_refused_on_every_rank(models, tmp_pat
         Case(save_model(tmp_path / "gpt2", gpt2), TWO),
         Case(models["llama"], INTERLEAVED),
     ]
-    for messages in on_ranks(2, refused, cases):
+    for messages in on_ranks(2, build_errors, cases):
         assert "other than plain attention" in messages[0]
         assert "so it can't be split into stages" in messages[1]
         assert "LlamaModel has 2 layers, too few for 4 stages" in messages[2]
@@ -245,7 +245,7 @@ def test_stages_without_a_pipeline_are_refused():
 
 
 def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, folder: Path) -> Any:
-    """Two steps with an adapter in the last layer only, saved or, of one rank, loaded."""
+    """Train two steps with an adapter in the last layer only; save them, or on one rank load them."""
     lora = LoraSettings(rank=2, alpha=4.0, target_modules=["layers.3.mlp.up_proj"])
     config = WorkerConfig(
         model=ModelConfig(path=str(model), lora=lora),
@@ -263,24 +263,24 @@ def one_adapter(rendezvous: str, rank: int, model: Path, sizes: ParallelConfig, 
 
 
 @SLOW
-def test_a_stage_may_have_nothing_to_train(models, tmp_path):
-    said = on_ranks(2, one_adapter, models["qwen of 4"], ParallelConfig(**TWO), tmp_path)
+def test_a_stage_without_trained_parameters_works(models, tmp_path):
+    outputs = on_ranks(2, one_adapter, models["qwen of 4"], ParallelConfig(**TWO), tmp_path)
     norms, updated, loaded = one_adapter("", 0, models["qwen of 4"], ParallelConfig(), tmp_path)
-    for spread, weights, _ in said:
+    for spread, weights, _ in outputs:
         assert spread == pytest.approx(norms, rel=1e-12)
         assert_close(updated, weights, 1e-12)
         assert all(torch.equal(loaded[name], weights[name]) for name in loaded)
 
 
 class Refusing(PolicyGradient):
-    """A loss that says no, where the head is."""
+    """A loss that raises, on the rank with the head."""
 
     def __call__(self, output: ModelOutput, batch: Batch) -> Any:
         raise WhetError("this loss wants more than it gets")
 
 
 @SLOW
-def test_what_goes_wrong_at_one_stage_is_heard_at_once(models):
+def test_an_error_at_one_stage_is_raised_at_once(models):
     async def learn() -> None:
         cluster = ProcessCluster()
         model, learner = ModelConfig(path=str(models["llama"])), LearnerConfig(max_tokens=40, deadline=300.0)

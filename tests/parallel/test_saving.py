@@ -12,7 +12,15 @@ from safetensors.torch import load_file
 from tests.learner.parts import assert_close
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
-from tests.parallel.saving import assert_handed_on, assert_same_files, exported, folders, go_on, refuse, save_twice
+from tests.parallel.saving import (
+    assert_same_files,
+    assert_weights_unchanged,
+    exported,
+    folders,
+    load_error,
+    resume,
+    save_twice,
+)
 from whet.base.errors import WhetError
 from whet.learner.state import load_weights
 
@@ -23,25 +31,25 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("lora", [False, pytest.param(True, marks=SLOW)], ids=["all", "lora"])
-def test_a_learner_goes_on_over_one_two_four_and_two_ranks(models, tmp_path, lora):
-    """Each loads the checkpoint of the one before. The weights come back bit for bit, and five steps equal the steps of
-    a learner that never stopped."""
+def test_a_learner_resumes_on_one_two_four_and_two_ranks(models, tmp_path, lora):
+    """Each learner loads the checkpoint of the one before. The weights are restored bit for bit, and five steps equal
+    the steps of an uninterrupted learner."""
     first, second, third, fourth = folders(tmp_path, "1", "2", "4", "2again")
     case = [Case(models["qwen"], layout, lora=lora) for layout in (ONE, TWO, BOTH, {"context": 2})]
-    _, straight, _ = go_on("", 0, case[0], None, None, range(5))
+    _, uninterrupted, _ = resume("", 0, case[0], None, None, range(5))
 
-    said = [go_on("", 0, case[0], None, first, range(2))]
-    said.append(on_ranks(2, go_on, case[1], first, second, range(2, 3))[0])
-    said.append(on_ranks(4, go_on, case[2], second, third, range(3, 4))[0])
-    said.append(on_ranks(2, go_on, case[3], third, fourth, range(4, 5))[0])
-    said.append(go_on("", 0, case[0], fourth, None, range(0)))
-    assert_handed_on(said)
-    assert [step for _, _, step in said] == [2, 3, 4, 5, 5]
-    assert_close(straight, said[-1][1], 1e-12)
+    outputs = [resume("", 0, case[0], None, first, range(2))]
+    outputs.append(on_ranks(2, resume, case[1], first, second, range(2, 3))[0])
+    outputs.append(on_ranks(4, resume, case[2], second, third, range(3, 4))[0])
+    outputs.append(on_ranks(2, resume, case[3], third, fourth, range(4, 5))[0])
+    outputs.append(resume("", 0, case[0], fourth, None, range(0)))
+    assert_weights_unchanged(outputs)
+    assert [step for _, _, step in outputs] == [2, 3, 4, 5, 5]
+    assert_close(uninterrupted, outputs[-1][1], 1e-12)
 
     shards = sorted(path.name for path in third.iterdir())
     assert len([name for name in shards if name.startswith("shard-")]) == 4
-    assert {Path(name).suffix for name in shards} == {".safetensors", ".json"}  # nothing that could run code
+    assert {Path(name).suffix for name in shards} == {".safetensors", ".json"}  # no pickles, which could run code
     assert load_weights(third).keys() == load_file(first / "model.safetensors").keys()
 
 
@@ -55,35 +63,35 @@ MIXED = {
 
 @SLOW
 @pytest.mark.parametrize("name", MIXED)
-def test_four_ranks_give_to_one_and_get_back_the_same_bits(models, tmp_path, name):
-    """Weights and moments: what the last ranks save is what the first ones did."""
+def test_a_checkpoint_of_four_ranks_passes_through_one_rank_unchanged(models, tmp_path, name):
+    """The last checkpoint equals the first, in weights and moments."""
     model, layout = MIXED[name]
-    four, one, again = folders(tmp_path, "four", "one", "again")
+    four, single, again = folders(tmp_path, "four", "one", "again")
     case = Case(models[model], layout)
-    said = on_ranks(4, go_on, case, None, four, range(1))
-    left = {name: tensor for _, weights, _ in said for name, tensor in weights.items()}
-    loaded, _, _ = go_on("", 0, case.one_rank(), four, one, range(0))
+    outputs = on_ranks(4, resume, case, None, four, range(1))
+    left = {name: tensor for _, weights, _ in outputs for name, tensor in weights.items()}
+    loaded, _, _ = resume("", 0, case.one_rank(), four, single, range(0))
     assert left.keys() == loaded.keys()
     assert all(torch.equal(left[name], loaded[name]) for name in left)
-    on_ranks(4, go_on, case, one, again, range(0))
+    on_ranks(4, resume, case, single, again, range(0))
     assert_same_files(four, again)
 
 
-def test_ranks_refuse_together_what_does_not_fit(models, tmp_path):
-    """Another model, and a shard that is missing: a message on every rank, and unchanged weights."""
+def test_a_checkpoint_that_does_not_fit_is_refused_on_all_ranks(models, tmp_path):
+    """Another model, and a missing shard: an error on every rank, and unchanged weights."""
     other, whole, damaged = folders(tmp_path, "other", "whole", "damaged")
-    go_on("", 0, Case(models["llama"]), None, other, range(1))
+    resume("", 0, Case(models["llama"]), None, other, range(1))
     two = Case(models["qwen"], TWO)
-    on_ranks(2, go_on, two, None, whole, range(1))
+    on_ranks(2, resume, two, None, whole, range(1))
     shutil.copytree(whole, damaged, dirs_exist_ok=True)
     sorted(damaged.glob("shard-*"))[0].unlink()
     for folder, words in ((other, "lm_head.weight is not of this model"), (damaged, "is incomplete")):
-        for message, unchanged in on_ranks(2, refuse, two, folder):
+        for message, unchanged in on_ranks(2, load_error, two, folder):
             assert words in message
             assert unchanged
 
 
-def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_path):
+def test_files_of_several_ranks_are_exported_to_one_model_folder(models, tmp_path):
     from transformers import AutoModelForCausalLM
 
     out, weights = exported(Case(models["qwen"], TWO, lora=True), tmp_path)
@@ -95,7 +103,7 @@ def test_what_several_ranks_saved_becomes_one_ordinary_model_folder(models, tmp_
 
 
 @pytest.mark.parametrize("layout", [ONE, TWO, pytest.param(BOTH, marks=SLOW)], ids=["one", "two", "four"])
-def test_saving_while_training_goes_on_writes_the_same(models, tmp_path, layout):
+def test_saving_during_training_writes_the_same(models, tmp_path, layout):
     at_once, meanwhile = folders(tmp_path, "at once", "meanwhile")
     case = Case(models["qwen"], layout)
     if layout:
@@ -108,7 +116,7 @@ def test_saving_while_training_goes_on_writes_the_same(models, tmp_path, layout)
 
 def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:
     worker = build(case, rendezvous, rank)
-    if rank == 1:  # a disk that is full only here
+    if rank == 1:  # a disk that is full only on this rank
         torch.distributed.checkpoint.FileSystemWriter._write_data = _no_space
     with pytest.raises(WhetError) as caught:
         worker.state.save(folder)
@@ -118,19 +126,21 @@ def fail_to_save(rendezvous: str, rank: int, case: Case, folder: Path) -> str:
     return f"{caught.value} / {later.value}"
 
 
-def save_where_there_is_no_folder(rendezvous: str, rank: int, case: Case, folder: Path) -> list[str]:
+def save_into_a_missing_folder(rendezvous: str, rank: int, case: Case, folder: Path) -> list[str]:
     worker = build(case, rendezvous, rank)
-    said = []
+    messages = []
     for save in (worker.state.save, worker.state.begin_save):
         with pytest.raises(WhetError) as caught:
-            save(folder / f"of rank {rank}" if rank else folder)  # as on a node that does not see the run folder
-        said.append(str(caught.value))
-    return said
+            save(folder / f"of rank {rank}" if rank else folder)  # as on a node without access to the run folder
+        messages.append(str(caught.value))
+    return messages
 
 
-def test_a_folder_that_one_rank_does_not_see_is_an_error_on_all_and_is_not_made(models, tmp_path):
-    said = on_ranks(2, save_where_there_is_no_folder, Case(models["llama"], TWO), tmp_path)
-    assert all("doesn't exist on" in message and "visible on all nodes" in message for rank in said for message in rank)
+def test_a_folder_that_one_rank_can_not_access_is_an_error_on_all_ranks_and_not_created(models, tmp_path):
+    messages = on_ranks(2, save_into_a_missing_folder, Case(models["llama"], TWO), tmp_path)
+    assert all(
+        "doesn't exist on" in message and "visible on all nodes" in message for rank in messages for message in rank
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,11 +149,11 @@ def _no_space(*_: Any, **__: Any) -> None:
 
 
 def test_when_one_rank_cannot_write_all_ranks_fail(models, tmp_path):
-    said = on_ranks(2, fail_to_save, Case(models["llama"], TWO), tmp_path)
-    assert all(message.count("rank 1: OSError: [Errno 28] No space left") == 2 for message in said)
+    messages = on_ranks(2, fail_to_save, Case(models["llama"], TWO), tmp_path)
+    assert all(message.count("rank 1: OSError: [Errno 28] No space left") == 2 for message in messages)
     assert not (tmp_path / "learner.json").exists()
 
 
-def test_facts_say_how_far_it_was(models, tmp_path):
-    on_ranks(2, go_on, Case(models["llama"], TWO), None, tmp_path, range(2))
+def test_the_facts_have_the_number_of_steps(models, tmp_path):
+    on_ranks(2, resume, Case(models["llama"], TWO), None, tmp_path, range(2))
     assert json.loads((tmp_path / "learner.json").read_text())["step"] == 2

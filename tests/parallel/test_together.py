@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.contracts.fault_contract import eventually
 from tests.learner.parts import PolicyGradient
-from tests.parallel.cases import Case, build, refused
+from tests.parallel.cases import Case, build, build_errors
 from tests.parallel.ranks import free_port, info_of, on_ranks
 from tests.parallel.skipping import assert_skipped, poisoned, skip
 from whet.base.errors import WhetError
@@ -35,7 +35,7 @@ def test_all_ranks_skip_a_step_that_is_bad_on_one_of_them(models, tmp_path):
     assert sum(bool(micro.batch.weight.isnan().any()) for micro in dumped) == 1
 
 
-def give_up(rendezvous: str, rank: int, case: Case, dumps: Path) -> str:
+def fail_three_times(rendezvous: str, rank: int, case: Case, dumps: Path) -> str:
     worker = build(case, rendezvous, rank)
     worker.config = worker.config.model_copy(update={"dumps": dumps})
     bad = poisoned(case, worker, 0)
@@ -46,17 +46,17 @@ def give_up(rendezvous: str, rank: int, case: Case, dumps: Path) -> str:
     return str(caught.value)
 
 
-def test_all_ranks_end_the_run_after_too_many_bad_steps_and_say_where_the_batch_is(models, tmp_path):
+def test_all_ranks_end_the_run_after_too_many_bad_steps_and_name_the_dumped_batch(models, tmp_path):
     for layout, names in [("fsdp", ["-shard-0", "-shard-1"]), ("tensor", ["", ""])]:
-        said = on_ranks(2, give_up, Case(models["llama"], {layout: 2}), tmp_path / layout)
-        for message, name in zip(said, names, strict=True):
+        messages = on_ranks(2, fail_three_times, Case(models["llama"], {layout: 2}), tmp_path / layout)
+        for message, name in zip(messages, names, strict=True):
             folder = tmp_path / layout / f"step-000000-003{name}"
             assert "3 optimizer steps in a row" in message
             assert f"its batch is in {folder}." in message
             assert read_dump(folder)[0]
 
 
-def test_what_cannot_be_spread_is_refused_on_every_rank(models, tmp_path):
+def test_a_model_that_cannot_be_split_is_refused_on_every_rank(models, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
 
     from tests.learner.parts import save_model
@@ -69,15 +69,15 @@ def test_what_cannot_be_spread_is_refused_on_every_rank(models, tmp_path):
         Case(save_model(tmp_path / "gpt2", gpt2), {"tensor": 2}),
         Case(tmp_path / "nothing", {"fsdp": 2}),
     ]
-    for messages in on_ranks(2, refused, cases):
+    for messages in on_ranks(2, build_errors, cases):
         assert "other than plain attention" in messages[0]
         assert "transformers has no plan" in messages[1]
         assert "nothing" in messages[2]
     odd = [Case(models["llama"], {"tensor": 4})]
-    assert all("does not divide num_key_value_heads = 2" in said[0] for said in on_ranks(4, refused, odd))
+    assert all("does not divide num_key_value_heads = 2" in messages[0] for messages in on_ranks(4, build_errors, odd))
 
 
-def one_fails(rendezvous: str, rank: int) -> str:
+def fail_on_rank_1(rendezvous: str, rank: int) -> str:
     ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 30.0)
     try:
         with ranks.fail_together("counting"):
@@ -85,26 +85,29 @@ def one_fails(rendezvous: str, rank: int) -> str:
                 raise KeyError("seven")
     except (KeyError, WhetError) as error:
         return f"{type(error).__name__} {error}"
-    return "nothing"
+    return "no error"
 
 
-def test_what_fails_on_one_rank_fails_on_all_with_its_name(models):
-    assert on_ranks(2, one_fails) == ["WhetError rank 1 failed while counting: KeyError: 'seven'", "KeyError 'seven'"]
+def test_an_error_on_one_rank_is_raised_on_all_with_its_rank(models):
+    assert on_ranks(2, fail_on_rank_1) == [
+        "WhetError rank 1 failed while counting: KeyError: 'seven'",
+        "KeyError 'seven'",
+    ]
 
 
 def listening(rendezvous: str, rank: int) -> list[str]:
-    """The addresses at which this process listens while ranks are together."""
+    """Return the addresses at which this process listens while the ranks are connected."""
     ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 30.0)
     ranks.sum(torch.ones(1))
-    found = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
-    ranks.sum(torch.ones(1))  # no rank leaves before the other has looked
-    return found
+    addresses = [c.laddr.ip for c in psutil.Process().net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    ranks.sum(torch.ones(1))  # no rank disconnects before the other has looked
+    return addresses
 
 
 def test_ranks_on_one_machine_listen_on_loopback_only():
-    said = on_ranks(2, listening)
-    assert said[0]  # where they meet
-    assert {address for addresses in said for address in addresses} == {"127.0.0.1"}
+    addresses = on_ranks(2, listening)
+    assert addresses[0]  # the rendezvous
+    assert {address for rank in addresses for address in rank} == {"127.0.0.1"}
 
 
 def test_two_ranks_with_one_gpu_are_refused():
@@ -123,26 +126,26 @@ class FakeStore(dict):
         return self[name]
 
 
-def test_a_group_of_gpus_is_bound_to_each_ranks_own(monkeypatch):
-    made, store = [], FakeStore({"gpu of 0": b"GPU-a", "gpu of 1": b"GPU-b"})
+def test_each_rank_of_a_gpu_group_is_bound_to_its_gpu(monkeypatch):
+    calls, store = [], FakeStore({"gpu of 0": b"GPU-a", "gpu of 1": b"GPU-b"})
     monkeypatch.setattr(mesh.dist, "TCPStore", lambda *_, **__: store)
-    monkeypatch.setattr(mesh.dist, "init_process_group", lambda *args, **settings: made.append((args, settings)))
+    monkeypatch.setattr(mesh.dist, "init_process_group", lambda *args, **settings: calls.append((args, settings)))
     monkeypatch.setattr(mesh, "device_id", lambda device: f"GPU-{'abc'[device.index]}")
     meet = mesh._meet
     meet(info_of("127.0.0.1:1", 1, 2, 2), torch.device("cuda", 1), timedelta(seconds=9))
-    ((backend,), settings) = made[0]
+    ((backend,), settings) = calls[0]
     assert backend == "cpu:gloo,cuda:nccl"
     assert settings["device_id"] == torch.device("cuda", 1)
     with pytest.raises(WhetError, match="ranks 0 and 1 of 2 have the same GPU"):
         meet(info_of("127.0.0.1:1", 1, 2, 2), torch.device("cuda", 0), timedelta(seconds=9))
-    assert len(made) == 1, "they don't meet"
+    assert len(calls) == 1, "refused before a process group is created"
     meet(info_of("127.0.0.1:1", 1, 2, 2), CPU, timedelta(seconds=9))
-    assert made[1][0] == ("gloo",)
-    assert made[1][1]["device_id"] is None
+    assert calls[1][0] == ("gloo",)
+    assert calls[1][1]["device_id"] is None
 
 
-def one_leaves_a_mesh(rendezvous: str, rank: int, given_up: Path) -> None:
-    """The groups of a mesh have the deadline too."""
+def time_out_in_a_mesh(rendezvous: str, rank: int, given_up: Path) -> None:
+    """Collectives of the mesh's groups raise at the deadline, too."""
     ranks = join(ParallelConfig(fsdp=2, tensor=2), info_of(rendezvous, rank, 4, 2), CPU, 5.0)
     if rank == 0:
         for group in (ranks.data.get_group(), ranks.tensor.get_group()):
@@ -150,26 +153,26 @@ def one_leaves_a_mesh(rendezvous: str, rank: int, given_up: Path) -> None:
                 dist.all_reduce(torch.ones(1), group=group)
         given_up.touch()
     else:
-        assert eventually(given_up.exists, 200)  # alive, and elsewhere
+        assert eventually(given_up.exists, 200)  # alive, but not in the collective
 
 
 @pytest.mark.slow
 def test_a_rank_does_not_wait_indefinitely_for_the_ranks_of_its_mesh(tmp_path):
-    on_ranks(4, one_leaves_a_mesh, tmp_path / "given up")
+    on_ranks(4, time_out_in_a_mesh, tmp_path / "given up")
 
 
-def one_leaves(rendezvous: str, rank: int, given_up: Path) -> None:
+def time_out(rendezvous: str, rank: int, given_up: Path) -> None:
     ranks = join(ParallelConfig(fsdp=2), info_of(rendezvous, rank, 2, 1), CPU, 4.0)
     if rank == 0:
         with pytest.raises(RuntimeError):
             ranks.sum(torch.ones(1))
         given_up.touch()
     else:
-        assert eventually(given_up.exists, 200)  # alive, and elsewhere
+        assert eventually(given_up.exists, 200)  # alive, but not in the collective
 
 
 def test_a_rank_does_not_wait_indefinitely_for_another(models, tmp_path):
-    on_ranks(2, one_leaves, tmp_path / "given up")
+    on_ranks(2, time_out, tmp_path / "given up")
 
 
 def test_a_rank_that_meets_no_other_rank_raises():
@@ -177,7 +180,7 @@ def test_a_rank_that_meets_no_other_rank_raises():
         join(ParallelConfig(fsdp=2), info_of(f"127.0.0.1:{free_port()}", 0, 2, 1), CPU, 1.0)
 
 
-def test_sizes_must_be_those_of_the_seat(models):
+def test_sizes_must_match_the_placement(models):
     config = WorkerConfig(model=ModelConfig(path=str(models["llama"])), parallel=ParallelConfig(fsdp=2, tensor=2))
     with pytest.raises(
         WhetError, match="2 fsdp x 1 context x 1 pipeline x 2 tensor are 4 ranks, 2 per data-parallel rank"

@@ -23,8 +23,8 @@ DISTRIBUTIONS = [
 ]
 
 
-def everything(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
-    """Log-probs, entropies and their gradients (of the weight: the part that is here), by distribution."""
+def outputs(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
+    """Return log-probs, entropies and their gradients (of the weight: the rows ``here``), by distribution."""
     random = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -35,32 +35,32 @@ def everything(vocabulary: Vocabulary, here: slice) -> list[dict[str, Tensor]]:
     results = []
     for distribution in DISTRIBUTIONS:
         inputs = [x.detach().clone().requires_grad_() for x in (hidden, weight[here], bias[here])]
-        own, head = inputs[0], Head(*inputs[1:], scale=1.5, softcap=4.0, vocabulary=vocabulary)
-        logprobs, entropy = head.token_logprobs(own, ids[:, 0], distribution, with_entropy=True, chunk=4)
-        chosen = head.ids_logprobs(own, ids, distribution, chunk=4)
+        states, head = inputs[0], Head(*inputs[1:], scale=1.5, softcap=4.0, vocabulary=vocabulary)
+        logprobs, entropy = head.token_logprobs(states, ids[:, 0], distribution, with_entropy=True, chunk=4)
+        chosen = head.ids_logprobs(states, ids, distribution, chunk=4)
         assert entropy is not None
         (logprobs.sin().sum() + entropy.square().sum() + chosen.cos().sum()).backward()
-        best, best_logprobs = head.topk_logprobs(own, 4, distribution, chunk=4)
-        found = {"logprobs": logprobs, "entropy": entropy, "chosen": chosen, "best": best, "of best": best_logprobs}
-        found |= {name: x.grad for name, x in zip(("d hidden", "d weight", "d bias"), inputs, strict=True)}
-        results.append({name: tensor.detach() for name, tensor in found.items()})
+        best, best_logprobs = head.topk_logprobs(states, 4, distribution, chunk=4)
+        tensors = {"logprobs": logprobs, "entropy": entropy, "chosen": chosen, "best": best, "of best": best_logprobs}
+        tensors |= {name: x.grad for name, x in zip(("d hidden", "d weight", "d bias"), inputs, strict=True)}
+        results.append({name: tensor.detach() for name, tensor in tensors.items()})
     return results
 
 
 def spread(rendezvous: str, rank: int, ranks: int) -> list[dict[str, Tensor]]:
     join(ParallelConfig(tensor=ranks), info_of(rendezvous, rank, ranks, ranks), CPU, 60.0)
     vocabulary = SpreadVocabulary(init_device_mesh("cpu", (ranks,)), WORDS)
-    return everything(vocabulary, slice(vocabulary.start, vocabulary.start + vocabulary.piece))
+    return outputs(vocabulary, slice(vocabulary.start, vocabulary.start + vocabulary.piece))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_spread_vocabulary_says_the_same_as_a_whole_one(ranks):
-    whole = everything(Vocabulary(), slice(0, WORDS))
+def test_a_split_vocabulary_gives_the_same_results_as_a_whole_one(ranks):
+    whole = outputs(Vocabulary(), slice(0, WORDS))
     parts = on_ranks(ranks, spread, ranks)
     for index, expected in enumerate(whole):
         for name, tensor in expected.items():
-            found = [part[index][name] for part in parts]
+            actual = [part[index][name] for part in parts]
             if name in ("d weight", "d bias"):
-                found = [torch.cat(found)]
-            for one in found:
-                torch.testing.assert_close(one, tensor, atol=1e-12, rtol=1e-12, msg=f"{DISTRIBUTIONS[index]} {name}")
+                actual = [torch.cat(actual)]
+            for copy in actual:
+                torch.testing.assert_close(copy, tensor, atol=1e-12, rtol=1e-12, msg=f"{DISTRIBUTIONS[index]} {name}")

@@ -1,4 +1,4 @@
-"""Weights that are sharded over ranks are sent by rank 0 in buckets: the whole model is never in one place."""
+"""Weights that are sharded over ranks are sent by rank 0 in buckets: no rank ever has the whole model in memory."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -22,7 +22,7 @@ from whet.weights.source import Content, WeightRequest
 BUCKET = 8 * 1024
 
 
-class Held:
+class StoredModel:
     """A model that keeps the received tensors."""
 
     rank = 0
@@ -48,36 +48,36 @@ class Held:
 
 
 class Alive:
-    """Counts the bytes of those tensors that are neither the model's own nor forgotten yet."""
+    """Counts the bytes of live tensors that are not the model's parameters."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
-        self._known: set[int] = set()
+        self._watched: set[int] = set()
 
     def watch(self, tensor: Tensor) -> Tensor:
         key, size = id(tensor), tensor.nbytes
-        if key not in self._known:
-            self._known.add(key)
+        if key not in self._watched:
+            self._watched.add(key)
             self.now += size
             self.peak = max(self.peak, self.now)
             weakref.finalize(tensor, self._forget, key, size)
         return tensor
 
     def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._watched.discard(key)
         self.now -= size
 
 
 def send(
     rendezvous: str, rank: int, case: Case, transport: str | None, dtype: torch.dtype = torch.float64
 ) -> dict[str, Any]:
-    """Twice over, to a receiver in the first rank's process; what was alive beyond the model while it was sent."""
-    worker, alive, held = build(case, rendezvous, rank), Alive(), Held()
+    """Send the weights twice to a receiver in rank 0's process; return the memory that was used for it."""
+    worker, alive, model = build(case, rendezvous, rank), Alive(), StoredModel()
     expected = {name: tensor.to(dtype, copy=True) for name, tensor in published(worker).items()}
     gathered = set()
     kind = StagedWeights if "pipeline" in case.parallel else ModelWeights
     full_tensors, tensors = named_weights.full_tensors, kind.tensors
-    if kind is ModelWeights:  # else it gives the stage's own tensors
+    if kind is ModelWeights:  # otherwise it yields the stage's own parameters
 
         def watched(tensors: list[Tensor], device: torch.device, everywhere: bool) -> Iterator[Tensor]:
             gathered.update(tensor.dtype for tensor in tensors)
@@ -85,7 +85,7 @@ def send(
 
         named_weights.full_tensors = watched
     kind.tensors = lambda self: ((name, alive.watch(tensor)) for name, tensor in tensors(self))
-    receiver = Receiver(held)
+    receiver = Receiver(model)
     for full in (True, False):
         handshake = worker.weights.begin(WeightRequest(dtype, BUCKET, transport=transport, full=full))
         if rank == 0:
@@ -102,11 +102,11 @@ def send(
                 connecting.join()
             if transport is not None and rank == 0:
                 receiver.take(bucket.number)
-            held.load(bucket.tensors)
+            model.load(bucket.tensors)
             del bucket
         worker.weights.end()
         if rank == 0:
-            arrived = digest(held.tensors.items())
+            arrived = digest(model.tensors.items())
             assert differing(digests, arrived) == differing(digest(expected.items()), arrived) == []
             assert transport is None or receiver.finish()["wrong"] == []
         else:
@@ -116,7 +116,7 @@ def send(
 
 
 @pytest.mark.parametrize("transport", [None, "shared_memory", "disk", "collective", "cuda_ipc"])
-def test_what_is_alive_beyond_the_model_is_one_bucket(models, transport):
+def test_sending_needs_the_memory_of_one_bucket(models, transport):
     first, second = on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), transport)
     most = max(BUCKET, first["largest"])
     assert first["model"] > 6 * most
@@ -125,19 +125,19 @@ def test_what_is_alive_beyond_the_model_is_one_bucket(models, transport):
     assert 0 < second["peak"] <= most
 
 
-def test_stages_of_a_pipeline_hand_out_their_parts_in_turn(models):
+def test_stages_of_a_pipeline_send_their_parts_in_turn(models):
     first, second = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory")
-    most = max(BUCKET, first["largest"]) + 2 * first["largest"]  # one that is on its way, and the one before
+    most = max(BUCKET, first["largest"]) + 2 * first["largest"]  # the current tensor, and the one before
     assert 0 < first["peak"] <= most
     assert second["buckets"] == first["buckets"] > 6
 
 
-def test_what_is_to_arrive_narrower_is_gathered_narrower(models):
-    for found in on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), "shared_memory", torch.float32):
-        assert found["gathered"] == {torch.float32}
+def test_weights_are_gathered_in_the_dtype_in_which_they_are_sent(models):
+    for memory in on_ranks(2, send, Case(models["qwen"], {"fsdp": 2}), "shared_memory", torch.float32):
+        assert memory["gathered"] == {torch.float32}
 
 
-def test_stages_hand_out_what_is_to_arrive_narrower(models):
+def test_stages_send_weights_in_a_narrower_dtype(models):
     first, _ = on_ranks(2, send, Case(models["qwen"], {"pipeline": 2}), "shared_memory", torch.bfloat16)
     assert first["buckets"] > 1
 
@@ -146,7 +146,7 @@ def test_stages_hand_out_what_is_to_arrive_narrower(models):
     "layout", [{"fsdp": 2}, pytest.param({"tensor": 2}, marks=pytest.mark.slow)], ids=["fsdp", "tensor"]
 )
 def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
-    """While a matrix is merged, it and its sum are alive in addition to the bucket."""
+    """While a matrix is merged, it and its sum need memory in addition to the bucket."""
     first, second = on_ranks(2, send, Case(models["llama"], layout, lora=True), "shared_memory")
     most = max(BUCKET, first["largest"]) + 2 * first["largest"]
     assert first["model"] > 3 * most
@@ -155,15 +155,15 @@ def test_an_adapter_is_merged_a_matrix_at_a_time(models, layout):
 
 
 def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, Tensor]]:
-    """The tensors that rank 0 sends, by kind of request."""
-    worker, found = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
+    """Return the tensors that rank 0 sends, by kind of request."""
+    worker, sent = build(case, rendezvous, rank), dict[Content, dict[str, Tensor]]()
     for content in ("merged", "base", "adapter"):
         worker.weights.begin(WeightRequest(torch.float64, BUCKET, content=content))
-        found[content] = {}
+        sent[content] = {}
         while (bucket := worker.weights.next()) is not None:
-            found[content] |= {name: tensor.clone() for name, tensor in bucket.tensors}
+            sent[content] |= {name: tensor.clone() for name, tensor in bucket.tensors}
         worker.weights.end()
-    return found
+    return sent
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def contents(rendezvous: str, rank: int, case: Case) -> dict[Content, dict[str, 
     ],
     ids=["fsdp", "pipeline", "tensor", "replicas and fsdp", "tensor and fsdp"],
 )
-def test_frozen_weights_and_adapter_are_what_is_merged_however_the_learner_is_spread(models, layout):
+def test_frozen_weights_plus_adapter_equal_the_merged_weights_in_any_layout(models, layout):
     case = Case(models["llama"], layout, lora=True)
     (alone,) = on_ranks(1, contents, case.one_rank())
     first, *others = on_ranks(case.ranks, contents, case)

@@ -19,7 +19,7 @@ from torch.multiprocessing import reductions
 from tests.learner.parts import published
 from tests.parallel.cases import Case, build
 from tests.parallel.ranks import on_ranks
-from tests.parallel.test_weights import Held
+from tests.parallel.test_weights import StoredModel
 from tests.tiny import tiny_llama
 from tests.toy import read_settings, toy_recipe, toy_settings
 from tests.weights.test_engine import parts
@@ -45,7 +45,7 @@ Write = Callable[[BufferWriter, int, Iterable[tuple[str, Tensor]]], None]
 
 def serve(address: str) -> None:
     """Run a rank of an engine until the end is requested: a receiver over a model that stores its weights."""
-    inside = Receiver(Held())
+    inside = Receiver(StoredModel())
     with Listener(address) as listening, listening.accept() as caller:
         while (asked := caller.recv()) is not None:
             method, args = asked
@@ -327,7 +327,7 @@ def test_a_bucket_counts_as_taken_when_the_device_has_read_it(monkeypatch: pytes
     """A GPU computes asynchronously. Here the model's operations wait until the device is synchronised."""
     queue: list[Callable[[], None]] = []
 
-    class Late(Held):
+    class Late(StoredModel):
         def load(self, named: Iterable[tuple[str, Tensor]]) -> None:
             queue.append(lambda named=list(named): super(Late, self).load(named))  # type: ignore[misc]
 
