@@ -197,9 +197,10 @@ def test_a_recipe_that_samples_is_tried(tmp_path, capsys):
 def test_the_sandbox_is_checked_by_trying(monkeypatch: pytest.MonkeyPatch) -> None:
     from whet.sandbox import sandbox
 
-    monkeypatch.setattr(sandbox, "offered", lambda: ("bubblewrap", ["namespaces: unshare: Operation not permitted"]))
+    problems = ["namespaces: unshare: Operation not permitted"]
+    monkeypatch.setattr(sandbox, "available_isolation", lambda: ("bubblewrap", problems))
     assert [(one.value, one.state) for one in checks.sandbox()] == [("by bubblewrap", "good")]
-    monkeypatch.setattr(sandbox, "offered", lambda: (None, ["namespaces: unshare: Operation not permitted"]))
+    monkeypatch.setattr(sandbox, "available_isolation", lambda: (None, problems))
     (finding,) = checks.sandbox()
     assert finding.state == "advice"
     assert "Operation not permitted" in finding.value

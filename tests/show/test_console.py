@@ -160,4 +160,4 @@ def test_a_run_without_a_sandbox_says_so_in_red(tmp_path: Path) -> None:
     writer = ConsoleWriter(ConsoleSink(live=False), console, tmp_path, recipe)
     writer.write(0, {"run/model": "tiny"})
     assert "\x1b[1;31m" in printed.getvalue()
-    assert "sandbox: none: what the model writes runs with your rights" in printed.getvalue()
+    assert "sandbox: none: code of the model runs with your rights" in printed.getvalue()

@@ -10,11 +10,11 @@ import pytest
 from tests.cpu_time import cpu_seconds_below
 from whet.base.errors import ConfigError, DataError
 from whet.sandbox import sandbox
-from whet.sandbox.sandbox import offered
+from whet.sandbox.sandbox import available_isolation
 from whet.tasks.code.task_set import Code, program, same_output
 from whet.tasks.validate import validate, wrong
 
-isolated = pytest.mark.skipif(offered()[0] is None, reason="this system isolates nothing")
+isolated = pytest.mark.skipif(available_isolation()[0] is None, reason="this system can't isolate programs")
 
 HUMAN_EVAL = {
     "task_id": "Test/0",
@@ -263,7 +263,9 @@ def test_outputs_are_compared_by_lines_and_numbers(got: str, wanted: str, same: 
 
 
 def test_it_refuses_to_open_where_nothing_isolates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "offered", lambda: (None, ["namespaces: unshare: Operation not permitted"]))
+    monkeypatch.setattr(
+        sandbox, "available_isolation", lambda: (None, ["namespaces: unshare: Operation not permitted"])
+    )
     with pytest.raises(ConfigError, match=r"can't be isolated here.*data\.sandbox=none"):
         tasks_of(tmp_path, STREAMS).open()
     taskset = tasks_of(tmp_path, STREAMS, sandbox="none")

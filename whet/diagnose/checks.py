@@ -210,9 +210,9 @@ def rates_judged(rates: "Rates", where: str) -> Iterator[Finding]:
 
 def sandbox() -> Iterator[Finding]:
     """Check that model-written programs can be isolated here, with a program that tries forbidden operations."""
-    from whet.sandbox.sandbox import offered
+    from whet.sandbox.sandbox import available_isolation
 
-    kind, problems = offered()
+    kind, problems = available_isolation()
     if kind is not None:
         yield Finding("sandbox", f"by {kind}")
     else:
@@ -248,12 +248,12 @@ def recipes_validate(names: list[str], overrides: list[str]) -> Iterator[Finding
     from whet.base.errors import WhetError
     from whet.config import load
     from whet.run.recipe import Recipe
-    from whet.sandbox.sandbox import UNPROTECTED, unprotected
+    from whet.sandbox.sandbox import UNPROTECTED, is_unprotected
 
     broken = 0
     for name in names:
         try:
-            if unprotected(load(Recipe, name, overrides).value.model_dump(mode="json")):
+            if is_unprotected(load(Recipe, name, overrides).value.model_dump(mode="json")):
                 yield Finding(f"recipe {name}", UNPROTECTED, "unsafe")
         except WhetError as error:
             broken += 1

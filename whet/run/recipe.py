@@ -34,7 +34,7 @@ from whet.rollouts.sampling import Sampling
 from whet.run.evaluate import EvaluationConfig
 from whet.run.other_names import here
 from whet.run.unread import idle, unread_by_rows
-from whet.sandbox.sandbox import UNPROTECTED, unprotected
+from whet.sandbox.sandbox import UNPROTECTED, is_unprotected
 from whet.tasks.base import TaskSet
 from whet.tasks.registry import TASK_SETS
 from whet.tasks.validate import ValidationConfig
@@ -313,7 +313,7 @@ class Recipe(Config):
                 "eval`, `whet resume` and other processes can't find it; put the class into a file and import it"
             )
         texts += self.data.warnings()
-        if unprotected(self.model_dump(mode="json")):
+        if is_unprotected(self.model_dump(mode="json")):
             texts.append(UNPROTECTED)
         if not math.isclose(self.sampling.temperature, 1.0) and self.sampling.temperature == 0:
             texts.append("sampling.temperature = 0: every answer of a group is the same, so nothing can be learned")

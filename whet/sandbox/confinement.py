@@ -1,6 +1,6 @@
-"""What a process gives up for ever before it runs a stranger's code: memory, time and files beyond its limits, other
-processes, the network, most of the file system (Landlock), and the calls of the kernel that no honest program needs
-(seccomp). Linux; landlock(7), seccomp(2)."""
+"""The restrictions that a process sets irreversibly before it runs untrusted code: limits of memory, time and files;
+no other processes, no network, little of the file system (Landlock), and no system calls that legitimate programs don't
+need (seccomp). Linux; landlock(7), seccomp(2)."""
 
 import contextlib
 import ctypes
@@ -13,17 +13,21 @@ import struct
 from collections.abc import Sequence
 
 from whet.sandbox.linux import NO_NEW_PRIVILEGES, SECCOMP, call
-from whet.sandbox.namespaces import STRANGER
+from whet.sandbox.namespaces import PROGRAM_USER
 
-AWAY = 64  # numbers of files from here on are in nobody's way
+HIGH_FILE = 64  # first file descriptor that is used by no program
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _O_PATH = 0o10000000
-_READ, _ALL = 0b1100, (1 << 13) - 1  # read a file, list a folder; what the first Landlock knew
-_FILE_RIGHTS = 0b110 | 1 << 14  # those that a file can have: write, read, truncate
-_SINCE = {2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # version -> link and rename across folders, truncate, device ioctl
+_READ, _ALL = 0b1100, (1 << 13) - 1  # read files and list folders; all rights of Landlock's first version
+_FILE_RIGHTS = 0b110 | 1 << 14  # the rights that apply to files: write, read, truncate
+_SINCE = {
+    2: 1 << 13,
+    3: 1 << 14,
+    5: 1 << 15,
+}  # version -> rights: link and rename across folders, truncate, device ioctl
 
-# Calls by their numbers on x86_64 and aarch64. Those from 424 on, the same on both, are answered as by an old kernel.
+# System calls with their numbers on x86_64 and aarch64. Calls from 424 on, the same on both, fail as on an old kernel.
 _DENIED = """
     ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272, fork 57 -, vfork 58 -,
     execve 59 221, execveat 322 281, unshare 272 97, setns 308 268, mount 165 40, umount2 166 39, pivot_root 155 41,
@@ -40,27 +44,27 @@ _DENIED = """
     setsockopt 54 208, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7
 """
 _NEW = 424
-# Column, architecture; clone, socket and prlimit.
+# The column above and the architecture; the numbers of clone, socket and prlimit.
 _MACHINES = {"x86_64": (0, 0xC000003E, 56, 41, 302), "aarch64": (1, 0xC00000B7, 220, 198, 261)}
-_THREAD = 0x10000  # of clone
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the filter's machine
+_THREAD = 0x10000  # a flag of clone
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # operations of the filter, in classic BPF
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x50000
 _EPERM, _ENOSYS = 1, 38
 
 
 class Confinement:
-    """Made once, put on by every process that needs it."""
+    """Landlock rules and a seccomp filter: created once, applied by each process that runs a program."""
 
-    def __init__(self, readable: Sequence[str], writable: Sequence[str], stranger: bool) -> None:
-        """``stranger``: the process becomes that user. Raises ``OSError`` where the kernel lacks Landlock."""
-        self._ruleset, self._filter, self._stranger = _ruleset(readable, writable), _filter(), stranger
+    def __init__(self, readable: Sequence[str], writable: Sequence[str], change_user: bool) -> None:
+        """``change_user``: ``apply`` switches to ``PROGRAM_USER``. Raises ``OSError`` if the kernel lacks Landlock."""
+        self._ruleset, self._filter, self._change_user = _ruleset(readable, writable), _filter(), change_user
 
-    def put_on(self) -> None:
-        """Raises ``OSError`` for whatever the kernel refuses: then nothing may be run."""
-        if self._stranger:
+    def apply(self) -> None:
+        """Confine this process. Raises ``OSError`` if the kernel refuses any part: then no program may run."""
+        if self._change_user:
             os.setgroups([])
-            os.setresgid(STRANGER, STRANGER, STRANGER)
-            os.setresuid(STRANGER, STRANGER, STRANGER)
+            os.setresgid(PROGRAM_USER, PROGRAM_USER, PROGRAM_USER)
+            os.setresuid(PROGRAM_USER, PROGRAM_USER, PROGRAM_USER)
         call("capset", struct.pack("Ii", 0x20080522, 0), bytes(24))
         call("prctl", NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         call("syscall", _RESTRICT_SELF, self._ruleset, 0)
@@ -70,10 +74,10 @@ class Confinement:
 
 
 def limit(**limits: int) -> None:
-    """Lower limits, by the names that ``resource`` has for them: ``limit(cpu=5)``."""
+    """Lower limits, by their names in ``resource``: ``limit(cpu=5)``."""
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name.upper()}")
-        with contextlib.suppress(ValueError):  # it is lower already
+        with contextlib.suppress(ValueError):  # it already is lower
             resource.setrlimit(kind, (value, value + (name == "cpu")))
 
 
@@ -86,18 +90,18 @@ def _ruleset(readable: Sequence[str], writable: Sequence[str]) -> int:
     for paths, rights in ((readable, _READ), (writable, everything)):
         for path in paths:
             opened = os.open(path, _O_PATH)
-            kept = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
-            call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", kept, opened), 0)
+            granted = rights if os.path.isdir(path) else rights & _FILE_RIGHTS
+            call("syscall", _ADD_RULE, ruleset, 1, struct.pack("=Qi", granted, opened), 0)
             os.close(opened)
-    away = fcntl.fcntl(ruleset, fcntl.F_DUPFD, AWAY)
+    high = fcntl.fcntl(ruleset, fcntl.F_DUPFD, HIGH_FILE)
     os.close(ruleset)
-    return away
+    return high
 
 
 def _filter() -> bytes:
-    """Raises ``OSError`` for a machine whose calls have numbers that aren't known here."""
+    """Return the seccomp filter. Raises ``OSError`` on architectures whose system calls are not listed above."""
     if (machine := platform.machine()) not in _MACHINES:
-        raise OSError(f"calls of the kernel on {machine} are not known here")
+        raise OSError(f"the sandbox does not support the system calls of {machine}, only x86_64 and aarch64")
     column, architecture, clone, socket_, prlimit = _MACHINES[machine]
     code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     code += [(_AT_LEAST, 0, 1, _NEW), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
@@ -107,4 +111,4 @@ def _filter() -> bytes:
     for special, test, value in ((clone, _ANY_BIT, _THREAD), (socket_, _EQUAL, socket.AF_UNIX), (prlimit, _EQUAL, 0)):
         code += [(_EQUAL, 0, 4, special), (_LOAD, 0, 0, 16), (test, 1, 0, value)]  # its first argument
         code += [(_RETURN, 0, 0, _ERROR | _EPERM), (_RETURN, 0, 0, _ALLOW)]
-    return b"".join(struct.pack("HBBI", *one) for one in [*code, (_RETURN, 0, 0, _ALLOW)])
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in [*code, (_RETURN, 0, 0, _ALLOW)])

@@ -1,4 +1,4 @@
-"""What the tests of HumanEval+ and MBPP+ use of NumPy, for sandboxes that can't read the real one."""
+"""The part of NumPy that the tests of HumanEval+ and MBPP+ use, for sandboxes without NumPy."""
 
 import math
 from typing import Any
@@ -7,22 +7,22 @@ float32 = float64 = float
 
 
 class ndarray:
-    """Nothing is one here."""
+    """A class without instances."""
 
 
-def isclose(one: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
-    """As NumPy has it, for numbers: the second one is what the tolerance is relative to."""
-    difference = abs(one - other)
-    return bool(one == other or (math.isfinite(abs(other)) and difference <= atol + rtol * abs(other)))
+def isclose(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
+    """Return whether two numbers are close, like NumPy: ``rtol`` is relative to ``expected``."""
+    difference = abs(actual - expected)
+    return bool(actual == expected or (math.isfinite(abs(expected)) and difference <= atol + rtol * abs(expected)))
 
 
-def allclose(one: Any, other: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
-    """Whether all numbers are close; of one shape, for nothing is repeated to fit."""
-    lists = [isinstance(value, list | tuple) for value in (one, other)]
+def allclose(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:
+    """Return whether all numbers are close. The shapes must be equal, because nothing is broadcast."""
+    lists = [isinstance(value, list | tuple) for value in (actual, expected)]
     if not any(lists):
-        return isclose(one, other, rtol, atol)
+        return isclose(actual, expected, rtol, atol)
     return (
         all(lists)
-        and len(one) == len(other)
-        and all(allclose(*pair, rtol, atol) for pair in zip(one, other, strict=True))
+        and len(actual) == len(expected)
+        and all(allclose(*pair, rtol, atol) for pair in zip(actual, expected, strict=True))
     )

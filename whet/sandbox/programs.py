@@ -1,15 +1,14 @@
-"""Programs of strangers, run in copies of a warm worker: inside the namespaces that it entered, each within limits of
-its own, and nothing of it left when the next one starts.
+"""Untrusted programs, each run in a fork of a warm worker: inside the namespaces that the worker entered, with separate
+limits, and removed completely before the next one starts.
 
-    worker, process 1 of its world
-      ├── copy: the program ◀── calls, values ──▶ copy: its tests, where it has any
-      │     source, stdin, stdout, stderr: files in memory, made and read by the owner
-      └── /tmp, emptied by another copy after each run
+    worker, process 1 of its namespaces
+      ├── fork: the program ◀── calls, values ──▶ fork: its tests, if any
+      │     source, stdin, stdout, stderr: files in memory, created and read by the owner
+      └── /tmp, emptied by another fork after each run
 
-A program can read all the memory of its process, so also what the worker had in its own when it was copied. That is
-why the worker learns nothing: sources, inputs, tests, outputs and verdicts are files in memory that it hands on and
-never reads. Who waits for whom: the worker waits for the tests, or else for the program, until the deadline, and kills
-both.
+A program can read all memory of its process, including the worker's memory at the time of the fork. Therefore the
+worker never reads sources, inputs, tests, outputs and results: they are files in memory that it only passes on. Who
+waits for whom: the worker waits for the tests, or without tests for the program, until the deadline, and kills both.
 """
 
 import atexit
@@ -31,8 +30,8 @@ from functools import partial
 from typing import TypedDict
 
 from whet.base.errors import WhetError
-from whet.sandbox.confinement import AWAY, Confinement, limit
-from whet.sandbox.namespaces import enter, needed_by_python
+from whet.sandbox.confinement import HIGH_FILE, Confinement, limit
+from whet.sandbox.namespaces import enter_namespaces, python_paths
 from whet.sandbox.remote_calls import answer_calls, load_program, run_tests
 
 _WARM = ("bisect", "collections", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq", "io")
@@ -40,98 +39,98 @@ _WARMER = ("itertools", "json", "math", "operator", "random", "re", "statistics"
 
 
 class Status(TypedDict):
-    """How a program ended; where it has tests, how they did."""
+    """The exit of a program, or of its tests if it has any."""
 
     status: int  # the exit status, or minus the signal that killed it
-    late: bool  # it took more time than it may
+    late: bool  # it exceeded its time
 
 
 class _Worker:
-    """What a worker knows since it was set up."""
+    """The state of a worker, after ``set_up``."""
 
     confinement: Confinement | None = None
     limits: dict[str, int]
-    soiled: bool = False
+    dirty: bool = False
 
 
 def set_up(isolation: str, readable: Sequence[str], hidden: Sequence[str], disk: int, limits: dict[str, int]) -> None:
-    """Make this worker fit for programs. ``isolation``: "namespaces", which it enters; "bubblewrap", which started it;
-    or "none". Nothing can be imported from ``hidden`` folders. Raises ``WhetError`` where it can't be."""
+    """Prepare this worker for programs. ``isolation``: "namespaces", which it enters; "bubblewrap", which started it;
+    or "none". Nothing can be imported from ``hidden`` folders. Raises ``WhetError`` if isolation fails."""
     for name in (*_WARM, *_WARMER):
         importlib.import_module(name)
     _Worker.limits = limits
     if isolation != "none":
         paths = [path for path in sys.path if any(path.startswith(place) for place in readable) and path not in hidden]
-        sys.path[:] = dict.fromkeys(paths + [path for path in readable if path not in needed_by_python()])
-        sys.orig_argv = []  # of which the owner's folders are a part
+        sys.path[:] = dict.fromkeys(paths + [path for path in readable if path not in python_paths()])
+        sys.orig_argv = []  # it contains folders of the owner
         try:
-            stranger = enter(readable, hidden, disk) if isolation == "namespaces" else False
-            _Worker.confinement = Confinement([*readable, "/dev"], ["/tmp", "/dev/null"], stranger)
+            change_user = enter_namespaces(readable, hidden, disk) if isolation == "namespaces" else False
+            _Worker.confinement = Confinement([*readable, "/dev"], ["/tmp", "/dev/null"], change_user)
         except OSError as error:
             raise WhetError(str(error)) from None
-    gc.freeze()  # what is there stays shared with the copies
+    gc.freeze()  # keeps this memory shared with forks
 
 
-def run(name: str, seconds: float, source: int, given: int, out: int, err: int, *checks: int) -> Status:
-    """Run a program as the module of that ``name``, for so many ``seconds``. The rest are numbers of open files: its
-    ``source``, its input, what it prints and complains of; ``checks``: its tests and what they complain of."""
-    if _Worker.soiled:
-        os._exit(1)  # the program before left what can't be removed; a fresh worker takes over
+def run(name: str, seconds: float, source: int, stdin: int, stdout: int, stderr: int, *checks: int) -> Status:
+    """Run a program as the module ``name``, for at most ``seconds``. The other arguments are descriptors of open files;
+    ``checks``: its tests and their output."""
+    if _Worker.dirty:
+        os._exit(1)  # files of the last program could not be removed; a new worker takes over
     folder = "/tmp" if _Worker.confinement else tempfile.mkdtemp(prefix="whet-program-")
-    copies = list[int]()
+    forks = list[int]()
     try:
         if checks:
-            (tests, verdict), (link, other) = checks, socket.socketpair()
+            (tests, report), (link, other) = checks, socket.socketpair()
             with link, other:
                 program = partial(answer_calls, partial(load_program, 4, name), 3)
-                copies.append(_copy(program, folder, given, out, err, link.fileno(), source))
-                link.close()  # open in the program's copy alone now, so that its end is seen
-                copies.append(_copy(partial(run_tests, 3, 4), "/", given, verdict, verdict, other.fileno(), tests))
+                forks.append(_fork(program, folder, stdin, stdout, stderr, link.fileno(), source))
+                link.close()  # now open only in the program's fork, so that its end closes the connection
+                forks.append(_fork(partial(run_tests, 3, 4), "/", stdin, report, report, other.fileno(), tests))
         else:
-            copies.append(_copy(partial(load_program, 3, name), folder, given, out, err, source))
-        waiting = os.pidfd_open(copies[-1])
+            forks.append(_fork(partial(load_program, 3, name), folder, stdin, stdout, stderr, source))
+        waiting = os.pidfd_open(forks[-1])
         in_time = bool(select.select([waiting], [], [], seconds)[0])
         os.close(waiting)
     finally:
-        statuses = [_end(copy) for copy in copies]
-        for file in (source, given, out, err, *checks):
+        statuses = [_end(process) for process in forks]
+        for file in (source, stdin, stdout, stderr, *checks):
             os.close(file)
-        _Worker.soiled = not _emptied(folder)
+        _Worker.dirty = not _clear(folder)
     return {"status": statuses[-1], "late": not in_time or -signal.SIGXCPU in statuses}
 
 
-def _copy(body: Callable[[], object], folder: str, *files: int) -> int:
-    """Have a confined copy of this process run ``body`` in ``folder``, with these ``files`` as its 0, 1, 2 ... and no
-    other. Return its number. Raises ``WhetError`` where it can't be confined."""
-    problem, tell = os.pipe()
+def _fork(body: Callable[[], object], folder: str, *files: int) -> int:
+    """Run ``body`` in ``folder`` in a confined fork of this process, with these ``files`` as its descriptors 0, 1, 2
+    ... and no other open files. Return its pid. Raises ``WhetError`` if it can't be confined."""
+    reader, writer = os.pipe()
     if not (process := os.fork()):
         try:
             os.setsid()
-            away = [fcntl.fcntl(file, fcntl.F_DUPFD, AWAY) for file in files]
-            tell = fcntl.fcntl(tell, fcntl.F_DUPFD, AWAY)
-            for number, file in enumerate(away):
+            high = [fcntl.fcntl(file, fcntl.F_DUPFD, HIGH_FILE) for file in files]
+            writer = fcntl.fcntl(writer, fcntl.F_DUPFD, HIGH_FILE)
+            for number, file in enumerate(high):
                 os.dup2(file, number)
             os.chdir(folder)
             limit(**_Worker.limits)
             if _Worker.confinement:
-                _Worker.confinement.put_on()
+                _Worker.confinement.apply()
         except BaseException as error:
-            os.write(tell, f"{type(error).__name__}: {error}".encode())
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
             os._exit(1)
         os.closerange(len(files), 4096)
         os._exit(_as_main(body))
-    os.close(tell)
-    with open(problem, "rb") as stream:
-        if said := stream.read():
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        if problem := stream.read():
             _end(process)
-            raise WhetError(f"a program could not be confined: {said.decode()}")
+            raise WhetError(f"a program could not be confined: {problem.decode()}")
     return process
 
 
 def _as_main(body: Callable[[], object]) -> int:
-    """Run ``body`` as an interpreter runs its program, to the end of its threads. Return the exit status."""
-    for one in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(one, signal.SIG_DFL)
+    """Run ``body`` like an interpreter runs its main program, until its threads have ended. Return the exit status."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, closefd=False) for number, mode in enumerate("rww"))
     sys.argv, status = ["program.py"], 0
@@ -147,16 +146,16 @@ def _as_main(body: Callable[[], object]) -> int:
 
 
 def _end(process: int) -> int:
-    """Kill a copy, and those in its group. Return its status: its own, if it had ended."""
+    """Kill a fork and its process group. Return its exit status, or minus the signal."""
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(process, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def _emptied(folder: str) -> bool:
-    """Empty the folder, in a copy of this process, for names of files are a program's secrets, too; then no sign of
-    the program is left on it. Return whether all that can be done."""
+def _clear(folder: str) -> bool:
+    """Empty the folder and reset its mode and times. Return whether that succeeded. Runs in a fork, because file names
+    may be secrets of a program, which the worker must not read."""
     if _Worker.confinement:
         os.chmod(folder, 0o1777)
         os.utime(folder, (0, 0))

@@ -1,12 +1,12 @@
-"""A sandbox for programs that nobody has read: what a model writes, above all.
+"""A sandbox for untrusted programs, such as code that a model wrote.
 
     Sandbox ── Pool ── worker: enters namespaces, Landlock, seccomp, limits (``namespaces``, ``confinement``)
-                         └── a copy for each program (``programs``), its tests in another (``remote_calls``)
+                         └── a forked copy for each program (``programs``), another for its tests (``remote_calls``)
 
-Sources, inputs, tests and outputs are files in memory that pass through the worker unread, so that no program finds
-anything of another one in the memory that it was copied from.
+Sources, inputs, tests and outputs are files in memory that the worker passes on without reading them, so the memory
+that a program inherits from it contains nothing of other programs.
 
-It fails closed: where the system can't isolate, nothing runs, unless whoever opens it asks for ``none``.
+It fails closed: if the system can't isolate programs, none runs, unless the caller asks for ``none``.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ from pydantic import Field
 from whet.base.errors import ConfigError, WhetError
 from whet.config import Config
 from whet.processes.pool import Pool, WorkerLimits
-from whet.sandbox.namespaces import bubblewrap, installed, needed_by_python
+from whet.sandbox.namespaces import bubblewrap_command, package_folders, python_paths
 from whet.sandbox.programs import Status
 
-UNPROTECTED = "sandbox: none: what the model writes runs with your rights"
+UNPROTECTED = "sandbox: none: code of the model runs with your rights"
 
 Isolation = Literal["namespaces", "bubblewrap", "none"]
 ISOLATIONS: tuple[Isolation, ...] = ("namespaces", "bubblewrap")
-_ROOM_S = 20.0  # that a worker has beyond a program's deadline
-_ENVIRONMENT = ("env", "-i", "LANG=C.UTF-8", "PYTHONHASHSEED=0")  # nothing of ours, such as keys
+_EXTRA_S = 20.0  # seconds for a worker beyond a program's deadline
+_ENVIRONMENT = ("env", "-i", "LANG=C.UTF-8", "PYTHONHASHSEED=0")  # without the run's variables, such as keys
 
-# Says what it could do and must not be able to.
+# Prints each forbidden action that succeeded.
 _PROBE = """
 import os, socket
-for what, attempt in {{
+for action, attempt in {{
     "use the network": lambda: socket.socket(),
     "start a process": lambda: os.fork() or os._exit(0),
     "read the home folder": lambda: os.listdir({home!r}),
@@ -48,7 +48,7 @@ for what, attempt in {{
 }}.items():
     try:
         attempt()
-        print(what)
+        print(action)
     except OSError:
         pass
 open("/tmp/whet", "w").close()
@@ -56,66 +56,66 @@ open("/tmp/whet", "w").close()
 
 
 class ProgramLimits(Config):
-    """What one program may cost. It can start threads, but no process."""
+    """Limits of one program. It can start threads, but not processes."""
 
     workers: int = Field(default=2, ge=1, le=1000)
-    """Programs that run at the same time."""
+    """Number of programs that run at the same time."""
     cpu_s: int = Field(default=5, ge=1)
     """CPU seconds."""
     deadline_s: float = Field(default=20.0, gt=0)
-    """Wall clock; generous, for machines that are busy."""
+    """Seconds of wall-clock time; generous, for busy machines."""
     memory_mib: int = Field(default=512, ge=64)
-    """Address space, with some 60 MiB of the interpreter's own."""
+    """Address space, including some 60 MiB of the interpreter."""
     disk_mib: int = Field(default=16, ge=1)
-    """All files that it writes; each output, too."""
+    """Size of all files that it writes, and of each output."""
     output_kib: int = Field(default=16384, ge=1)
-    """How much of its output counts."""
+    """Length at which its output is cut."""
     files: int = Field(default=64, ge=8)
-    """Files open at the same time."""
+    """Number of open files."""
     threads: int = Field(default=32, ge=1)
     readable: tuple[str, ...] = ()
-    """Folders that programs may read and import from, beside Python's standard library."""
+    """Folders that programs may read and import from, in addition to Python's standard library."""
 
 
-class Ended(Status):
-    """How a program ended, and what it printed."""
+class ProgramResult(Status):
+    """The status and output of a program."""
 
-    cut: bool  # it printed more than counts
+    cut: bool  # the output was longer than the limit
     out: str
     err: str
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Tests of a program's functions. They run in a process of their own, so that the program never knows them."""
+    """Tests of a program's functions. They run in a separate process, so that the program can't read them."""
 
     source: str
-    """Raises an error, ``AssertionError`` as a rule, where a test fails."""
+    """Python code that raises an error, usually ``AssertionError``, if a test fails."""
     names: dict[str, str]
-    """What the program's functions are called there: name in the tests -> name in the program."""
+    """The functions that the tests use: name in the tests -> name in the program."""
 
 
 class Sandbox:
-    """Warm workers that run programs. Whoever opens it closes it."""
+    """Warm workers that run programs. The caller closes it."""
 
     def __init__(self, limits: ProgramLimits | None = None, isolation: Isolation | None = None) -> None:
-        """``isolation``: by default what this system offers. Raises ``ConfigError`` where it offers none."""
+        """``isolation``: by default the one that works on this system. Raises ``ConfigError`` if none does."""
         self.limits = limits or ProgramLimits()
-        kind, disk = isolation or required(), self.limits.disk_mib << 20
-        own = [os.path.abspath(path) for path in self.limits.readable]
-        for path in own:
+        kind, disk = isolation or require_isolation(), self.limits.disk_mib << 20
+        folders = [os.path.abspath(path) for path in self.limits.readable]
+        for path in folders:
             if f"{path}/".startswith("/tmp/") and kind != "none":
                 raise ConfigError(
-                    f"limits.readable: {path} lies in /tmp, which is empty for programs; put it elsewhere"
+                    f"limits.readable: {path} is in /tmp, which is empty for programs; move it to another folder"
                 )
             if not Path(path).exists():
-                raise ConfigError(f"limits.readable: {path} is not there")
-        readable = [*needed_by_python(), *own]
-        hidden = [path for path in installed() if not any(one.startswith(path) for one in own)]
-        under = [*_ENVIRONMENT, *(bubblewrap(readable, disk) if kind == "bubblewrap" else [])]
+                raise ConfigError(f"limits.readable: {path} does not exist")
+        readable = [*python_paths(), *folders]
+        hidden = [path for path in package_folders() if not any(folder.startswith(path) for folder in folders)]
+        under = [*_ENVIRONMENT, *(bubblewrap_command(readable, disk) if kind == "bubblewrap" else [])]
         bounds = {"cpu": self.limits.cpu_s, "as": self.limits.memory_mib << 20, "fsize": disk, "core": 0}
         bounds |= {"nofile": self.limits.files} | ({} if kind == "none" else {"nproc": self.limits.threads + 3})
-        deadline = self.limits.deadline_s + _ROOM_S
+        deadline = self.limits.deadline_s + _EXTRA_S
         self._pool = Pool(
             "whet.sandbox.programs:set_up",
             WorkerLimits(workers=self.limits.workers, cpu_s=None, deadline_s=deadline, memory_gib=None),
@@ -124,47 +124,47 @@ class Sandbox:
         )
         self.close = self._pool.close
 
-    async def run(self, source: str, stdin: str = "", checks: Checks | None = None) -> Ended:
-        """Run a program; with ``checks``, they decide how it ended. Raises ``CallCrash`` or ``CallTimeout`` where it
-        breaks two workers, ``WhetError`` where none can start."""
+    async def run(self, source: str, stdin: str = "", checks: Checks | None = None) -> ProgramResult:
+        """Run a program; with ``checks``, the status is that of the tests. Raises ``CallCrash`` or ``CallTimeout`` if
+        it breaks two workers, ``WhetError`` if no worker can start."""
         return await asyncio.wrap_future(self.submit(source, stdin, checks))
 
-    def submit(self, source: str, stdin: str = "", checks: Checks | None = None) -> Future[Ended]:
+    def submit(self, source: str, stdin: str = "", checks: Checks | None = None) -> Future[ProgramResult]:
         """Do the same for callers without an event loop."""
-        given = [source.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "replace"), b"", b""]
+        contents = [source.encode("utf-8", "surrogatepass"), stdin.encode("utf-8", "replace"), b"", b""]
         if checks is not None:
-            given += [json.dumps(asdict(checks)).encode(), b""]
-        around = partial(_with_files, given, self.limits.output_kib << 10)
+            contents += [json.dumps(asdict(checks)).encode(), b""]
+        around = partial(_with_files, contents, self.limits.output_kib << 10)
         name = "__main__" if checks is None else "program"
         return self._pool.submit("whet.sandbox.programs:run", name, self.limits.deadline_s, around=around)
 
 
-def _with_files(given: Sequence[bytes], most: int, run: Callable[[Sequence[int]], Status]) -> Ended:
-    """Run a program with files in memory that hold what is ``given``: its source, its input, its output and complaints,
-    then its tests and theirs. Return how it ended, with so many bytes, at ``most``, of what was written there."""
+def _with_files(contents: Sequence[bytes], limit: int, run: Callable[[Sequence[int]], Status]) -> ProgramResult:
+    """Run a program with files in memory of these ``contents``: its source, stdin, stdout and stderr, then its tests
+    and their output. Return its result, with at most ``limit`` bytes of each output."""
     with ExitStack() as stack:
         files = []
-        for content in given:
+        for content in contents:
             file = stack.enter_context(open(os.memfd_create("program"), "w+b", buffering=0))
             file.write(content)
             file.seek(0)
             files.append(file.fileno())
         status = run(files)
-        out, err = (os.pread(file, most + 1, 0) for file in (files[2], files[-1]))
-        texts = (text[:most].decode("utf-8", "replace") for text in (out, err))
-        return {**status, "cut": len(out) > most, "out": next(texts), "err": next(texts)}
+        out, err = (os.pread(file, limit + 1, 0) for file in (files[2], files[-1]))
+        texts = (text[:limit].decode("utf-8", "replace") for text in (out, err))
+        return {**status, "cut": len(out) > limit, "out": next(texts), "err": next(texts)}
 
 
-def unprotected(recipe: object) -> bool:
-    """Whether some part of a recipe, given as plain data, says ``sandbox: none``."""
+def is_unprotected(recipe: object) -> bool:
+    """Return whether any part of a recipe, given as plain data, has ``sandbox: none``."""
     if isinstance(recipe, Mapping):
-        return recipe.get("sandbox") == "none" or any(map(unprotected, recipe.values()))
-    return isinstance(recipe, list | tuple) and any(map(unprotected, recipe))
+        return recipe.get("sandbox") == "none" or any(map(is_unprotected, recipe.values()))
+    return isinstance(recipe, list | tuple) and any(map(is_unprotected, recipe))
 
 
-def required() -> Isolation:
-    """The isolation that this system offers. Raises ``ConfigError`` with what is missing where it offers none."""
-    kind, problems = offered()
+def require_isolation() -> Isolation:
+    """Return the isolation that works on this system. Raises ``ConfigError`` with the problems if none does."""
+    kind, problems = available_isolation()
     if kind is None:
         raise ConfigError(
             f"programs of a model can't be isolated here ({'; '.join(problems)}). The sandbox needs Linux 5.13 or "
@@ -176,22 +176,23 @@ def required() -> Isolation:
 
 
 @cache
-def offered() -> tuple[Isolation | None, list[str]]:
-    """The first isolation in which a program that tries can do nothing that it must not; what is wrong with others."""
+def available_isolation() -> tuple[Isolation | None, list[str]]:
+    """Return the first isolation in which a test program can do nothing forbidden, or None; and the problems of the
+    ones before it."""
     problems = []
     for kind in ISOLATIONS:
-        if kind == "bubblewrap" and not bubblewrap([], 0):
+        if kind == "bubblewrap" and not bubblewrap_command([], 0):
             problems.append("bubblewrap: not installed")
             continue
         sandbox = Sandbox(ProgramLimits(workers=1), kind)
         try:
-            ended = sandbox.submit(_PROBE.format(home=str(Path.home()))).result()
+            result = sandbox.submit(_PROBE.format(home=str(Path.home()))).result()
         except WhetError as error:
             problems.append(f"{kind}: {error}")
             continue
         finally:
             sandbox.close()
-        if ended["status"] == 0 and not ended["out"]:
+        if result["status"] == 0 and not result["out"]:
             return kind, problems
-        problems.append(f"{kind}: a program can {ended['out'] or ended['err']}")
+        problems.append(f"{kind}: a program can {result['out'] or result['err']}")
     return None, problems

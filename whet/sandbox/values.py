@@ -1,8 +1,8 @@
-"""Values as JSON between two processes of which one may lie: what comes out is of built-in types and of those of the
-standard library alone, and nothing that comes in is run.
+"""Values as JSON between two processes, one of which is untrusted: unpacked values only have types of Python and its
+standard library, and unpacking runs no code of the sender.
 
-Numbers, texts, booleans and None stand for themselves; all else is a node ``[kind, content]`` in a list of nodes, and
-``[7]`` refers to the seventh, so that values may share parts, contain themselves and be as deep as they like.
+Numbers, texts, booleans and None represent themselves; any other value is a node ``[kind, content]`` in a list of
+nodes, and ``[7]`` refers to node 7, so values may share parts, contain themselves and be of any depth.
 """
 
 import sys
@@ -16,12 +16,12 @@ from typing import Any
 
 Node = tuple[str, Any] | list[Any]
 Special = Callable[[Any], Node]
-"""Makes the node of a value that is of no such type. What ``made`` nodes hold may be of any."""
+"""Returns the node of a value of any other type. An ``instance`` node may contain values of any type."""
 Find = Callable[[str, Any], Any]
-"""Finds the value of such a node; of ``made`` ones, an object that is still empty."""
+"""Returns the value of such a node; for ``instance``, an object without attributes."""
 
-_MOST = 100_000  # values of an iterator that are looked at
-_SMALL = 1 << 63
+_MAX_ITEMS = 100_000  # of an iterator
+_SMALL_INT = 1 << 63
 _TYPES = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict)}
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _MUTABLE: dict[str, Callable[[], Any]] = {
@@ -31,29 +31,33 @@ _MUTABLE: dict[str, Callable[[], Any]] = {
 _VIEWS = {"dict_keys": type({}.keys()), "dict_values": type({}.values()), "dict_items": type({}.items())}
 _PLAIN: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
-    "complex": (complex, lambda value: [value.real, value.imag], lambda given: complex(*given)),
+    "complex": (complex, lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
     "Decimal": (Decimal, str, Decimal),
     "datetime": (datetime, datetime.isoformat, datetime.fromisoformat),
     "date": (date, date.isoformat, date.fromisoformat),
     "time": (time, time.isoformat, time.fromisoformat),
-    "timedelta": (timedelta, lambda one: [one.days, one.seconds, one.microseconds], lambda given: timedelta(*given)),
+    "timedelta": (
+        timedelta,
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: timedelta(*parts),
+    ),
 }
 
 
 class Packer:
-    """Makes nodes of values."""
+    """Converts values to nodes."""
 
-    def __init__(self, special: Special, known: Sequence[Any] = ()) -> None:
-        """``known``: objects that become the first nodes."""
+    def __init__(self, special: Special, first: Sequence[Any] = ()) -> None:
+        """``first``: objects that become the first nodes."""
         self._special = special
         self.nodes: list[Any] = []
-        self.objects: list[Any] = []  # of each node; kept alive, so that no other gets its identity
+        self.objects: list[Any] = []  # of each node; kept alive, so that their ids stay unique
         self._places: dict[int, int] = {}
-        for one in known:
-            self._place(one)
+        for value in first:
+            self._place(value)
 
     def pack(self, value: Any) -> Any:
-        """Return what stands for the value, after making the nodes that it needs."""
+        """Return the value or a reference to its node, after creating the nodes that it needs."""
         reference = self._reference(value)
         while len(self.nodes) < len(self.objects):
             self.nodes.append([*self._node(self.objects[len(self.nodes)])])
@@ -62,7 +66,7 @@ class Packer:
     def _reference(self, value: Any) -> Any:
         if value is None or isinstance(value, bool | str | float):
             return value
-        if isinstance(value, int) and -_SMALL < value < _SMALL:
+        if isinstance(value, int) and -_SMALL_INT < value < _SMALL_INT:
             return int(value)
         place = self._places.get(id(value))
         return [self._place(value) if place is None else place]
@@ -73,7 +77,7 @@ class Packer:
         return len(self.objects) - 1
 
     def _all(self, values: Any) -> list[Any]:
-        return [self._reference(one) for one in values]
+        return [self._reference(value) for value in values]
 
     def _pairs(self, values: dict[Any, Any]) -> list[Any]:
         return [[self._reference(key), self._reference(value)] for key, value in values.items()]
@@ -84,7 +88,7 @@ class Packer:
         if isinstance(value, defaultdict):
             return "defaultdict", [_NAMES.get(value.default_factory), self._pairs(value)]  # type: ignore[arg-type]
         if isinstance(value, dict):
-            name = next(one.__name__ for one in (Counter, OrderedDict, dict) if isinstance(value, one))
+            name = next(kind.__name__ for kind in (Counter, OrderedDict, dict) if isinstance(value, kind))
             return name, self._pairs(value)
         if isinstance(value, bytearray):
             return "bytearray", value.hex()
@@ -102,31 +106,31 @@ class Packer:
             return "range", self._all((value.start, value.stop, value.step))
         if isinstance(value, Fraction):
             return "Fraction", self._all((value.numerator, value.denominator))
-        for name, (plain, tell, _) in _PLAIN.items():
+        for name, (plain, encode, _) in _PLAIN.items():
             if isinstance(value, plain):
-                return name, tell(value)
+                return name, encode(value)
         if isinstance(value, type) and value in _NAMES:
             return "type", _NAMES[value]
         if isinstance(value, Iterator) and type(value).__module__ in sys.stdlib_module_names:
-            return "iterator", self._all(islice(value, _MOST))
+            return "iterator", self._all(islice(value, _MAX_ITEMS))
         if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
             return "same", self._reference(value.tolist())
         kind, content = self._special(value)
-        return kind, [content[0], self._pairs(content[1])] if kind == "made" else content
+        return kind, [content[0], self._pairs(content[1])] if kind == "instance" else content
 
 
 class Unpacker:
-    """Makes values of nodes. Raises whatever errors there are in nodes that nobody honest made."""
+    """Converts nodes to values. Invalid nodes, from a malicious sender, raise errors of any class."""
 
-    def __init__(self, nodes: Sequence[Any], find: Find, into: Sequence[Any] = ()) -> None:
-        """``into``: objects that the first nodes are the new contents of; only lists and the like take them."""
+    def __init__(self, nodes: Sequence[Any], find: Find, targets: Sequence[Any] = ()) -> None:
+        """``targets``: objects whose contents are replaced by the first nodes, if they are mutable."""
         self._nodes, self._find = nodes, find
-        self.objects: dict[int, Any] = dict(enumerate(into))
+        self.objects: dict[int, Any] = dict(enumerate(targets))
         fill = list[int]()
         for place, (kind, content) in enumerate(nodes):
-            if kind == "made":
+            if kind == "instance":
                 self.objects.setdefault(place, find(kind, content))
-                fill.insert(0, place)  # others may be found by what these contain
+                fill.insert(0, place)  # instances first, because hashes of other values may depend on their attributes
             elif kind in _MUTABLE:
                 self.objects.setdefault(place, _MUTABLE[kind]())
                 fill.append(place)
@@ -142,10 +146,10 @@ class Unpacker:
         return self.objects[place]
 
     def _all(self, references: Any) -> list[Any]:
-        return [self.get(one) for one in references]
+        return [self.get(reference) for reference in references]
 
     def _fill(self, value: Any, kind: str, content: Any) -> None:
-        if kind == "made":
+        if kind == "instance":
             for name, reference in content[1]:
                 if not name.startswith("__") and not callable(getattr(type(value), name, None)):
                     object.__setattr__(value, name, self.get(reference))

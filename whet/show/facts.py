@@ -11,7 +11,7 @@ from whet.base.escaping import escape_controls
 from whet.config import RecipeError, parse_mapping
 from whet.metrics.rollout_file import RolloutRecord
 from whet.metrics.statistics import newcombe, wilson
-from whet.sandbox.sandbox import UNPROTECTED, unprotected
+from whet.sandbox.sandbox import UNPROTECTED, is_unprotected
 from whet.show.metric_catalog import duration, show
 
 Rows = list[tuple[str, str]]
@@ -51,7 +51,7 @@ class RunFacts:
             device=text("device"),
             precision=text("computes_in", "learner.precision"),
             steps=int(steps) if isinstance(steps, int | float) else None,
-            sandbox=UNPROTECTED if unprotected(recipe) else "",
+            sandbox=UNPROTECTED if is_unprotected(recipe) else "",
         )
 
     def rows(self) -> Rows:
