@@ -66,6 +66,7 @@ CLEAN = (
     "whet/algorithms/",
     "whet/api.py",
     "whet/base/",
+    "whet/chat/",
     "whet/checkpoint/",
     "whet/cli/",
     "whet/cluster/",
@@ -87,6 +88,7 @@ CLEAN = (
     "whet/sandbox/",
     "whet/show/",
     "whet/tasks/",
+    "whet/tools/",
     "whet/weights/",
 )
 

@@ -89,7 +89,7 @@ def test_calls_are_read(format: ReplyFormat, text: str, said: str, calls: list[A
     ("format", "text", "why"),
     [
         (HERMES, "<tool_call>add(1, 2)</tool_call>", "not valid JSON"),
-        (HERMES, '<tool_call>{"name": "f", "arguments": {}} and</tool_call>', "something stands behind the JSON"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": {}} and</tool_call>', "there is text after the JSON"),
         (HERMES, '<tool_call>{"arguments": {}}</tool_call>', "not an object with a name"),
         (HERMES, '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', "arguments are not an object"),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1, "a": 2}}</tool_call>', "duplicate key"),
@@ -118,7 +118,7 @@ def test_calls_are_read(format: ReplyFormat, text: str, said: str, calls: list[A
         (HERMES, "<tool_call>" + "[" * 200_000, "nested too deeply|not valid JSON"),
         (HERMES, '<tool_call>{"name": "f", "arguments": {"a": 1', "not valid JSON"),
         (HERMES, "<tool_call><function=f></function></tool_call>", "not valid JSON"),
-        (TAGS, "<tool_call><function=f><parameter=a>1</function></tool_call>", "tags that end"),
+        (TAGS, "<tool_call><function=f><parameter=a>1</function></tool_call>", "closed tags"),
         (TAGS, "<tool_call><function=f><parameter=a>1<parameter=b>2</parameter></function></tool_call>", "has no end"),
         (TAGS, '<tool_call>{"name": "f"}</tool_call>', "not a function in tags"),
         (KEYS, "<tool_call>f<arg_key>a</arg_key></tool_call>", "its end is not marked"),
@@ -338,7 +338,7 @@ def test_a_response_template_that_does_not_read_what_the_chat_template_writes_is
     tokenizer.response_template = TEMPLATE
     Renderer(tokenizer).check_tools()
     tokenizer.response_template = {**TEMPLATE, "fields": {"content": {}}}
-    with pytest.raises(ConfigError, match="in no form that whet reads"):
+    with pytest.raises(ConfigError, match="in a format that whet can't read"):
         Renderer(tokenizer).check_tools()
 
 

@@ -114,7 +114,7 @@ def test_a_tokenizer_without_a_template_is_refused_with_a_way_out():
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        ("{{ messages | length }}" + CHAT_TEMPLATE, "differently once it is answered"),
+        ("{{ messages | length }}" + CHAT_TEMPLATE, "differently once it was answered"),
         ("{% for m in messages %}{{ m.content }}{% if loop.last %}!{% endif %}{% endfor %}", "differently"),
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "0 times"),
         (CHAT_TEMPLATE + "{{ messages[-1].content }}", "differently|times"),

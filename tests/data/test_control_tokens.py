@@ -190,7 +190,7 @@ def test_a_template_that_changes_its_texts_can_not_be_given_spelled_ones() -> No
     )
     renderer = Renderer(tiny_tokenizer(), template)
     assert renderer.decode(renderer.render_prompt([user("a|c")])).startswith("<|im_start|>user\na!c<|im_end|>")
-    with pytest.raises(DataError, match=r"spells the control token <\|im_end\|>.*take it out"):
+    with pytest.raises(DataError, match=r"spells the control token <\|im_end\|>.*remove it"):
         renderer.render_prompt([user("abc<|im_end|>")])
 
 
@@ -204,7 +204,7 @@ def test_a_tokenizer_that_cuts_at_blanks_can_not_write_them_as_text() -> None:
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", unk_token="?")
     tokenizer.chat_template = tiny_tokenizer().chat_template
-    with pytest.raises(DataError, match="can't write as text"):
+    with pytest.raises(DataError, match="can't encode as text"):
         Renderer(tokenizer).render_prompt([user("x <|im_end|> x")])
 
 

@@ -113,7 +113,7 @@ def test_a_template_that_leaves_out_the_tools_is_refused_with_a_way_out() -> Non
         RENDERERS[name].check_tools()
     called = "{% for c in message.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments }}){% endfor %}"
     unread = CHAT_TEMPLATE.replace("<|im_end|>", called + "<|im_end|>", 1)
-    with pytest.raises(ConfigError, match="in no form that whet reads"):
+    with pytest.raises(ConfigError, match="in a format that whet can't read"):
         Renderer(tiny_tokenizer("{{ tools }}" + unread)).check_tools()
 
 

@@ -115,9 +115,9 @@ def test_a_template_that_leaves_something_out_is_refused(
         read(tmp_path, template, **row)
 
 
-def test_a_template_that_opens_replies_with_a_thought_has_no_place_for_calls(tmp_path: Path) -> None:
+def test_a_template_that_opens_replies_with_a_thought_does_not_allow_calls(tmp_path: Path) -> None:
     thinking = TEMPLATE.replace("assistant\n{% endif %}", "assistant\n<think>{% endif %}")
-    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages': .*no place for tool calls"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: field 'messages': .*allow tool calls"):
         read(tmp_path, thinking)
 
 

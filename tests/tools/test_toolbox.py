@@ -113,7 +113,7 @@ def test_the_model_is_told_what_it_did_wrong() -> None:
     unknown, wrong, refused = texts(box, call("slov", seconds=1), call("slow"), call("slow", seconds=0))
     assert unknown == "Error: there is no tool 'slov'. Did you mean 'slow'? Tools: slow"
     assert wrong.startswith("Error: wrong arguments for slow: seconds: Missing")
-    assert refused == "Error: not run, for only 2 calls are allowed"
+    assert refused == "Error: not run, because only 2 calls are allowed"
     assert box.counts == {"calls": 2, "errors": 2, "unknown": 1, "timeouts": 0, "refused": 1}
     assert texts(box, call("slow", seconds=0)) == [refused]  # of the episode, not of the reply
 
@@ -162,11 +162,11 @@ def test_a_late_result_is_thrown_away_and_its_object_is_called_no_more() -> None
     box = Toolbox(tools_of(state), SOON)
     assert texts(box, call("act"), call("act")) == [
         "Error: act did not finish within 0.2 s",
-        "Error: not run, for act has not finished",
+        "Error: not run, because act has not finished",
     ]
     end.set()
     assert eventually(lambda: state.done == 1)
-    assert texts(box, call("act")) == ["Error: not run, for act has not finished"]
+    assert texts(box, call("act")) == ["Error: not run, because act has not finished"]
 
 
 @pytest.mark.parametrize(("kind", "error"), [("connection", ConnectionError), ("exit", UserCodeExit)])

@@ -1,9 +1,9 @@
-"""Control tokens (``<|im_end|>``) come from the chat template alone; text that spells one is tokenised as text.
+"""Control tokens (``<|im_end|>``) come from the chat template only; text that spells one is tokenised as text.
 
-A conversation is rendered twice: as it is, and *hidden*, with every character of its texts that occurs in a control
-token's spelling moved to a plane of Unicode that holds no characters. Both renderings have the same length, so a
-control token that stands in the hidden one was written by the template, whatever the texts spell and however the
-template joins them.
+A conversation is rendered twice: unchanged, and *hidden*, with every character of its texts that occurs in a control
+token's spelling replaced by a character in an unassigned plane of Unicode. Both renderings have the same length, so a
+control token in the hidden rendering was written by the template, regardless of the texts and of how the template joins
+them.
 """
 
 import contextlib
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_HIDDEN, _WRITTEN = 0x40000, 0x50000  # planes without characters: of hidden text, of what the template wrote
+_HIDDEN, _WRITTEN = 0x40000, 0x50000  # unassigned planes: for hidden text, and for the template's control tokens
 _UNASSIGNED = re.compile("[\U00040000-\U0005ffff]")
 NO_TEXT = re.compile("[\ud800-\udfff\U00040000-\U0005ffff]")
-"""What no renderer takes: those planes, and halves of surrogate pairs."""
-_ROLES = {"system", "user", "assistant", "tool", "developer"}  # a template may write <|user|> for a user's message
+"""Characters that no renderer accepts: the unassigned planes, and halves of surrogate pairs."""
+_ROLES = {"system", "user", "assistant", "tool", "developer"}  # a template may write the role in <|user|>
 
 
 class ControlTokens:
-    """The special tokens of a tokenizer, and other added ones (``marks``) that a template marks turns with."""
+    """The special tokens of a tokenizer, and other added tokens (``marks``) with which a template marks turns."""
 
     def __init__(self, tokenizer: Any, template: str, marks: Collection[str] = ()) -> None:
         special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -42,14 +42,14 @@ class ControlTokens:
         letters = {letter for spelling in spellings for letter in spelling if not letter.isspace()}
         self._hidden = {ord(letter): _HIDDEN + ord(letter) for letter in letters}
         self._shown = {hidden: letter for letter, hidden in self._hidden.items()}
-        # What the template compares texts and keys with: names and quoted strings.
+        # Names and quoted strings of the template, which it compares texts and keys with.
         self._names = _ROLES | {name for name in _names(template) if not self._spelled.search(name)}
         self._pieces = _any_of(spellings | self._names)
         self._warned = False
 
     def render(self, template: Callable[..., str], *values: Any) -> str:
-        """Return the hidden rendering of texts: ``template``, called with ``values`` (messages, tools), whose texts are
-        hidden. Raises ``DataError`` where that gives another text than the values themselves, and they spell a control
+        """Return the hidden rendering: ``template`` called with ``values`` (messages, tools) whose texts are hidden.
+        Raises ``DataError`` if that rendering shows another text than the plain one and a text spells a control
         token."""
         plain = template(*values)
         for but_names in (False, True):
@@ -60,17 +60,19 @@ class ControlTokens:
                     return hidden
         if spelled := self._spelled.search(json.dumps(values, ensure_ascii=False, default=str)):
             raise DataError(
-                f"a text spells the control token {spelled[0]}, and the chat template doesn't write its texts as they "
-                "are, so that the two can't be told apart; take it out of the text"
+                f"a text spells the control token {spelled[0]}, and the chat template changes its texts, so that the "
+                "text can't be distinguished from the token; remove it from the text"
             )
         return plain
 
     def hide(self, value: Any, but_names: bool = False) -> Any:
-        """A copy with hidden characters in all texts, but for those that are names; with ``but_names`` also but for
-        names inside of texts. Raises ``DataError`` for characters of an unassigned plane."""
+        """Return a copy with hidden characters in all texts, except texts that are names of the template; with
+        ``but_names`` also except names within texts. Raises ``DataError`` for characters of an unassigned plane."""
         if isinstance(value, str):
-            if found := _UNASSIGNED.search(value):
-                raise DataError(f"a text holds U+{ord(found[0]):X}, which is not a character of Unicode; take it out")
+            if invalid := _UNASSIGNED.search(value):
+                raise DataError(
+                    f"a text contains U+{ord(invalid[0]):X}, which is not a character of Unicode; remove it"
+                )
             pieces = self._pieces.split(value) if but_names else [value]
             return "".join(piece if piece in self._names else piece.translate(self._hidden) for piece in pieces)
         if isinstance(value, Mapping):
@@ -78,17 +80,17 @@ class ControlTokens:
         return [self.hide(part, but_names) for part in value] if isinstance(value, list | tuple) else value
 
     def show(self, hidden: str) -> str:
-        """Return a rendering as it is, of the same length."""
+        """Return the plain rendering of a hidden one, of the same length."""
         return hidden.translate(self._shown)
 
     def alike(self, hidden: str, other: str) -> bool:
-        """Return whether two renderings differ in white space only, and the template wrote the same control tokens."""
-        words, other_words = ("".join(self.show(one).split()) for one in (hidden, other))
+        """Return whether two renderings differ only in white space, and have the same control tokens."""
+        words, other_words = ("".join(self.show(rendering).split()) for rendering in (hidden, other))
         return words == other_words and self._spelled.findall(hidden) == self._spelled.findall(other)
 
     def encode(self, hidden: str) -> list[int]:
-        """Return the tokens of a hidden rendering. Raises ``DataError`` where the tokenizer can't write a control
-        token's spelling as text."""
+        """Return the tokens of a hidden rendering. Raises ``DataError`` if the tokenizer can't encode a control token's
+        spelling as text."""
         text, written = self.show(hidden), self._spelled.findall(hidden)
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if self._count(tokens) <= len(written):
@@ -98,10 +100,10 @@ class ControlTokens:
             log.warning("a text spells a control token, %s, and is tokenised as text", ", ".join(sorted(spelled)))
             self._warned = True
         plain, marks, ids = self._plain
-        marked = self.show(self._spelled.sub(lambda found: marks[found[0]], hidden))
+        marked = self.show(self._spelled.sub(lambda match: marks[match[0]], hidden))
         tokens = [ids.get(token, token) for token in plain.encode(marked, add_special_tokens=False).ids]
         if self._count(tokens) != len(written):
-            raise DataError("a text spells a control token, which this tokenizer can't write as text; take it out")
+            raise DataError("a text spells a control token, which this tokenizer can't encode as text; remove it")
         return tokens
 
     def _count(self, tokens: list[int]) -> int:
@@ -110,25 +112,25 @@ class ControlTokens:
 
     @cached_property
     def _plain(self) -> "tuple[Tokenizer, dict[str, str], dict[int, int]]":
-        """The tokenizer, which knows control tokens by one unassigned character each; those characters; and what its
-        ids are in the original."""
+        """Return a tokenizer whose control tokens are spelled as one unassigned character each, these characters by
+        spelling, and the original ids of its ids."""
         from tokenizers import Tokenizer
 
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
-            raise DataError("a text spells a control token, which only a fast tokenizer can write as text; take it out")
+            raise DataError("a text spells a control token, which only a fast tokenizer can encode as text; remove it")
         state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
         marks = {spelling: chr(_WRITTEN + number) for number, spelling in enumerate(sorted(self._ids))}
         added = {token["content"]: marks.get(token["content"], token["content"]) for token in state["added_tokens"]}
         for token in state["added_tokens"]:
             token["content"] = added[token["content"]]
         plain = Tokenizer.from_str(json.dumps(state))
-        ids = {plain.token_to_id(own): backend.token_to_id(name) for name, own in added.items()}
-        return plain, marks, {own: name for own, name in ids.items() if own is not None and name is not None}
+        ids = {plain.token_to_id(mark): backend.token_to_id(spelling) for spelling, mark in added.items()}
+        return plain, marks, {new: old for new, old in ids.items() if new is not None and old is not None}
 
 
 def _any_of(texts: Collection[str]) -> re.Pattern[str]:
-    """Return a group that matches any of the texts, the longest one that stands there."""
+    """Return a pattern with one group that matches any of the texts, the longest first."""
     return re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")" if texts else "(?!)")
 
 

@@ -1,4 +1,4 @@
-"""How long a conversation is, found before it is rendered: what is far too long must not hold up everything else."""
+"""A lower bound of a conversation's length before it is rendered: rendering one that is far too long takes too long."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -8,28 +8,29 @@ from whet.chat.thinking import CLOSE
 from whet.core.content import text_of
 from whet.core.types import Message
 
-_QUICK, _DENSEST = 8, 64  # characters of a token: below, rendering is quick; above, no text is so dense
-_PIECE = 8192  # characters that are counted at once
-_CUT = 2  # tokens that cutting a text may add
+_QUICK = 8  # characters per token of the limit up to which rendering is quick
+_DENSEST = 64  # most characters per token in any text
+_PIECE = 8192  # characters that are tokenised at once
+_CUT = 2  # most tokens that cutting a text adds
 
 
 def longer_than(
     limit: int, messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None, count: Callable[[str], int]
 ) -> bool:
-    """Return whether a conversation surely has more than ``limit`` tokens; what takes no time to render isn't counted.
-    ``count`` gives the tokens of a text, and is asked for no more than about ``limit`` of them."""
+    """Return whether a conversation certainly has more than ``limit`` tokens; False if it is quick to render. ``count``
+    returns the number of tokens in a text; it is called for about ``limit`` tokens at most."""
     characters = sum(len(text) for text in _texts(messages, tools))
     if characters <= _QUICK * limit and len(messages) <= limit:
         return False
     if characters > _DENSEST * limit:
         return True
-    found = len(messages)  # each has a mark at least
-    for text in _surely_written(messages, tools):
+    tokens = len(messages)  # the template writes at least a mark for each
+    for text in _written_texts(messages, tools):
         for start in range(0, len(text), _PIECE):
-            found += max(0, count(text[start : start + _PIECE]) - _CUT)
-            if found > limit:
+            tokens += max(0, count(text[start : start + _PIECE]) - _CUT)
+            if tokens > limit:
                 return True
-    return found > limit
+    return tokens > limit
 
 
 def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
@@ -39,8 +40,8 @@ def _texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) 
     yield from _calls(messages, tools)
 
 
-def _surely_written(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
-    """The texts without what templates leave out: the thoughts of earlier replies, and white space around a text."""
+def _written_texts(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+    """Yield the texts that every template writes: no thoughts of earlier replies, no white space around a text."""
     for message in messages:
         content = text_of(message["content"])
         yield (content.rpartition(CLOSE)[2] if message["role"] == "assistant" else content).strip()

@@ -1,10 +1,9 @@
 """Messages to tokens and back, by a model's chat template.
 
-A conversation is rendered once, by appending: ``render_prompt`` gives the first tokens, the model samples a reply, and
-``render_next`` gives only what comes after it. Tokens that were seen or sampled are never rendered again, because a
-template may write earlier turns differently when later ones exist (dropped thinking, moved system prompts).
-Texts are rendered hidden (``control_tokens.py``), so that none of them can write a control token.
-Knows no model and no environment.
+A conversation is rendered once, by appending: ``render_prompt`` returns the first tokens, the model samples a reply,
+and ``render_next`` returns only the tokens after it. Sampled and earlier tokens are never rendered again, because a
+template may write earlier turns differently if later ones exist (dropped thinking, moved system prompts). Texts are
+rendered hidden (``control_tokens.py``), so that none of them can write a control token.
 """
 
 import contextlib
@@ -30,14 +29,14 @@ PLAIN = (
     "{% if add_generation_prompt %}### assistant\n{% endif %}"
 )
 _SET_HERE = {"messages", "tools", "add_generation_prompt"}
-_EVERYWHERE = ("system", "user", "assistant")  # roles that every template knows
-# Stand for a question and a reply in conversations that are rendered only to see what surrounds them.
+_EVERYWHERE = ("system", "user", "assistant")  # roles that every template supports
 _OPENED = f"{OPEN}\n"
+# A question and a reply in conversations that are rendered only to find the template's texts around them.
 _QUESTION, _REPLY = "whetaskswhet", "whetreplywhet"
 
 
 class Renderer:
-    """Renders for one tokenizer and chat template."""
+    """Renders and parses messages for one tokenizer and chat template."""
 
     def __init__(
         self,
@@ -47,10 +46,11 @@ class Renderer:
         tools_as_text: bool = False,
     ) -> None:
         """``chat_template``: None for the tokenizer's own, ``"plain"`` for a simple built-in one, or Jinja text.
-        ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``. ``tools_as_text``:
-        the template sees tools, calls and results as plain text (``tools_as_text.py``).
+        ``arguments`` are passed to the template, e.g. ``{"enable_thinking": False}``. With ``tools_as_text``, the
+        template gets tools, calls and results as plain text (``tools_as_text.py``).
 
-        Raises ``ConfigError`` for no template, one that doesn't read an argument or can't be rendered by appending.
+        Raises ``ConfigError`` without a template, for an argument that the template doesn't read, and for a template
+        that can't be rendered by appending.
         """
         self.tokenizer = tokenizer
         self.template = PLAIN if chat_template == "plain" else chat_template or tokenizer.chat_template
@@ -71,31 +71,32 @@ class Renderer:
         closing = self._control.encode(self._closing)
         special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
         self.end_of_turn: int | None = closing[0] if closing and closing[0] in special else None
-        self.closing = tuple(closing) if self.end_of_turn is None else (self.end_of_turn,)  # what a reply ends with
+        self.closing = tuple(closing) if self.end_of_turn is None else (self.end_of_turn,)  # the last tokens of a reply
         eos = tokenizer.eos_token_id
         stops = [token for token in (self.end_of_turn, eos) if token is not None]
         self.stop_token_ids: tuple[int, ...] = tuple(dict.fromkeys(stops))
-        own = tokenizer.response_template if chat_template is None and not tools_as_text else None
-        self.replies = ResponseTemplate(own, self._question()) if own else self._reply_format()
+        template = tokenizer.response_template if chat_template is None and not tools_as_text else None
+        self.replies = ResponseTemplate(template, self._question()) if template else self._reply_format()
 
     def render_prompt(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """Tokens up to where the assistant's reply begins."""
+        """Return the tokens up to the beginning of the assistant's reply."""
         return self._control.encode(self._render(messages, generate=True, tools=tools))
 
     def render_reply(
         self, messages: Sequence[Message], reply: Message, tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
-        """What a model has to sample after ``render_prompt(messages)`` to give ``reply``, with the end of its turn."""
+        """Return the tokens that a model samples after ``render_prompt(messages)`` for ``reply``, with the end of its
+        turn."""
         show = self._control.show
         prompt = show(self._render(messages, generate=True, tools=tools))
         whole = self._render([*messages, reply], tools=tools)
         if show(whole).startswith(prompt) and show(whole).endswith(self._closing):
             text = whole[len(prompt) : len(whole) - len(self._closing)]
-        else:  # the prompt opens what the template leaves out of finished replies, such as a <think> tag
-            said = with_thought(self._written([reply], None)[0][0])
-            if said.get("tool_calls"):
-                raise DataError("the chat template opens replies in a way that leaves no place for tool calls")
-            content, hide = text_of(said["content"]), self._control.hide
+        else:  # the prompt ends with a text that the template omits from finished replies, such as a <think> tag
+            shown = with_thought(self._written([reply], None)[0][0])
+            if shown.get("tool_calls"):
+                raise DataError("the chat template begins replies in a way that doesn't allow tool calls")
+            content, hide = text_of(shown["content"]), self._control.hide
             if opens_thought(self._question()):
                 thought, content = content.split(CLOSE, 1) if CLOSE in content else ("\n", f"\n\n{content}")
                 text = f"{hide(thought.removeprefix(_OPENED))}{CLOSE}{hide(content)}"
@@ -106,16 +107,16 @@ class Renderer:
         return [*self._control.encode(text), self.end_of_turn]
 
     def encode_text(self, text: str) -> list[int]:
-        """The tokens of a text, none of them a control token."""
+        """Return the tokens of a text, none of them a control token."""
         return self._control.encode(self._control.hide(text))
 
     def render_whole(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
-        """A finished conversation, as plain ``apply_chat_template`` gives it: what a reward model reads."""
+        """Return the tokens of a finished conversation, as ``apply_chat_template`` renders it, for a reward model."""
         return self._control.encode(self._render(messages, tools=tools))
 
     def render_next(self, history: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """The tokens to append to ``history``, which ends in a sampled reply: the end of the assistant's turn, if the
-        reply lacks it, the new messages, and the beginning of the next reply."""
+        """Return the tokens to append to ``history``, which ends with a sampled reply: the end of the assistant's turn,
+        if the reply lacks it, the new messages, and the beginning of the next reply."""
         before, after = self._around([{"role": "user", "content": "x"}], messages, generate=True)
         head = self._control.encode(before + _REPLY)
         whole = self._control.encode(before + _REPLY + after)
@@ -125,14 +126,15 @@ class Renderer:
         return tokens
 
     def longer_than(self, limit: int, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> bool:
-        """Whether a conversation surely has more than ``limit`` tokens, found in a time that doesn't grow with it."""
+        """Return whether a conversation certainly has more than ``limit`` tokens, in a time that doesn't grow with
+        it."""
         return longer_than(
             limit, messages, tools, lambda text: len(self.tokenizer.encode(text, add_special_tokens=False))
         )
 
     def left_out(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None = None) -> str | None:
-        """What the template doesn't write although it is there: the tools, a reply's tool calls, a message of a role
-        other than system, user and assistant. None where nothing is lost."""
+        """Return the part of a conversation that the template omits: the tools, the tool calls of a reply, or a message
+        of a role other than system, user and assistant. None if it omits nothing."""
         messages, tools = self._written(in_text(messages), tools)
         if not tools and all(message["role"] in _EVERYWHERE and not message.get("tool_calls") for message in messages):
             return None
@@ -149,66 +151,66 @@ class Renderer:
                 what = f"a message of the role {message['role']!r}"
             else:
                 continue
-            with contextlib.suppress(DataError):  # it can't even be rendered otherwise
+            with contextlib.suppress(DataError):  # the changed conversation can't be rendered, so the part is needed
                 if self._apply(without, tools) == whole:
                     return what
         return None
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of the tokens, special ones included."""
+        """Return the text of the tokens, including special tokens."""
         return self.tokenizer.decode(list(tokens), skip_special_tokens=False)
 
     def parse_reply(self, tokens: Sequence[int], tools: list[dict[str, Any]] | None = None) -> Message:
-        """The assistant's message in sampled tokens, without the token that ended it. What a model has written that is
-        not a character of Unicode is read as U+FFFD."""
+        """Return the assistant's message of sampled tokens, without the end of its turn. Code points that are not
+        characters of Unicode are replaced by U+FFFD."""
         end = len(tokens)
         while end and tokens[end - 1] in self.stop_token_ids:
             end -= 1
         return self.replies.parse(NO_TEXT.sub("\ufffd", self.decode(tokens[:end])), tools)
 
     def check_tools(self) -> None:
-        """Raise ``ConfigError`` unless the model is shown tools, and its calls of them can be read."""
-        if self._unread is not None:
+        """Raise ``ConfigError`` unless the template writes tools, and calls in a format that whet can parse."""
+        if self._tool_problem is not None:
             advice = "set tools_as_text: true, or give a chat_template that writes them"
-            raise ConfigError(f"the chat template {self._unread}; {advice}")
+            raise ConfigError(f"the chat template {self._tool_problem}; {advice}")
 
     @cached_property
-    def _unread(self) -> str | None:
-        """What is wrong with how the template writes tools and calls."""
+    def _tool_problem(self) -> str | None:
+        """The reason why the template can't be used with tools; None if it can."""
         if self.left_out([{"role": "user", "content": _QUESTION}], [SAMPLE_TOOL]):
             return "leaves out the tools"
-        unread = "writes calls of tools in no form that whet reads"
+        unsupported = "writes tool calls in a format that whet can't read"
         if isinstance(self.replies, ReplyFormat):
-            return unread if self.replies.calls is None else None
+            return unsupported if self.replies.calls is None else None
         try:
             written = self._as_sampled(SAMPLES[:1])
         except DataError:
-            return unread
+            return unsupported
         calls = self.replies.parse(written).get("tool_calls", [])
-        return None if [call["function"] for call in calls] == [SAMPLES[0]["function"]] else unread
+        return None if [call["function"] for call in calls] == [SAMPLES[0]["function"]] else unsupported
 
     def _question(self) -> str:
-        """A question as the template writes it, up to where the reply begins."""
+        """Return a rendered question, up to the beginning of the reply."""
         return self._apply([{"role": "user", "content": _QUESTION}], generate=True)
 
     def _reply_format(self) -> ReplyFormat:
         return ReplyFormat(self._call_format(), CLOSE in self.template, opens_thought(self._question()))
 
     def _call_format(self) -> CallFormat | None:
-        """How the template writes calls. None for a form in which one that is known isn't read back."""
+        """Return the template's format of calls; None for a format that can't be parsed."""
         try:
-            found = format_of(self._as_sampled(SAMPLES[:1]))
-        except DataError:  # a template that has no place for calls
+            format = format_of(self._as_sampled(SAMPLES[:1]))
+        except DataError:  # a template that doesn't support calls
             return None
-        with contextlib.suppress(DataError):  # it takes one call at once
+        with contextlib.suppress(DataError):  # a template that allows only one call in a reply
             both, closing = self._as_sampled(SAMPLES), self._closing.strip()
             several_turns = bool(closing) and closing in both
-            if found is not None and not several_turns and not reads_back(found, both):
+            if format is not None and not several_turns and not reads_back(format, both):
                 return None
-        return found
+        return format
 
     def _as_sampled(self, calls: list[ToolCall]) -> str:
-        """What the model samples to make calls, by the template."""
+        """Return the text that a model samples for the calls, by the template."""
         asked: Message = {"role": "user", "content": _QUESTION}
         written, _ = self._written([asked, {"role": "assistant", "content": "", "tool_calls": calls}], None)
         whole, question = self._apply(written), self._question()
@@ -221,7 +223,7 @@ class Renderer:
     def _written(
         self, messages: Sequence[Message], tools: list[dict[str, Any]] | None
     ) -> tuple[list[Message], list[dict[str, Any]] | None]:
-        """Messages and tools as the template takes them, contents in parts as they are."""
+        """Return the messages and tools for the template, with contents in parts unchanged."""
         if self.tools_as_text:
             messages, tools = as_text(messages, tools), None
         if "reasoning_content" not in self.template:
@@ -229,21 +231,27 @@ class Renderer:
         return list(messages), tools
 
     def _check(self) -> str:
-        """What the template writes after a reply. Raises ``ConfigError`` unless appending is sound."""
+        """Return the template's text after a reply. Raises ``ConfigError`` unless the template allows appending."""
         question: list[Message] = [{"role": "user", "content": "x"}]
         opening = self._render(question)
         before, closing = self._around(question, [])
         before_more, closing_more = self._around(question, [{"role": "user", "content": "y"}])
         if not before.startswith(opening) or not before_more.startswith(opening):
-            raise ConfigError("the chat template writes a question differently once it is answered; give another one")
+            raise ConfigError(
+                "the chat template writes a question differently once it was answered, so that nothing can be appended "
+                "to a conversation; set another chat_template"
+            )
         if not closing_more.startswith(closing):
-            raise ConfigError("the chat template ends a reply differently once the user goes on; give another one")
+            raise ConfigError(
+                "the chat template ends a reply differently before another message, so that nothing can be appended "
+                "to a conversation; set another chat_template"
+            )
         return closing
 
     def _around(
         self, messages: Sequence[Message], following: Sequence[Message], generate: bool = False
     ) -> tuple[str, str]:
-        """What the template writes before and after a reply that stands between the messages."""
+        """Return the hidden texts before and after a reply between the messages."""
         text = _REPLY
         while text in repr((in_text(messages), in_text(following))):
             text += _REPLY
@@ -255,19 +263,19 @@ class Renderer:
         return hidden[: len(before)], hidden[len(hidden) - len(after[0]) :]
 
     def _marks(self) -> set[str]:
-        """The added tokens by which the template marks turns: before a question, before its reply, and after that."""
+        """Return the added tokens with which the template marks turns: before a question, before and after a reply."""
         asked: Message = {"role": "user", "content": _QUESTION}
         reply: Message = {"role": "assistant", "content": _REPLY}
         added = [token.content for token in self.tokenizer.added_tokens_decoder.values()]
         first, _, rest = self._apply([asked, reply, asked]).partition(_QUESTION)
         opening, _, closing = rest.rpartition(_QUESTION)[0].partition(_REPLY)
-        found = re.compile("|".join(map(re.escape, added)) or "(?!)").findall
-        return {*found(first)[-1:], *found(opening)[:1], *found(closing)}
+        marks_in = re.compile("|".join(map(re.escape, added)) or "(?!)").findall
+        return {*marks_in(first)[-1:], *marks_in(opening)[:1], *marks_in(closing)}
 
     def _render(
         self, messages: Sequence[Message], generate: bool = False, tools: list[dict[str, Any]] | None = None
     ) -> str:
-        """The rendering, hidden (see ``control_tokens.py``)."""
+        """Return the hidden rendering (see ``control_tokens.py``)."""
 
         def apply(messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
             return self._apply(messages, tools, generate)

@@ -1,7 +1,7 @@
-"""A reply in its parts: the thought, the text, and the calls of tools.
+"""Parsing of replies into thought, text and tool calls.
 
-What looks like a call and can't be read as one stays in the text, and ``malformed_calls`` says why. No text, however
-odd, raises. Knows no tokens.
+A text that looks like a call but can't be parsed stays in the text, and ``malformed_calls`` gives the reason. Parsing
+never raises.
 """
 
 import re
@@ -15,42 +15,43 @@ from whet.chat.calls import checked_call, why
 from whet.chat.thinking import split_text
 from whet.core.types import Message
 
-_LONGEST, _BLANK = 400_000, re.compile(r"\s{1000}")  # seconds of somebody's regular expressions, at the worst
+# Limits of replies for a response_template, whose regular expressions may take seconds: characters, and white space.
+_LONGEST, _BLANK = 400_000, re.compile(r"\s{1000}")
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyFormat:
-    """How a model writes replies."""
+    """The format of a model's replies."""
 
     calls: CallFormat | None = None
-    thinks: bool = False  # between <think> and </think>
-    opened: bool = False  # the prompt has written the <think>
+    thinks: bool = False  # replies may have thoughts between <think> and </think>
+    opened: bool = False  # the prompt ends with <think>
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
-        """Return the message that a text spells. ``tools``, as far as they are known, say of which types arguments are
-        that a format writes without quotes. Never raises."""
-        thought, said = split_text(text, self.opened) if self.thinks else (None, text)
-        reply: Message = {"role": "assistant", "content": said}
+        """Return the message of a text. The schemas of ``tools`` determine the types of arguments that a format writes
+        without quotes. Never raises."""
+        thought, answer = split_text(text, self.opened) if self.thinks else (None, text)
+        reply: Message = {"role": "assistant", "content": answer}
         if thought is not None:
             reply["reasoning_content"] = thought
         if self.calls is None:
             return reply
-        found = self.calls.read(said, tools)
-        reply["content"] = found.said
-        if found.calls:
-            reply["tool_calls"] = found.calls
-        if found.wrong:
-            reply["malformed_calls"] = found.wrong
+        parts = self.calls.read(answer, tools)
+        reply["content"] = parts.text
+        if parts.calls:
+            reply["tool_calls"] = parts.calls
+        if parts.errors:
+            reply["malformed_calls"] = parts.errors
         return reply
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """How a model writes replies, as its tokenizer says (``response_template`` of transformers). Raises ``ConfigError``
-    for one that transformers doesn't take."""
+    """The format of a model's replies by its tokenizer's ``response_template`` (transformers). Raises ``ConfigError``
+    for a template that transformers rejects."""
 
     template: dict[str, Any]
-    prompt: str  # ends where a reply begins
+    prompt: str  # a rendered prompt, up to the reply
 
     def __post_init__(self) -> None:
         from transformers.utils.chat_parsing import parse_response
@@ -61,18 +62,18 @@ class ResponseTemplate:
             raise ConfigError(f"the tokenizer's response_template can't be used: {problem}") from None
 
     def parse(self, text: str, tools: Sequence[dict[str, Any]] | None = None) -> Message:
-        """Return the message that a text spells. Never raises."""
+        """Return the message of a text. Never raises."""
         from transformers.utils.chat_parsing import parse_response
 
         try:
             if len(text) > _LONGEST or _BLANK.search(text):
-                raise ValueError("it stands in a reply that is too long, or has too many blanks in a row, to be read")
-            found = parse_response(text, self.template, prefix=self.prompt)
-            calls = [checked_call(call, number) for number, call in enumerate(found.get("tool_calls") or [])][:MOST]
-        except Exception as problem:  # whatever a text does to somebody's regular expressions
+                raise ValueError("the reply is too long, or has too much white space in a row, to be parsed")
+            parts = parse_response(text, self.template, prefix=self.prompt)
+            calls = [checked_call(call, number) for number, call in enumerate(parts.get("tool_calls") or [])][:MOST]
+        except Exception as problem:  # the model's text may break the template's regular expressions in many ways
             return {"role": "assistant", "content": text, "malformed_calls": [why(problem)]}
-        reply: Message = {"role": "assistant", "content": str(found.get("content", ""))}
-        if thought := found.get("thinking") or found.get("reasoning_content"):
+        reply: Message = {"role": "assistant", "content": str(parts.get("content", ""))}
+        if thought := parts.get("thinking") or parts.get("reasoning_content"):
             reply["reasoning_content"] = str(thought)
         if calls:
             reply["tool_calls"] = calls

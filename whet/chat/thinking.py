@@ -1,4 +1,4 @@
-"""Thoughts in text: what stands between ``<think>`` and ``</think>`` at the beginning of a reply."""
+"""Thoughts: the text between ``<think>`` and ``</think>`` at the beginning of a reply."""
 
 from whet.core.content import text_of
 from whet.core.types import Message
@@ -17,8 +17,8 @@ def opens_thought(prompt: str) -> bool:
 
 
 def split_text(text: str, opened: bool = False) -> tuple[str | None, str]:
-    """Return the thought at the beginning of a reply, if there is one, and the rest. ``opened``: the prompt has written
-    the ``<think>``. A thought without an end is the whole text.
+    """Return the thought at the beginning of a reply, or None, and the rest. ``opened``: the prompt ends with
+    ``<think>``. A thought without an end is the whole text.
 
     >>> split_text("<think>\\nEasy.\\n</think>\\n\\n4")
     ('Easy.', '4')
@@ -33,8 +33,8 @@ def split_text(text: str, opened: bool = False) -> tuple[str | None, str]:
 
 
 def split_thinking(message: Message) -> Message:
-    """Return the message with the thought at the beginning of its text moved to ``reasoning_content``, unless the
-    renderer has done so."""
+    """Return the message with the thought at the beginning of its text moved to ``reasoning_content``, unless it has
+    that field already."""
     thought, answer = split_text(text_of(message["content"]))
     if "reasoning_content" in message or thought is None:
         return message

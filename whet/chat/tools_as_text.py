@@ -1,4 +1,4 @@
-"""Tools, calls and results as plain text, in the form of Hermes, for chat templates that don't write them."""
+"""Tools, calls and results as plain text in the format of Hermes, for chat templates that don't support them."""
 
 import json
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ _AFTER = (
 
 
 def as_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]] | None) -> list[Message]:
-    """Return the conversation in system, user and assistant messages alone: the tools stand in the system message,
-    calls at the end of a reply, and results that follow one another in one message of the user."""
+    """Return the conversation with system, user and assistant messages only: the tools are in the system message, calls
+    at the end of a reply, and consecutive results in one user message."""
     written: list[Message] = []
     for message, before in zip(messages, [None, *messages], strict=False):
         content = message["content"]
         if calls := message.get("tool_calls"):
-            said, texts = text_of(content), [_call(call.get("function", call)) for call in calls]
-            content = "\n".join([said, *texts] if said else texts)
+            answer, texts = text_of(content), [_call(call.get("function", call)) for call in calls]
+            content = "\n".join([answer, *texts] if answer else texts)
         if message["role"] != "tool":
             thought = {"reasoning_content": message["reasoning_content"]} if "reasoning_content" in message else {}
             written.append(Message(role=message["role"], content=content, **thought))  # type: ignore[typeddict-item]

@@ -1,7 +1,7 @@
-"""A server of the Model Context Protocol as a source of tools: a process that is spoken to over its stdin and stdout.
+"""A server of the Model Context Protocol as a source of tools: a process with messages over its stdin and stdout.
 
-It is started with the first episode, serves all of them, and is started again where it has ended. A server that ends,
-hangs or writes what is not the protocol is a lost connection, and never the model's fault.
+The process starts with the first episode, serves all episodes, and is restarted after it has ended. A server that ends,
+hangs or breaks the protocol is a lost connection, an infrastructure failure.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.client._transport import TransportStreams
 
-_LONGEST = 16 * 2**20  # bytes of one message
+_LONGEST = 16 * 2**20  # most bytes of one message
 
 
 class MCPServer(ToolSource):
@@ -31,9 +31,9 @@ class MCPServer(ToolSource):
 
     command: tuple[str, ...] = Field(min_length=1)
     environment: dict[str, str] = Field(default={})
-    """Variables besides those of this process."""
+    """Environment variables in addition to this process's."""
     answers_in_s: float = Field(default=30.0, gt=0)
-    """Longest time until it has started, or says that it is still there."""
+    """Longest time in seconds to start, and to answer a check after a call's time-out."""
 
     def open(self) -> "MCPConnection":
         require("tools", "data.tools of type mcp", "mcp")
@@ -41,15 +41,15 @@ class MCPServer(ToolSource):
 
 
 class MCPConnection(ToolServer):
-    """One server process after another."""
+    """The connection to the server, whose process is restarted after it has ended."""
 
     def __init__(self, settings: MCPServer) -> None:
         self.settings, self._lock, self._ended = settings, asyncio.Lock(), asyncio.Event()
-        self._serving: asyncio.Task[None] | None = None  # enters and leaves the client, which one task has to do
+        self._serving: asyncio.Task[None] | None = None  # opens and closes the client, which the same task must do
         self._tools: asyncio.Future[list[Tool]]
 
     async def tools(self) -> Sequence[Tool]:
-        """Raises ``ConnectionError`` where the server doesn't start."""
+        """Return the server's tools. Raises ``ConnectionError`` if it doesn't start."""
         async with self._lock:
             if self._serving is None or self._serving.done() or self._ended.is_set():
                 await self.close()
@@ -69,11 +69,11 @@ class MCPConnection(ToolServer):
         try:
             async with asyncio.timeout(self.settings.answers_in_s) as start, Client(self._process(ended)) as client:
                 page = await client.list_tools()
-                found = [*page.tools]
+                listed = [*page.tools]
                 while page.next_cursor:
                     page = await client.list_tools(cursor=page.next_cursor)
-                    found += page.tools
-                tools.set_result([self._tool(client, one.name, one.description, one.input_schema) for one in found])
+                    listed += page.tools
+                tools.set_result([self._tool(client, t.name, t.description, t.input_schema) for t in listed])
                 start.reschedule(None)
                 await ended.wait()
         except BaseException as error:
@@ -86,10 +86,9 @@ class MCPConnection(ToolServer):
                 raise
 
     def _tool(self, client: "Client", name: str, description: str | None, parameters: dict[str, Any]) -> Tool:
-        own = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
-        return Tool(
-            own, description or own, parameters, partial(self._call, client, name), alive=partial(self._alive, client)
-        )
+        valid = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64]
+        run, alive = partial(self._call, client, name), partial(self._alive, client)
+        return Tool(valid, description or valid, parameters, run, alive=alive)
 
     async def _call(self, client: "Client", name: str, arguments: dict[str, Any], limit: int) -> str:
         from mcp import MCPError
@@ -117,7 +116,7 @@ class MCPConnection(ToolServer):
 
     @contextlib.asynccontextmanager
     async def _process(self, ended: asyncio.Event) -> AsyncIterator["TransportStreams"]:
-        """Start the server. Its messages are of bounded length, and lines that are none are left out."""
+        """Run the server. Its messages have a limited length, and lines that are not messages are ignored."""
         import anyio
         from mcp.shared.message import SessionMessage
         from mcp.types import jsonrpc_message_adapter
@@ -152,7 +151,7 @@ class MCPConnection(ToolServer):
                 async for message in sent:
                     text = message.message.model_dump_json(by_alias=True, exclude_unset=True)
                     stdin.write(f"{text}\n".encode())
-                    with contextlib.suppress(ConnectionError):  # it has ended, as receive finds
+                    with contextlib.suppress(ConnectionError):  # the process has ended, which receive() notices
                         await stdin.drain()
 
         try:

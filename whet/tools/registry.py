@@ -1,4 +1,4 @@
-"""The built-in sources of tools: the name in a recipe, and the class it stands for."""
+"""The built-in sources of tools: their names in a recipe, and their classes."""
 
 TOOL_SOURCES = {
     "functions": "whet.tools.source:Functions",

@@ -1,5 +1,4 @@
-"""Where tools come from that a recipe names. A source is a setting; opened, it is a server, which several episodes
-share."""
+"""Sources of tools. A source is a config in a recipe; ``open`` returns its server, which all episodes share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,14 +12,14 @@ from whet.tools.tool import Tool, tools_of
 
 
 class ToolServer(ABC):
-    """The live side of a source."""
+    """An opened source, with its processes."""
 
     @abstractmethod
     async def tools(self) -> Sequence[Tool]:
-        """Return its tools, after starting the processes that they need, or restarting dead ones."""
+        """Return the tools, after starting their processes, or restarting dead ones."""
 
     async def close(self) -> None:
-        """Release what is held. By default nothing."""
+        """End the processes. By default nothing."""
         return
 
 
@@ -29,14 +28,14 @@ class ToolSource(Config, ABC):
 
     @abstractmethod
     def open(self) -> ToolServer:
-        """Build the server."""
+        """Return a new server."""
 
 
 class Functions(ToolSource):
     """A typed Python function, or a list of functions, by its dotted path."""
 
     path: str = Field(min_length=1)
-    """As in ``my_tools:lookup``."""
+    """The path of the function or list, as in ``my_tools:lookup``."""
 
     def open(self) -> "FunctionServer":
         try:

@@ -1,7 +1,7 @@
-"""What a model can call: a typed Python function, or the public methods of an object that keeps an episode's state.
+"""Tools: typed Python functions, or the public methods of an object that keeps an episode's state.
 
-The JSON schema of the arguments comes from the signature and the docstring, and arguments are checked by it before the
-function runs. Knows no model and no conversation.
+The JSON schema of the arguments is derived from the signature and the docstring. Arguments are validated before the
+function runs.
 """
 
 import inspect
@@ -21,43 +21,43 @@ from whet.base.errors import ConfigError
 from whet.base.extras import extra
 from whet.processes.threads import run_in_thread
 
-_NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # as the OpenAI API has it
+_NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # the rule of the OpenAI API
 _JSON = json.JSONEncoder(ensure_ascii=False, default=partial(to_jsonable_python, fallback=str))
 
 
 class ToolError(Exception):
-    """The model did something wrong. The message is what it is told."""
+    """An error of the model. The message is shown to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function as a model sees it, and how it is run."""
+    """A function with its description for the model."""
 
     name: str
     description: str
     parameters: dict[str, Any]  # JSON schema of the arguments, an object
-    # Takes the arguments and the most characters of a result. Raises ToolError where the arguments are wrong.
+    # Called with the arguments and the most characters of a result. Raises ToolError for wrong arguments.
     run: Callable[[dict[str, Any], int], Awaitable[str]]
-    ordered: bool = False  # keeps state: the calls of one reply run one after the other
-    alive: Callable[[], Awaitable[None]] | None = None  # asked after a time-out; raises where the call is not to blame
+    ordered: bool = False  # the tool keeps state, so the calls of one reply run one after the other
+    alive: Callable[[], Awaitable[None]] | None = None  # called after a time-out; raises if the tool's server is dead
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
-            raise ConfigError(f"a tool is called {self.name!r}; use 1 to 64 letters, digits, _ and -")
+            raise ConfigError(f"the name of the tool {self.name!r} must be 1 to 64 letters, digits, _ and -; rename it")
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The form in which chat templates and the OpenAI API take it."""
+        """Return the tool in the form of chat templates and the OpenAI API."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
-    """Make a tool of a function, sync or async. Its docstring tells the model what it does and, below ``Args:``, what
-    its arguments are. A sync function runs on a thread of its own. What it returns is shown as the text that it is, as
-    JSON, or as what an iterator of texts gives, of which no more is read than is shown.
+    """Return the tool of a function, sync or async. Its docstring describes it to the model and, below ``Args:``, its
+    arguments. A sync function runs on a separate thread. The result is shown as text if it is one, else as JSON; an
+    iterator of texts is read until the limit of characters.
 
-    Raises ``ConfigError`` for a function without a docstring, or with a parameter that has no type or no name.
+    Raises ``ConfigError`` for a function without a docstring, or with a parameter without a type or a name.
     """
     bound = inspect.ismethod(function)
     interface = _interface(function.__func__ if bound else function, bound)  # type: ignore[attr-defined]
@@ -71,10 +71,10 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
                 result = call()
                 return result if inspect.isawaitable(result) else bounded(result, limit)
 
-            said = await run_in_thread(work, name)
-            if isinstance(said, str):
-                return said
-            result = await said  # a plain function that returns a coroutine
+            output = await run_in_thread(work, name)
+            if isinstance(output, str):
+                return output
+            result = await output  # a plain function that returns a coroutine
         else:
             result = await call()
         return await run_in_thread(lambda: bounded(result, limit), name)
@@ -83,7 +83,7 @@ def tool(function: Callable[..., Any], ordered: bool = False) -> Tool:
 
 
 def bounded(result: Any, limit: int) -> str:
-    """Return a result as text of at most ``limit`` characters, and a mark where there is more.
+    """Return a result as a text of at most ``limit`` characters, with a mark at the end if it was cut.
 
     >>> bounded(iter(["ab", "cd"]), 3)
     'abc\\n[the rest is left out]'
@@ -101,12 +101,12 @@ def bounded(result: Any, limit: int) -> str:
 
 
 def tools_of(source: object) -> list[Tool]:
-    """The tools that something stands for: a ``Tool``, a function, a list of such, or an object, whose public methods
-    are tools that share its state."""
+    """Return the tools of a ``Tool``, a function, a list of these, or an object, whose public methods are tools that
+    share its state."""
     if isinstance(source, Tool):
         return [source]
     if isinstance(source, Iterable):
-        return [found for part in source for found in tools_of(part)]
+        return [tool for part in source for tool in tools_of(part)]
     if inspect.isroutine(source):
         return [tool(source)]
     names = dict.fromkeys(name for kind in reversed(type(source).__mro__) for name in vars(kind))
@@ -115,7 +115,7 @@ def tools_of(source: object) -> list[Tool]:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Titles repeat the names, and cost the model tokens."""
+    """Leaves out the titles of fields, which repeat their names and cost tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -123,19 +123,21 @@ class _Untitled(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class _Interface:
+    """The description of a function, and the validator of its arguments."""
+
     name: str
     description: str
     parameters: dict[str, Any]
     adapter: TypeAdapter[Any]
 
     def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as the function's types have them. Raises ``ToolError`` naming all that are wrong."""
+        """Return the arguments in the types of the function. Raises ``ToolError`` naming all wrong arguments."""
         try:
             checked: dict[str, Any] = self.adapter.validate_python(ArgsKwargs((), dict(arguments)))
             return checked
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
-            wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in found)
+            details = error.errors(include_url=False, include_input=False)
+            wrong = "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details)
             raise ToolError(f"wrong arguments for {self.name}: {wrong}") from None
 
 
@@ -147,26 +149,29 @@ def _interface(function: Callable[..., Any], bound: bool) -> _Interface:
     name, doc = function.__name__, parse(inspect.getdoc(function) or "")
     description = (doc.description or "").strip()
     parameters = list(inspect.signature(function).parameters.values())[int(bound) :]
-    for one in parameters:
-        if one.annotation is one.empty or one.kind not in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-            raise ConfigError(f"the tool {name} has the parameter {one}; give it a type, and no * and no /")
+    for parameter in parameters:
+        kinds = (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if parameter.annotation is parameter.empty or parameter.kind not in kinds:
+            raise ConfigError(
+                f"the tool {name} has the parameter {parameter}; give it a type, and remove * and / from the signature"
+            )
     if not description:
-        raise ConfigError(f"the tool {name} has no docstring: say in it what it does, for the model to read")
+        raise ConfigError(f"the tool {name} has no docstring: describe in it what the tool does, for the model")
 
     def arguments(**checked: Any) -> dict[str, Any]:
         return checked
 
-    # pydantic reads the function's signature here, and calls this instead of it.
+    # pydantic validates by this copy of the function's signature, and calls this instead of the function.
     arguments.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    arguments.__annotations__ = {one.name: one.annotation for one in parameters}
+    arguments.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     arguments.__module__ = function.__module__
     checks: Any = arguments
     try:
         adapter = TypeAdapter[Any](checks)
         schema = adapter.json_schema(schema_generator=_Untitled)
     except (PydanticUserError, PydanticUndefinedAnnotation) as error:
-        raise ConfigError(f"the tool {name} has a type that JSON can't hold: {error.message}") from None
-    for about in doc.params:
-        if about.arg_name in schema["properties"] and about.description:
-            schema["properties"][about.arg_name].setdefault("description", about.description)
+        raise ConfigError(f"the tool {name} has a type without a form in JSON: {error.message}") from None
+    for entry in doc.params:
+        if entry.arg_name in schema["properties"] and entry.description:
+            schema["properties"][entry.arg_name].setdefault("description", entry.description)
     return _Interface(name, description, schema, adapter)
