@@ -18,6 +18,7 @@ from whet.cli.main import app, main
 from whet.config import load
 from whet.config.explain import explain
 from whet.config.issues import RecipeError
+from whet.prep.config import PrepConfig
 from whet.run.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
@@ -172,6 +173,10 @@ def test_recipes_are_valid(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     snippets += [f"algorithm:\n  type: grpo\n{textwrap.indent(textwrap.dedent(text), '  ')}" for text in indented]
     for number, text in enumerate(snippets):
         file = tmp_path / f"{number}.yaml"
+        if text.startswith(("model:", "sources:")) and "\nsources:" in f"\n{text}":
+            file.write_text(text)
+            load(PrepConfig, file)
+            continue
         file.write_text(text if "extends" in YAML(typ="safe").load(text) else f"extends: quickstart\n{text}")
         load(Recipe, file)
 

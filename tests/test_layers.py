@@ -22,7 +22,7 @@ FLOORS = [
     {"rollouts", "endpoint", "learner", "weights", "checkpoint"},
     {"distillation"},
     {"algorithms"},
-    {"run"},
+    {"run", "prep"},
     {"diagnose", "show"},
     {"api"},
     {"cli", "recipes", "__main__", "__init__"},

@@ -130,13 +130,13 @@ def test_a_published_set_is_read_in_its_columns(name: str) -> None:
     whole = [BETTER, WORSE] if "chosen" in row.model_dump() or name == "helpsteer3" else [BETTER]
     assert [answer.messages for answer in row.answers] == whole
     group = rows.group(row, Renderer(tiny_tokenizer()))
-    assert rows._unusable(group) is None
+    assert rows.unusable(group) is None
     assert [episode.reward for episode in group.episodes] == ([1.0, 0.0] if len(whole) == 2 else [0.0])
 
 
 def test_ties_are_left_out() -> None:
     rows = named("helpsteer3")
     row = rows.kind.of("hub:1", {**PUBLISHED["helpsteer3"], "overall_preference": 0})
-    assert rows._unusable(rows.group(row, Renderer(tiny_tokenizer()))) == "no answer is preferred"
+    assert rows.unusable(rows.group(row, Renderer(tiny_tokenizer()))) == "no answer is preferred"
     with pytest.raises(DataError, match="overall_preference"):
         rows.kind.of("hub:1", {**PUBLISHED["helpsteer3"], "overall_preference": 4})

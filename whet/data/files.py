@@ -14,7 +14,7 @@ from typing import Any
 from whet.base.errors import DataError
 from whet.base.extras import extra
 from whet.base.strict_json import STRICT, TABLES
-from whet.data.jsonl import Placed, read_jsonl
+from whet.data.jsonl import Placed, iterate_jsonl
 from whet.data.values import without_nulls
 
 TEXT_TABLES = (".csv", ".tsv")
@@ -34,8 +34,18 @@ def read_file(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
 
     Raises ``DataError`` for a file that can't be read or holds no rows, and, with its place, for a row that is damaged.
     """
-    files = _files(Path(path).expanduser())
-    return [row for file in files for row in _read(file, nan_is_null)]
+    return list(iterate_file(path, nan_is_null))
+
+
+def iterate_file(path: str | Path, nan_is_null: bool = False) -> Iterator[Placed]:
+    """Yield the rows of ``read_file`` one by one. Only JSON arrays are read as a whole."""
+    for file in data_files(path):
+        empty = True
+        for row in _rows(file, nan_is_null):
+            empty = False
+            yield row
+        if empty:
+            raise DataError(f"{file} holds no rows")
 
 
 def is_text_table(path: str | Path) -> bool:
@@ -43,7 +53,9 @@ def is_text_table(path: str | Path) -> bool:
     return _format(Path(path)) in TEXT_TABLES
 
 
-def _files(path: Path) -> list[Path]:
+def data_files(path: str | Path) -> list[Path]:
+    """Return the files that a path, a folder or a pattern names. Raises ``DataError`` if it is not clear which."""
+    path = Path(path).expanduser()
     if any(sign in path.name for sign in "*?[") and not path.exists():
         if not (matches := sorted(file for file in path.parent.glob(path.name) if file.is_file())):
             raise DataError(f"no file matches {path}")
@@ -74,7 +86,7 @@ def _format(path: Path) -> str:
     return Path(name).suffix
 
 
-def _read(path: Path, nan_is_null: bool) -> list[Placed]:
+def _rows(path: Path, nan_is_null: bool) -> Iterator[Placed]:
     suffix = _format(path)
     if not path.exists():
         raise DataError(f"can't read {path}: No such file or directory")
@@ -82,18 +94,15 @@ def _read(path: Path, nan_is_null: bool) -> list[Placed]:
         raise DataError(f"can't read {path}: it is a device or a pipe, and a data file is needed")
     try:
         if suffix in TEXT_TABLES:
-            rows = list(_csv_rows(path, "\t" if suffix == ".tsv" else ","))
+            yield from _csv_rows(path, "\t" if suffix == ".tsv" else ",")
         elif suffix in (".parquet", ".arrow", ".feather"):
-            rows = list(_columnar_rows(path, suffix))
+            yield from _columnar_rows(path, suffix)
         elif suffix == ".json" and (array := _json_array(path, nan_is_null)) is not None:
-            rows = array
+            yield from array
         else:
-            return read_jsonl(path, nan_is_null)
+            yield from iterate_jsonl(path, nan_is_null)
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
-    if not rows:
-        raise DataError(f"{path} holds no rows")
-    return rows
 
 
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:

@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,15 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
     Raises ``DataError`` for a file that can't be read or holds no row, and, naming the line, for one that is not a JSON
     object, has a key twice or a number that is not finite.
     """
+    rows = list(iterate_jsonl(path, nan_is_null))
+    if not rows:
+        raise DataError(f"{path} holds no rows")
+    return rows
+
+
+def iterate_jsonl(path: str | Path, nan_is_null: bool = False) -> Iterator[Placed]:
+    """Yield the rows of ``read_jsonl`` one by one."""
     path = Path(path)
-    rows = []
     try:
         if path.exists() and not path.is_file():
             kind = "a folder" if path.is_dir() else "a device or a pipe"
@@ -30,12 +38,9 @@ def read_jsonl(path: str | Path, nan_is_null: bool = False) -> list[Placed]:
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
-                    rows.append((f"{path}:{number}", _parse(line, f"{path}:{number}", nan_is_null)))
+                    yield f"{path}:{number}", _parse(line, f"{path}:{number}", nan_is_null)
     except OSError as problem:
         raise DataError(f"can't read {path}: {problem.strerror or problem}") from None
-    if not rows:
-        raise DataError(f"{path} holds no rows")
-    return rows
 
 
 def _parse(line: bytes, where: str, nan_is_null: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from whet.core.types import Message
-from whet.data.row_kinds import Answer, Asked, Example, as_messages
+from whet.data.row_kinds import Answer, Asked, Example, Pair, as_messages
 from whet.data.rows import PreferenceRows, SupervisedRows
 
 ALPACA = SupervisedRows(path="hf:tatsu-lab/alpaca:train")
@@ -31,7 +31,7 @@ ULTRAFEEDBACK = PreferenceRows(
 )
 
 
-class HelpSteer3Pair(Example):
+class HelpSteer3Pair(Pair):
     """Two responses to a conversation, and which is better: -3 to -1 for the first, 1 to 3 for the second, 0 for a
     tie, which is left out."""
 

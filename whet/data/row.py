@@ -2,13 +2,13 @@
 ``DataError`` with its file, line and field. Knows no tokenizer and no environment."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, ValidationError
 
 from whet.base.errors import DataError
-from whet.data.files import is_text_table, read_file
+from whet.data.files import is_text_table, iterate_file
 from whet.data.values import without_nulls
 from whet.fetch.dataset import fetch_rows
 from whet.fetch.download import fetch_file
@@ -90,6 +90,14 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
 
     Raises ``DataError`` for what can't be read, and for the first row that is wrong.
     """
+    return [kind.of(*placed) for placed in placed_rows(path, columns, nan_is_null)]
+
+
+def placed_rows(
+    path: str, columns: Mapping[str, str] | None = None, nan_is_null: bool = False
+) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yield the rows of ``read_rows`` one by one as the arguments of ``Row.of``: place, values, and whether they are
+    all texts."""
     columns = columns or {}
 
     def renamed(values: dict[str, Any]) -> dict[str, Any]:
@@ -100,9 +108,12 @@ def read_rows(path: str, kind: type[R], columns: Mapping[str, str] | None = None
     if path.startswith(("https://", "http://")):
         path = str(fetch_file(path))
     if path.startswith("hf:"):
-        return [kind.of(where, renamed(without_nulls(values))) for where, values in fetch_rows(path)]
+        for where, values in fetch_rows(path):
+            yield where, renamed(without_nulls(values)), False
+        return
     as_texts = is_text_table(path)
-    return [kind.of(where, renamed(values), as_texts) for where, values in read_file(path, nan_is_null)]
+    for where, values in iterate_file(path, nan_is_null):
+        yield where, renamed(values), as_texts
 
 
 def missing(name: str, fields: Collection[str]) -> str:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, ClassVar, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -85,6 +85,9 @@ class Example(Row, ABC):
     def _from_published_form(cls, values: Any) -> Any:
         return conversation(values) if isinstance(values, dict) else values
 
+    fields: ClassVar[tuple[str, ...]] = ("messages",)
+    """The fields of ``output``, without the optional ``tools``."""
+
     @property
     @abstractmethod
     def answers(self) -> list[Answer]:
@@ -94,6 +97,10 @@ class Example(Row, ABC):
     def question(self) -> list[Message]:
         """The messages that are replied to."""
         return self.answers[0].messages[:-1]
+
+    def output(self) -> dict[str, Any]:
+        """Return the row as JSON values in the fields that are read here, whatever form it was published in."""
+        return {"messages": self.answers[0].messages} | ({"tools": self.tools} if self.tools else {})
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -130,7 +137,12 @@ class Conversation(Example):
 class Scored(Conversation):
     """A conversation and the ``score`` of its last reply."""
 
+    fields = ("messages", "score")
+
     score: float
+
+    def output(self) -> dict[str, Any]:
+        return {**super().output(), "score": self.score}
 
     @property
     def answers(self) -> list[Answer]:
@@ -140,14 +152,31 @@ class Scored(Conversation):
 class Labelled(Conversation):
     """A conversation and a ``label``: whether its last reply is good."""
 
+    fields = ("messages", "label")
+
     label: bool
+
+    def output(self) -> dict[str, Any]:
+        return {**super().output(), "label": self.label}
 
     @property
     def answers(self) -> list[Answer]:
         return [replace(answer, reward=float(self.label)) for answer in super().answers]
 
 
-class Preference(Example):
+class Pair(Example):
+    """Two answers to one question, the better one first."""
+
+    fields = ("prompt", "chosen", "rejected")
+
+    def output(self) -> dict[str, Any]:
+        asked = self.question
+        chosen, rejected = (answer.messages[len(asked) :] for answer in self.answers)
+        pair = {"prompt": asked, "chosen": chosen, "rejected": rejected}
+        return pair | ({"tools": self.tools} if self.tools else {})
+
+
+class Preference(Pair):
     """``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` of both. Without one, it is
     what both begin with."""
 

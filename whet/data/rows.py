@@ -76,7 +76,7 @@ class Rows(Data):
             group = self.group(row, renderer)
             if judging:
                 group = judged(group, renderer)
-            reason = self._unusable(group)
+            reason = self.unusable(group)
             if reason is None:
                 return group
             log.log(
@@ -99,7 +99,8 @@ class Rows(Data):
         rows = read_rows(self.path, self.kind, self.columns)
         return rows, None if self.test_path is None else read_rows(self.test_path, self.kind, self.columns)
 
-    def _unusable(self, group: Group) -> str | None:
+    def unusable(self, group: Group) -> str | None:
+        """Return the reason for which a row can't be trained on, if any."""
         tokens = [trajectory.tokens for trajectory in group.trajectories]
         if self.max_tokens is not None and max(map(len, tokens)) > self.max_tokens:
             return f"longer than {self.max_tokens} tokens"

@@ -1,13 +1,14 @@
 """Rows of data sets on the Hugging Face Hub."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from whet.base.errors import DataError
 from whet.base.extras import extra
 
 
-def fetch_rows(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the rows of ``hf:name:config:split`` or ``hf:name:split``, each with its origin; ``name@revision`` pins a
+def fetch_rows(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of ``hf:name:config:split`` or ``hf:name:split``, each with its origin; ``name@revision`` pins a
     commit, a branch or a tag. Raises ``DataError`` for a data set that can't be loaded."""
     parts = path.removeprefix("hf:").split(":")
     if len(parts) not in (2, 3) or not all(parts):
@@ -21,12 +22,13 @@ def fetch_rows(path: str) -> list[tuple[str, dict[str, Any]]]:
     name, _, revision = parts[0].partition("@")
     config = parts[1] if len(parts) == 3 else None
     try:
-        rows = [dict(row) for row in load_dataset(name, config, split=parts[-1], revision=revision or None)]
+        rows = load_dataset(name, config, split=parts[-1], revision=revision or None)
     except Exception as error:  # of many types: no network, an unknown data set, a broken cache
         raise DataError(
             f"the data set {path} can't be loaded from the Hugging Face Hub ({type(error).__name__}: {error}). "
             "Give a JSONL file instead: data.path=train.jsonl"
         ) from error
-    if not rows:
+    if not len(rows):
         raise DataError(f"{path} has no rows")
-    return [(f"{path.removeprefix('hf:')}:{number}", row) for number, row in enumerate(rows, start=1)]
+    for number, row in enumerate(rows, start=1):
+        yield f"{path.removeprefix('hf:')}:{number}", dict(row)

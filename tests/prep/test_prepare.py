@@ -1,0 +1,211 @@
+"""Sources of rows become shards with a manifest: every row is accounted for, and a kill loses nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forks import whet
+from tests.rows import write_rows
+from whet.base.errors import DataError
+from whet.config import RecipeError, load
+from whet.prep import prepare as module
+from whet.prep.config import PrepConfig
+from whet.prep.contamination import Contamination
+from whet.prep.duplicates import seen_before
+from whet.prep.manifest import FILE, Manifest
+from whet.prep.prepare import prepare
+
+Rows = list[dict[str, Any]]
+
+
+def texts(first: int, count: int) -> Rows:
+    return [
+        {"prompt": f"What comes after {i}?", "completion": f"After {i} comes {i + 1}."}
+        for i in range(first, first + count)
+    ]
+
+
+def config(folder: Path, sources: dict[str, Rows], **settings: Any) -> PrepConfig:
+    """Return the settings for sources that are written as files."""
+    kinds = {"chosen": "preference", "score": "scored"}
+    written = {}
+    for name, rows in sources.items():
+        path = write_rows(folder / f"{name}.jsonl", rows)
+        kind = next((kinds[field] for field in rows[0] if field in kinds), "supervised")
+        written[name] = {"rows": {"type": kind, "path": str(path)}} | settings.get(name, {})
+    given = {key: value for key, value in settings.items() if key not in sources}
+    recipe = folder / "blend.yaml"
+    recipe.write_text(json.dumps({"sources": written} | given))
+    return load(PrepConfig, recipe).value
+
+
+def read(folder: Path, split: str) -> Rows:
+    return [
+        json.loads(line) for file in sorted(folder.glob(f"{split}-*.jsonl")) for line in file.read_text().splitlines()
+    ]
+
+
+def test_every_row_is_in_one_split_or_dropped_for_a_reason(tmp_path: Path) -> None:
+    rows = [*texts(0, 60), *texts(0, 3), {"prompt": "no answer"}]
+    settings = config(tmp_path, {"a": rows, "b": texts(58, 40)}, validation=0.2, test=0.1, shard_rows=20)
+    manifest = prepare(settings, tmp_path / "out")
+    assert manifest.sources["a"].dropped == {"wrong": 1, "duplicate": 3}
+    assert manifest.sources["b"].dropped == {"duplicate": 2}
+    assert "a.jsonl:64: field 'completion' is missing" in manifest.sources["a"].examples["wrong"]
+    splits = {split: read(tmp_path / "out", split) for split in ("train", "validation", "test")}
+    assert sum(map(len, splits.values())) == 98 == sum(manifest.rows(split) for split in splits)
+    asked = {split: {row["messages"][0]["content"] for row in rows} for split, rows in splits.items()}
+    assert not asked["train"] & asked["validation"] | asked["train"] & asked["test"]
+    assert 8 <= len(splits["validation"]) <= 32
+    assert {row["source"] for row in splits["train"]} == {"a", "b"}
+    files = manifest.splits["train"]
+    assert list(files)[:2] == ["train-00000.jsonl", "train-00001.jsonl"]
+    assert files["train-00000.jsonl"]["rows"] == 20
+    assert not (tmp_path / "out" / ".stage").exists()
+
+
+def test_what_is_up_to_date_is_not_written_again(tmp_path: Path) -> None:
+    settings, out = config(tmp_path, {"a": texts(0, 9)}), tmp_path / "out"
+    first = prepare(settings, out)
+    written = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert prepare(settings, out) == first
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == written
+    with pytest.raises(DataError, match="holds data of other settings or other files; replace it with --force"):
+        prepare(config(tmp_path, {"a": texts(0, 8)}), out)
+    assert prepare(config(tmp_path, {"a": texts(0, 8)}), out, force=True).sources["a"].read == 8
+    (out / "train-00000.jsonl").write_text("{}\n")
+    with pytest.raises(DataError, match=r"train-00000.jsonl was changed: its SHA-256"):
+        prepare(config(tmp_path, {"a": texts(0, 8)}), out)
+    (out / "train-00000.jsonl").unlink()
+    with pytest.raises(DataError, match=r"train-00000.jsonl is missing"):
+        prepare(config(tmp_path, {"a": texts(0, 8)}), out)
+    (out / FILE).write_text("{")
+    with pytest.raises(DataError, match=r"manifest.json is damaged"):
+        prepare(settings, out)
+
+
+def test_a_folder_of_other_files_is_not_touched(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("dear")
+    with pytest.raises(DataError, match=r"is not empty and has no manifest\.json"):
+        prepare(config(tmp_path, {"a": texts(0, 9)}), out)
+    prepare(config(tmp_path, {"a": texts(0, 9)}), out, force=True)
+    assert (out / "thesis.tex").read_text() == "dear"
+
+
+def test_a_killed_preparation_continues_with_the_source_that_was_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, out = config(tmp_path, {"a": texts(0, 9), "b": texts(20, 9)}), tmp_path / "out"
+    whole = prepare(settings, tmp_path / "whole")
+    read_rows, reads = module.placed_rows, list[str]()
+
+    def killed(path: str, *rest: Any) -> Any:
+        reads.append(Path(path).stem)
+        if reads == ["a", "b"]:
+            raise KeyboardInterrupt
+        return read_rows(path, *rest)
+
+    monkeypatch.setattr(module, "placed_rows", killed)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(settings, out)
+    assert not (out / FILE).exists()
+    assert prepare(settings, out) == whole
+    assert reads == ["a", "b", "b"]
+    assert read(out, "train") == read(tmp_path / "whole", "train")
+
+
+def test_shares_copy_and_choose_rows_by_the_seed(tmp_path: Path) -> None:
+    sources = {"a": texts(0, 100), "b": texts(200, 100)}
+    settings = config(tmp_path, sources, a={"share": 0.25}, b={"share": 2.5}, validation=0.0)
+    manifest = prepare(settings, tmp_path / "out")
+    a, b = manifest.sources["a"], manifest.sources["b"]
+    assert a.kept + a.dropped["not in the share"] == 100
+    assert 15 <= a.kept <= 35
+    assert 135 <= b.copies <= 165
+    assert manifest.rows("train") == a.kept + b.kept + b.copies
+    other = prepare(settings.model_copy(update={"seed": 1}), tmp_path / "other")
+    assert read(tmp_path / "other", "train") != read(tmp_path / "out", "train")
+    assert other.sources["b"].read == 100
+
+
+def test_pairs_and_scores_keep_their_fields(tmp_path: Path) -> None:
+    pairs = [{"prompt": f"q{i}", "chosen": "good", "rejected": "bad"} for i in range(5)]
+    prepare(config(tmp_path, {"a": pairs}, validation=0.0), tmp_path / "pairs")
+    user, good = {"role": "user", "content": "q0"}, {"role": "assistant", "content": "good"}
+    bad = {"role": "assistant", "content": "bad"}
+    assert read(tmp_path / "pairs", "train")[0] == {
+        "prompt": [user],
+        "chosen": [good],
+        "rejected": [bad],
+        "source": "a",
+    }
+    prepare(config(tmp_path, {"a": [{**row, "score": 1.5} for row in texts(0, 3)]}, validation=0.0), tmp_path / "s")
+    assert read(tmp_path / "s", "train")[0]["score"] == 1.5
+    with pytest.raises(RecipeError, match=r"rows of several kinds, .*a: prompt, chosen, rejected; b: messages"):
+        config(tmp_path, {"a": pairs, "b": texts(0, 3)})
+
+
+def test_too_many_wrong_rows_stop_a_source(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"a": [*texts(0, 6), *({"prompt": "?"} for _ in range(4))]})
+    with pytest.raises(DataError, match=r"a: 4 of the first 10 rows are wrong, more than max_dropped = 0\.1 allows"):
+        prepare(settings, tmp_path / "out")
+    assert prepare(settings.model_copy(update={"max_dropped": 0.4}), tmp_path / "out").sources["a"].kept == 6
+
+
+def test_lengths_are_those_of_the_model(tiny_model: Path, tmp_path: Path) -> None:
+    rows = [*texts(0, 5), {"prompt": "long", "completion": "word " * 300}]
+    limits = {"rows": {"type": "supervised", "path": str(tmp_path / "a.jsonl"), "max_tokens": 200}}
+    settings = config(tmp_path, {"a": rows}, a=limits, model={"path": str(tiny_model)})
+    assert prepare(settings, tmp_path / "out").sources["a"].dropped == {"longer than 200 tokens": 1}
+    with pytest.raises(RecipeError, match=r"sources.a.rows.max_tokens needs a tokenizer: set model"):
+        config(tmp_path, {"a": rows}, a=limits)
+
+
+def test_evaluation_texts_are_dropped(tmp_path: Path) -> None:
+    words = " ".join(f"word{i}" for i in range(30))
+    held = write_rows(
+        tmp_path / "held.jsonl", [{"question": words, "answer": "12"}, {"question": "How many legs has a cat?"}]
+    )
+    rows = [
+        {"prompt": "Read: " + " ".join(words.split()[5:18]), "completion": "ok"},  # 13 words in a row
+        {"prompt": "Read: " + " ".join(words.split()[5:17]), "completion": "12"},
+        {"prompt": "how many legs HAS a cat", "completion": "four"},
+        {"prompt": "How many legs has a dog?", "completion": "four"},
+    ]
+    settings = config(tmp_path, {"a": rows}, decontamination={"against": [str(held)]}, validation=0.0)
+    assert prepare(settings, tmp_path / "out").sources["a"].dropped == {"text of an evaluation set": 2}
+    assert [row["messages"][1]["content"] for row in read(tmp_path / "out", "train")] == ["12", "four"]
+    assert not Contamination(13).found_in(words)
+
+
+def test_near_duplicates_are_dropped() -> None:
+    words = [f"w{i}" for i in range(60)]
+    text, near, far = " ".join(words), " ".join([*words[:59], "other"]), " ".join(reversed(words))
+    for how, expected in (("drop", [False, False, False]), ("drop_near", [False, True, False])):
+        seen = seen_before(how, 0.8)
+        assert [seen("q", each) for each in (text, near, far)] == expected
+        assert seen("other", text.upper() + " ")
+    questions = seen_before("drop_questions", 0.8)
+    assert [questions("q", text), questions("Q ", far), questions("r", text)] == [False, True, False]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    config(tmp_path, {"a": texts(0, 50)})
+    blend, out = str(tmp_path / "blend.yaml"), tmp_path / "out"
+    dry = whet("prep", blend, "--out", str(out), "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert not out.exists()
+    done = whet("prep", blend, "--out", str(out), "--sample", "40", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["sources"]["a"]["read"] == 40
+    assert (manifest := Manifest.read(out)) is not None
+    assert manifest.problems(out) == []
+    again = whet("prep", blend, "--out", str(out))
+    assert again.returncode == 1
+    assert "it holds data of other settings or other files; replace it with --force" in again.stderr
+    forced = whet("prep", blend, "--out", str(out), "--force")
+    assert f"train on it: whet train sft data.path='{out}/train-*.jsonl'" in forced.stdout

@@ -1,0 +1,76 @@
+"""``whet prep``: makes training data from sources of rows."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whet.cli.arguments import AsJson, Overrides, print_json
+
+if TYPE_CHECKING:
+    from whet.prep.manifest import Manifest
+
+
+def prep(
+    blend: Annotated[Path, typer.Argument(metavar="BLEND", help="A YAML file that lists the sources of rows.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("prepared"),
+    sample: Annotated[
+        int | None, typer.Option("--sample", min=1, help="Read only the first N rows of each source.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would be written, and write nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace data that is there.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check, deduplicate and split rows of several sources. For example: whet prep blend.yaml --out prepared"""
+    import sys
+    import tempfile
+
+    from whet.config import load
+    from whet.prep.config import PrepConfig
+    from whet.prep.prepare import prepare
+    from whet.show.heartbeat import Heartbeat
+
+    config = load(PrepConfig, blend, overrides or []).value
+    heartbeat = Heartbeat(f"{blend.stem}, into {out}", stream=sys.stderr if as_json else None)
+    with tempfile.TemporaryDirectory(prefix="whet-prep-") as scratch, heartbeat:
+        folder = Path(scratch) / "prepared" if dry_run else out
+        manifest = prepare(config, folder, sample=sample, force=force)
+    if as_json:
+        from dataclasses import asdict
+
+        print_json(asdict(manifest))
+        return
+    _print(manifest)
+    if not dry_run:
+        train, validation = f"data.path='{out}/train-*.jsonl'", f"data.test_path='{out}/validation-*.jsonl'"
+        test = validation if manifest.rows("validation") else "data.test_path=null"
+        recipe = "dpo" if "chosen" in _fields(config) else "sft"
+        print(f"train on it: whet train {recipe} {train} {test}")
+
+
+def _fields(config: "object") -> tuple[str, ...]:
+    from whet.prep.config import PrepConfig
+
+    assert isinstance(config, PrepConfig)
+    return next(iter(config.sources.values())).rows.kind.fields
+
+
+def _print(manifest: "Manifest") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from whet.base.escaping import escape_controls
+
+    table = Table("source", "read", "kept", "copies", "dropped")
+    for name, tally in manifest.sources.items():
+        dropped = ", ".join(f"{count} {reason}" for reason, count in tally.dropped.items())
+        counts = [f"{count:,}" for count in (tally.read, tally.kept, tally.copies)]
+        table.add_row(name, *counts, escape_controls(dropped) or "none")
+    console = Console()
+    console.print(table)
+    for name, tally in manifest.sources.items():
+        for reason, example in tally.examples.items():
+            print(escape_controls(f"{name}: the first row dropped as {reason!r}: {example[:300]}"))
+    for split, files in manifest.splits.items():
+        print(f"{split}: {manifest.rows(split):,} rows in {len(files)} file{'s' if len(files) > 1 else ''}")

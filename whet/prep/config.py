@@ -1,0 +1,77 @@
+"""The settings of a preparation: sources of rows, what is dropped, and the splits that are written."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+
+from whet.config import Component, Config
+from whet.data.registry import ROWS
+from whet.data.rows import Rows
+from whet.models.config import ModelConfig
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class Source(Config):
+    """Rows of one origin."""
+
+    rows: Annotated[Rows, Component(ROWS)]
+    """Type, path and columns, as in ``data`` of a recipe. Rows longer than its ``max_tokens`` are dropped."""
+    share: float = Field(1.0, gt=0, le=1000)
+    """Copies of each row in the output; a fraction is a random choice, the same for the same seed."""
+    limit: int | None = Field(None, gt=0)
+    """Read at most this many rows, the first of the source."""
+    licence: str = ""
+    """Recorded in the manifest."""
+
+
+class Decontamination(Config):
+    """Drops rows that share text with evaluation sets."""
+
+    against: tuple[str, ...] = ()
+    """Files of evaluation rows; all their texts count."""
+    ngram: int = Field(13, ge=3)
+    """Words in a row that two texts must share; shorter evaluation texts must be contained as a whole."""
+
+
+class PrepConfig(Config):
+    """A preparation: ``whet prep FILE`` reads it."""
+
+    description: str = ""
+    """One line about the result."""
+    seed: int = Field(0, ge=0)
+    """All random choices are derived from it."""
+    model: ModelConfig | None = None
+    """The model whose tokenizer and chat template rows must fit. None: rows are not rendered, and lengths not
+    checked."""
+    sources: dict[Name, Source] = Field(min_length=1)
+    """The origins of the rows by name; each row of the output has the name in its field ``source``."""
+    duplicates: Literal["drop", "drop_questions", "drop_near", "keep"] = "drop"
+    """``drop``: equal rows, up to case and spacing. ``drop_questions``: rows with equal questions. ``drop_near``: rows
+    whose sets of five-word sequences overlap by more than ``near`` (MinHash, needs ``whet[data]``)."""
+    near: float = Field(0.8, gt=0, lt=1)
+    """The Jaccard similarity above which ``drop_near`` drops a row."""
+    decontamination: Decontamination = Decontamination()
+    validation: float = Field(0.02, ge=0, lt=1)
+    """Share of the questions in the validation split, chosen by a hash of the question."""
+    test: float = Field(0.0, ge=0, lt=1)
+    """Share of the questions in the test split."""
+    shard_rows: int = Field(100_000, gt=0)
+    """Rows in one file of the output."""
+    max_dropped: float = Field(0.1, ge=0, le=1)
+    """Stop if more than this share of a source's rows is wrong or can't be rendered."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "PrepConfig":
+        if self.validation + self.test >= 1:
+            raise ValueError(f"validation = {self.validation} and test = {self.test} leave no row to train on")
+        fields = {name: source.rows.kind.fields for name, source in self.sources.items()}
+        if len(set(fields.values())) > 1:
+            listed = "; ".join(f"{name}: {', '.join(each)}" for name, each in fields.items())
+            raise ValueError(f"the sources have rows of several kinds, and one file holds one kind ({listed})")
+        for name, source in self.sources.items():
+            if type(source.rows).read is not Rows.read:
+                raise ValueError(f"sources.{name}.rows makes its rows and reads no file, so it can't be prepared")
+        if self.model is None and (limited := [name for name, s in self.sources.items() if s.rows.max_tokens]):
+            raise ValueError(f"sources.{limited[0]}.rows.max_tokens needs a tokenizer: set model")
+        return self

@@ -1,0 +1,58 @@
+"""Rows that share text with an evaluation set: a sequence of words in common, as in the decontamination of GPT-3
+(arXiv 2005.14165, appendix C)."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from whet.data.files import iterate_file
+
+_WORD = re.compile(r"\w+")
+
+
+class Contamination:
+    """The word sequences of evaluation sets."""
+
+    def __init__(self, ngram: int) -> None:
+        self._ngram = ngram
+        self._sequences: dict[int, set[tuple[str, ...]]] = {}  # length -> sequences
+
+    @classmethod
+    def of_files(cls, paths: Iterable[str], ngram: int) -> "Contamination":
+        """Read the texts of evaluation files. Raises ``DataError`` for a file that can't be read."""
+        contamination = cls(ngram)
+        for path in paths:
+            for _, row in iterate_file(path, nan_is_null=True):
+                for text in texts_of(row):
+                    contamination.add(text)
+        return contamination
+
+    def add(self, text: str) -> None:
+        """Add a text. One with fewer than three words, such as an answer, is ignored: it is in most rows."""
+        words = _words(text)
+        if len(words) < 3:
+            return
+        length = min(len(words), self._ngram)
+        self._sequences.setdefault(length, set()).update(_sequences(words, length))
+
+    def found_in(self, text: str) -> bool:
+        """Return whether the text has a word sequence in common with an evaluation text."""
+        words = _words(text)
+        return any(not known.isdisjoint(_sequences(words, length)) for length, known in self._sequences.items())
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from texts_of(part)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _sequences(words: list[str], length: int) -> Iterator[tuple[str, ...]]:
+    return (tuple(words[start : start + length]) for start in range(len(words) - length + 1))

@@ -1,0 +1,238 @@
+"""Rows of several sources become files to train on: checked, without duplicates and evaluation text, split, counted.
+
+Each source is read, checked and written to a stage of its own, which a later call reuses if neither its settings nor
+its files have changed; so a call after a kill continues with the first source that was not finished. Then the stages
+are merged into shards, and the manifest is written last.
+"""
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from whet.base.errors import DataError
+from whet.base.files import replacing, write_atomically
+from whet.base.progress import PROGRESS
+from whet.base.seeds import derive_seed
+from whet.data.files import data_files
+from whet.data.row import placed_rows
+from whet.prep.contamination import Contamination, texts_of
+from whet.prep.duplicates import normalized, seen_before
+from whet.prep.manifest import FILE, Manifest, SourceTally, sha256
+
+if TYPE_CHECKING:
+    from whet.chat.renderer import Renderer
+    from whet.prep.config import PrepConfig, Source
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("train", "validation", "test")
+_EARLY = 1000  # rows after which too many wrong ones stop a source
+_LARGEST = 1 << 63  # of derived seeds
+
+
+def prepare(config: "PrepConfig", folder: Path, *, sample: int | None = None, force: bool = False) -> Manifest:
+    """Write train, validation and test shards and their manifest into ``folder``. ``sample``: read only the first rows
+    of each source. Does nothing if the folder is up to date, unless ``force``.
+
+    Raises ``DataError`` for a source that can't be read or has too many wrong rows, and for a folder that holds other
+    files or other data, which only ``force`` replaces."""
+    files = {name: _inputs(source.rows.path) for name, source in config.sources.items()}
+    settings = config.model_dump(mode="json")
+    versions = {name: version(name) for name in ("whet", "transformers")}
+    against = [_inputs(path) for path in config.decontamination.against]
+    key = _digest(settings, versions, files, sample, against)
+    present = Manifest.read(folder)
+    if present is not None and not force:
+        if present.key == key and not (problems := present.problems(folder)):
+            return present
+        why = problems[0] if present.key == key else "it holds data of other settings or other files"
+        raise DataError(f"{folder}: {why}; replace it with --force, or choose another --out")
+    if present is None and folder.is_dir() and {path.name for path in folder.iterdir()} - {".stage"} and not force:
+        raise DataError(f"{folder} is not empty and has no {FILE}; choose another --out, or replace it with --force")
+    renderer = _renderer(config)
+    contamination = Contamination.of_files(config.decontamination.against, config.decontamination.ngram)
+    manifest, stages = Manifest(key, settings, versions), dict[str, Path]()
+    for name, source in config.sources.items():
+        PROGRESS.begin(f"reading {name}")
+        digest = _digest(settings, versions, files[name], sample, against)
+        stage = stages[name] = folder / ".stage" / f"{name}-{digest[:16]}"
+        if not (stage / "tally.json").is_file():
+            with replacing(stage) as staging:
+                staging.mkdir()
+                tally = _read(name, source, config, renderer, contamination, staging / "rows.jsonl", sample)
+                tally.files, tally.licence = files[name], source.licence
+                write_atomically(staging / "tally.json", json.dumps(asdict(tally)))
+        manifest.sources[name] = SourceTally(**json.loads((stage / "tally.json").read_text(encoding="utf-8")))
+        manifest.sources[name].files = files[name]
+    PROGRESS.begin("writing the splits")
+    (folder / FILE).unlink(missing_ok=True)  # a folder without a manifest is incomplete
+    for old in folder.glob("*-[0-9]*.jsonl"):
+        old.unlink()
+    _merge(config, stages, folder, manifest)
+    for name, tally in manifest.sources.items():
+        tally.check(name)
+    manifest.write(folder)
+    shutil.rmtree(folder / ".stage")
+    return manifest
+
+
+def _inputs(path: str) -> dict[str, str]:
+    """Return the files of a source with their hashes. Data sets of the Hub have their name in place of a hash."""
+    if path.startswith(("hf:", "http://", "https://")):
+        return {path: path}
+    return {str(file): sha256(file) for file in data_files(path) if _readable(file)}
+
+
+def _readable(path: Path) -> bool:
+    if not path.is_file():
+        raise DataError(f"can't read {path}: {'not a file' if path.exists() else 'No such file or directory'}")
+    return True
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _renderer(config: "PrepConfig") -> "Renderer | None":
+    if config.model is None:
+        return None
+    from whet.chat.renderer import Renderer
+    from whet.models.loading import load_tokenizer
+
+    return Renderer(load_tokenizer(config.model))
+
+
+def _read(
+    name: str,
+    source: "Source",
+    config: "PrepConfig",
+    renderer: "Renderer | None",
+    contamination: Contamination,
+    out: Path,
+    sample: int | None,
+) -> SourceTally:
+    """Check the rows of a source one by one and write the good ones."""
+    tally, rows = SourceTally(), source.rows
+    limit = min(source.limit or _LARGEST, sample or _LARGEST)
+    with out.open("w", encoding="utf-8") as file:
+        for where, values, as_texts in placed_rows(rows.path, rows.columns):
+            if tally.read == limit:
+                break
+            tally.read += 1
+            try:
+                row = rows.kind.of(where, values, as_texts)
+                reason = None if renderer is None else rows.unusable(rows.group(row, renderer))
+            except DataError as error:
+                tally.drop("wrong", str(error))
+                if tally.read >= _EARLY:
+                    _check_share(name, tally, config.max_dropped)
+                continue
+            output = row.output()
+            if len(row.answers) > len({answer.reward for answer in row.answers}):
+                reason = "no answer is preferred"
+            if reason is None and contamination.found_in("\n".join(texts_of(output))):
+                reason = "text of an evaluation set"
+            if reason is not None:
+                tally.drop(reason, where)
+                continue
+            tally.kept += 1
+            question = json.dumps(row.question, sort_keys=True, ensure_ascii=False)
+            line = {"question": normalized(question), "where": where, "row": {**output, "source": name}}
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    _check_share(name, tally, config.max_dropped)
+    return tally
+
+
+def _check_share(name: str, tally: SourceTally, most: float) -> None:
+    wrong = tally.dropped.get("wrong", 0)
+    if wrong > most * tally.read:
+        raise DataError(
+            f"{name}: {wrong} of the first {tally.read} rows are wrong, more than max_dropped = {most:g} allows; the "
+            f"first one is {tally.examples['wrong']}"
+        )
+
+
+def _merge(config: "PrepConfig", stages: dict[str, Path], folder: Path, manifest: Manifest) -> None:
+    """Write the rows of all stages into shards, without duplicates."""
+    seen = seen_before(config.duplicates, config.near)
+    with ExitStack() as stack:
+        writers = {split: _Shards(folder, split, config.shard_rows) for split in SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.close)
+        for name, stage in stages.items():
+            tally, share = manifest.sources[name], config.sources[name].share
+            for line in _lines(stage / "rows.jsonl"):
+                row, question = line["row"], line["question"]
+                text = json.dumps({key: value for key, value in row.items() if key != "source"}, ensure_ascii=False)
+                if seen(question, text):
+                    tally.kept -= 1
+                    tally.drop("duplicate", line["where"])
+                    continue
+                copies = _copies(share, config.seed, line["where"])
+                if not copies:
+                    tally.kept -= 1
+                    tally.drop("not in the share", line["where"])
+                    continue
+                tally.copies += copies - 1
+                for _ in range(copies):
+                    writers[_split(question, config)].write(row)
+        if not writers["train"].rows:
+            accounts = [f"{name}: {tally.dropped} of {tally.read}" for name, tally in manifest.sources.items()]
+            raise DataError(f"no row is left to train on; dropped: {'; '.join(accounts)}")
+    manifest.splits = {split: writer.files for split, writer in writers.items() if writer.files}
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def _copies(share: float, seed: int, where: str) -> int:
+    fraction = derive_seed(seed, "share", where) / _LARGEST
+    return int(share) + (fraction < share - int(share))
+
+
+def _split(question: str, config: "PrepConfig") -> str:
+    """Return the split of a question; equal questions are in the same one."""
+    position = derive_seed(config.seed, "split", question) / _LARGEST
+    if position < config.test:
+        return "test"
+    return "validation" if position < config.test + config.validation else "train"
+
+
+class _Shards:
+    """The files of one split, each published when it is full."""
+
+    def __init__(self, folder: Path, split: str, shard_rows: int) -> None:
+        self._folder, self._split, self._size = folder, split, shard_rows
+        self.files: dict[str, dict[str, Any]] = {}
+        self.rows = 0
+        self._stack: ExitStack | None = None
+        self._file: IO[str] | None = None
+
+    def write(self, row: dict[str, Any]) -> None:
+        if self._file is None:
+            self._name = f"{self._split}-{len(self.files):05d}.jsonl"
+            self._stack = ExitStack()
+            staging = self._stack.enter_context(replacing(self._folder / self._name))
+            self._file = self._stack.enter_context(staging.open("w", encoding="utf-8"))
+            self._in_file = 0
+        self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self.rows += 1
+        self._in_file += 1
+        if self._in_file == self._size:
+            self.close()
+
+    def close(self) -> None:
+        if self._stack is not None:
+            self._stack.close()
+            self._stack = self._file = None
+            self.files[self._name] = {"rows": self._in_file, "sha256": sha256(self._folder / self._name)}
